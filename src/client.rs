@@ -1,0 +1,285 @@
+//! The one place where a client is built, and where its errors are turned into words that hold no content.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Method, Request, Response};
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::{
+    Client, Config,
+    client::{Body, ConfigExt},
+    config::{KubeConfigOptions, Kubeconfig},
+    core::Status,
+};
+use tower::{BoxError, Layer, Service, ServiceBuilder};
+
+use crate::ops::metrics::Metrics;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(
+        "the kubeconfig cannot be used: {0}; check KUBECONFIG, or unset it to use ~/.kube/config or the pod's ServiceAccount"
+    )]
+    Kubeconfig(#[source] kube::config::KubeconfigError),
+    #[error(
+        "no cluster to talk to: set KUBECONFIG to a kubeconfig file, or run in a pod with a ServiceAccount ({0})"
+    )]
+    Nowhere(#[source] kube::config::InClusterError),
+    #[error(
+        "the kubeconfig asks for the proxy {0}, which Lockstep does not support: remove proxy-url or run it in the cluster"
+    )]
+    Proxy(http::Uri),
+    #[error("the client cannot be built: {0}; check the certificates and the credentials of the kubeconfig")]
+    Build(#[source] kube::Error),
+}
+
+/// Why a request failed, without anything that the API server quoted from an object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    #[error("not found")]
+    NotFound,
+    #[error("it exists already")]
+    AlreadyExists,
+    #[error("it has changed meanwhile")]
+    Conflict,
+    #[error("its namespace is terminating")]
+    Terminating,
+    #[error("invalid: {0}")]
+    Invalid(String),
+    #[error("forbidden: {0}")]
+    Forbidden(String),
+    #[error("the API server asks to wait {} s", .0.as_secs())]
+    Throttled(Duration),
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Finds a cluster as kubectl does: `KUBECONFIG`, then `~/.kube/config`, then the pod's ServiceAccount.
+///
+/// Unlike kube's own inference, a `KUBECONFIG` that cannot be used is an error, not a reason to look elsewhere.
+pub async fn config() -> Result<Config, Error> {
+    let named = std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
+    let there = named || Kubeconfig::read().is_ok();
+    if there {
+        Config::from_kubeconfig(&KubeConfigOptions::default()).await.map_err(Error::Kubeconfig)
+    } else {
+        Config::incluster().map_err(Error::Nowhere)
+    }
+}
+
+/// Builds the client: HTTP/1.1, no Nagle delay on new connections, keepalive, no hidden retries, calls counted.
+pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
+    if let Some(proxy) = config.proxy_url {
+        return Err(Error::Proxy(proxy));
+    }
+    config.headers.push((
+        http::header::USER_AGENT,
+        http::HeaderValue::from_static(concat!("lockstep/", env!("CARGO_PKG_VERSION"))),
+    ));
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(Duration::from_secs(30)));
+    connector.set_connect_timeout(Some(Duration::from_secs(10)));
+    let connector = config.rustls_https_connector_with_connector(connector).map_err(Error::Build)?;
+    let http: hyper_util::client::legacy::Client<_, Body> =
+        hyper_util::client::legacy::Builder::new(TokioExecutor::new())
+            .pool_idle_timeout(Duration::from_secs(60))
+            .build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer().map_err(Error::Build)?)
+        .layer(config.extra_headers_layer().map_err(Error::Build)?)
+        .layer(CountCalls(metrics.clone()))
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// Asks the API server who we are.
+pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
+    let review: SelfSubjectReview = kube::Api::all(client.clone())
+        .create(&kube::api::PostParams::default(), &SelfSubjectReview::default())
+        .await
+        .map_err(Failure::from)?;
+    Ok(review.status.and_then(|status| status.user_info?.username).unwrap_or_default())
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::from(*status),
+            // Its text would quote what could not be decoded.
+            kube::Error::SerdeError(error) => {
+                Self::Unavailable(format!("an answer could not be decoded ({:?} error)", error.classify()))
+            }
+            other => Self::Unavailable(chain(&other)),
+        }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let details = status.details.as_ref();
+        let cause =
+            |reason: &str| details.is_some_and(|d| d.causes.iter().any(|cause| cause.reason == reason));
+        let retry_after = details.map_or(0, |details| details.retry_after_seconds);
+        if status.is_already_exists() {
+            Self::AlreadyExists
+        } else if cause("NamespaceTerminating") {
+            Self::Terminating
+        } else if status.code == 429 || retry_after > 0 {
+            Self::Throttled(Duration::from_secs(retry_after.max(1).into()))
+        } else {
+            match status.code {
+                404 => Self::NotFound,
+                409 => Self::Conflict,
+                400 | 413 | 422 => Self::Invalid(without_content(&status)),
+                401 | 403 => Self::Forbidden(without_content(&status)),
+                code => Self::Unavailable(format!("the API server answered {code} {}", status.reason)),
+            }
+        }
+    }
+}
+
+/// What a refusal says, without what it may quote: the fields that are wrong, or who denied it.
+fn without_content(status: &Status) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let fields: Vec<String> = causes
+        .filter(|cause| !cause.field.is_empty())
+        .map(|cause| format!("{}: {}", cause.field, cause.reason))
+        .collect();
+    if !fields.is_empty() {
+        return fields.join(", ");
+    }
+    for end in ["denied the request", "denied request"] {
+        if let Some(at) = status.message.find(end) {
+            return status.message[..at + end.len()].to_owned();
+        }
+    }
+    match status.code {
+        // Written by the API server itself, of names only: RBAC and quota.
+        401 | 403 => status.message.clone(),
+        _ => status.reason.clone(),
+    }
+}
+
+/// An error with its causes: the outermost alone says little more than "error trying to connect".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// Counts API calls by verb and code.
+#[derive(Clone)]
+struct CountCalls(Metrics);
+
+#[derive(Clone)]
+struct Counted<S> {
+    inner: S,
+    metrics: Metrics,
+}
+
+impl<S> Layer<S> for CountCalls {
+    type Service = Counted<S>;
+
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted { inner, metrics: self.0.clone() }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Counted<S>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    R: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let verb = verb(&request);
+        let metrics = self.metrics.clone();
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            metrics.api_call(verb, answer.as_ref().ok().map(Response::status));
+            answer
+        })
+    }
+}
+
+fn verb<B>(request: &Request<B>) -> &'static str {
+    let query = request.uri().query().unwrap_or_default();
+    match *request.method() {
+        Method::POST => "create",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        Method::GET if query.contains("watch=true") => "watch",
+        Method::GET if query.contains("limit=") => "list",
+        _ => "get",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(value: serde_json::Value) -> Failure {
+        serde_json::from_value::<Status>(value).unwrap().into()
+    }
+
+    #[test]
+    fn failures_are_told_apart() {
+        use serde_json::json;
+        for (value, expected) in [
+            (json!({"code": 404, "reason": "NotFound"}), Failure::NotFound),
+            (json!({"code": 409, "reason": "AlreadyExists"}), Failure::AlreadyExists),
+            (json!({"code": 409, "reason": "Conflict"}), Failure::Conflict),
+            (
+                json!({"code": 403, "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
+                Failure::Terminating,
+            ),
+            (
+                json!({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 7}}),
+                Failure::Throttled(Duration::from_secs(7)),
+            ),
+        ] {
+            assert_eq!(status(value.clone()), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_never_quotes_values() {
+        use serde_json::json;
+        for value in [
+            json!({"code": 422, "reason": "Invalid", "message": "ConfigMap \"x\" is invalid: data[a]: Invalid value: \"hush\"",
+                   "details": {"causes": [{"reason": "FieldValueInvalid", "message": "Invalid value: \"hush\"", "field": "data[a]"}]}}),
+            json!({"code": 403, "reason": "Forbidden", "message": "admission webhook \"w\" denied the request: saw hush"}),
+            json!({"code": 422, "reason": "Invalid", "message": "something about hush"}),
+        ] {
+            let text = status(value).to_string();
+            assert!(!text.contains("hush"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Settings as they are given, and the checks that make them valid.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use clap::{Args, ValueEnum};
+use k8s_openapi::jiff::{Span, SpanRelativeTo};
+
+use crate::{
+    keys::Keys,
+    mirror,
+    object::Kind,
+    ops::log,
+    policy::{
+        names,
+        pattern::{Pattern, Patterns},
+    },
+    world::state::Limits,
+};
+
+/// `lockstep run`: every flag is also an environment variable, `LOCKSTEP_…`.
+#[derive(Debug, Clone, Args)]
+pub struct Run {
+    /// Prefix of all labels and annotations; instances with different domains live side by side
+    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = "workshop.io", value_parser = domain)]
+    pub domain: String,
+
+    /// Appended to a source's name to make its companion's
+    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = "-synced", allow_hyphen_values = true, value_parser = suffix)]
+    pub suffix: String,
+
+    /// What is mirrored; Secrets need the RBAC of deploy/components/secrets
+    #[arg(long, env = "LOCKSTEP_KINDS", default_value = "configmaps", value_delimiter = ',')]
+    pub kinds: Vec<KindName>,
+
+    /// Sources planned at a time
+    #[arg(long, env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub workers: u16,
+
+    /// Requests to the API server at a time
+    #[arg(long, env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub writes: u16,
+
+    /// How often every source is looked at, changed or not
+    #[arg(long, env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
+    pub resync: Duration,
+
+    /// Lockstep's own namespace, which holds neither sources nor targets [default: the pod's, else lockstep-system]
+    #[arg(long, env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
+    pub namespace: Option<String>,
+
+    /// Namespaces (names or prefixes) that are targets only where their accept-from allows; kube-* always is one
+    #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_delimiter = ',', value_parser = pattern)]
+    pub exclude_namespaces: Vec<Pattern>,
+
+    /// How long companions stay when more than half of them would go at once; 0s turns this off
+    #[arg(long, env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
+    pub delete_grace: Duration,
+
+    /// Where /metrics, /healthz and /readyz are served
+    #[arg(long, env = "LOCKSTEP_OPS_BIND", default_value = "0.0.0.0:8080")]
+    pub ops_bind: SocketAddr,
+
+    /// [default: text on a terminal, else json]
+    #[arg(long, env = "LOCKSTEP_LOG_FORMAT")]
+    pub log_format: Option<log::Format>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KindName {
+    Configmaps,
+    Secrets,
+}
+
+impl Run {
+    #[must_use]
+    pub fn mirror(&self) -> mirror::Settings {
+        let mut kinds: Vec<Kind> = self.kinds.iter().map(|kind| Kind::from(*kind)).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        mirror::Settings {
+            keys: Arc::new(Keys::new(&self.domain, &self.suffix)),
+            limits: Limits {
+                own_namespace: self.namespace.clone().unwrap_or_else(own_namespace),
+                excluded: Patterns(self.exclude_namespaces.clone()),
+            },
+            kinds,
+            workers: self.workers.into(),
+            writes: self.writes.into(),
+            resync: self.resync,
+            delete_grace: self.delete_grace,
+        }
+    }
+}
+
+impl From<KindName> for Kind {
+    fn from(name: KindName) -> Self {
+        match name {
+            KindName::Configmaps => Self::ConfigMap,
+            KindName::Secrets => Self::Secret,
+        }
+    }
+}
+
+/// The pod's namespace, if we are in a pod.
+fn own_namespace() -> String {
+    std::fs::read_to_string("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+        .ok()
+        .map(|text| text.trim().to_owned())
+        .filter(|text| !text.is_empty())
+        .unwrap_or_else(|| "lockstep-system".to_owned())
+}
+
+fn domain(text: &str) -> Result<String, String> {
+    // `lockstep.<domain>` must fit into a field manager's 128 characters.
+    if names::is_subdomain(text) && text.len() <= 100 {
+        Ok(text.to_owned())
+    } else {
+        Err("a DNS name of at most 100 characters is needed, such as `workshop.io`".to_owned())
+    }
+}
+
+fn suffix(text: &str) -> Result<String, String> {
+    let fits = (1..=63).contains(&text.len()) && names::is_subdomain(&format!("x{text}"));
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err("a name must be able to end with it, as with `-synced`".to_owned())
+    }
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    if names::is_label(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("that is not the name of a namespace".to_owned())
+    }
+}
+
+fn pattern(text: &str) -> Result<Pattern, String> {
+    text.trim().parse::<Pattern>().map_err(|error| error.to_string())
+}
+
+/// `90s`, `5m`, `1h30m`, `365d`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || "a duration is needed, such as `30s`, `5m` or `365d`".to_owned();
+    let span: Span = text.parse().map_err(|_| bad())?;
+    let signed = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| bad())?;
+    Duration::try_from(signed).map_err(|_| bad())
+}
+
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| {
+        if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        for (text, seconds) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("365d", 31_536_000), ("0s", 0)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "5", "-5s", "soon", "1mo"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert!(positive_duration("0s").is_err());
+    }
+
+    #[test]
+    fn names_are_checked() {
+        assert!(
+            domain("example.com").is_ok()
+                && domain("Not A Domain").is_err()
+                && domain(&"x".repeat(101)).is_err()
+        );
+        assert!(
+            suffix("-synced").is_ok() && suffix("_x").is_err() && suffix("-").is_err() && suffix("").is_err()
+        );
+    }
+}

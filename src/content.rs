@@ -1,0 +1,249 @@
+//! What is copied: the payload of a ConfigMap or Secret, and the digest that tells two of them apart.
+
+use std::{collections::BTreeMap, fmt};
+
+use ring::digest::{Context, SHA256};
+use serde_json::value::RawValue;
+
+use crate::object::Object;
+
+/// What a companion shares with its source. No `Debug`: values must not reach a log.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    pub data: BTreeMap<String, String>,
+    /// Base64, as the API server sends it. Of a Secret, `data` holds base64 and this is empty.
+    pub binary: BTreeMap<String, String>,
+    /// A Secret's type.
+    pub type_: Option<String>,
+    pub immutable: bool,
+}
+
+/// 128 bits of a SHA-256 over a canonical form: equal digests mean equal content.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Digest([u8; 16]);
+
+/// Feeds a digest with sorted, tagged, length-prefixed parts, so that nothing that differs looks alike.
+pub struct Hasher(Context);
+
+/// Content serialised once, to be sent to any number of targets.
+#[derive(Clone)]
+pub struct Payload {
+    pub data: Option<Box<RawValue>>,
+    pub binary: Option<Box<RawValue>>,
+    pub type_: Option<Box<str>>,
+    pub immutable: bool,
+}
+
+/// Which keys are copied, and under which names: the `keys` annotation.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct KeySelection(pub Option<BTreeMap<String, String>>);
+
+impl Content {
+    #[must_use]
+    pub fn of(object: Object) -> Self {
+        Self {
+            data: object.data.unwrap_or_default(),
+            binary: object.binary_data.unwrap_or_default(),
+            type_: object.type_,
+            immutable: object.immutable.unwrap_or_default(),
+        }
+    }
+
+    /// The part of it that a companion gets.
+    #[must_use]
+    pub fn select(self, selection: &KeySelection) -> Self {
+        let Some(chosen) = &selection.0 else { return self };
+        let pick = |mut from: BTreeMap<String, String>| {
+            chosen
+                .iter()
+                .filter_map(|(key, to)| Some((to.clone(), from.remove(key)?)))
+                .collect::<BTreeMap<_, _>>()
+        };
+        Self { data: pick(self.data), binary: pick(self.binary), ..self }
+    }
+
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        let mut hasher = Hasher::new();
+        hasher.map("data", &self.data);
+        hasher.map("binaryData", &self.binary);
+        hasher.text("type", self.type_.as_deref().unwrap_or_default());
+        hasher.text("immutable", if self.immutable { "true" } else { "" });
+        hasher.finish()
+    }
+
+    /// The names of its keys, for logs: the first ten.
+    #[must_use]
+    pub fn key_names(&self) -> String {
+        const SHOWN: usize = 10;
+        let total = self.data.len() + self.binary.len();
+        let shown: Vec<&str> =
+            self.data.keys().chain(self.binary.keys()).take(SHOWN).map(String::as_str).collect();
+        match total.saturating_sub(SHOWN) {
+            0 => shown.join(","),
+            more => format!("{} and {more} more", shown.join(",")),
+        }
+    }
+
+    pub fn pack(&self) -> serde_json::Result<Payload> {
+        let raw = |map: &BTreeMap<String, String>| {
+            (!map.is_empty()).then(|| serde_json::value::to_raw_value(map)).transpose()
+        };
+        Ok(Payload {
+            data: raw(&self.data)?,
+            binary: raw(&self.binary)?,
+            type_: self.type_.as_deref().map(Into::into),
+            immutable: self.immutable,
+        })
+    }
+
+    #[must_use]
+    pub fn has_key(&self, key: &str) -> bool {
+        self.data.contains_key(key) || self.binary.contains_key(key)
+    }
+}
+
+impl Digest {
+    /// The first twelve hex digits: what the `source-checksum` annotation shows.
+    #[must_use]
+    pub fn checksum(&self) -> String {
+        self.0.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Digest({})", self.checksum())
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Payload(…)")
+    }
+}
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Hasher {
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Context::new(&SHA256))
+    }
+
+    fn part(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_be_bytes());
+        self.0.update(bytes);
+    }
+
+    pub fn text(&mut self, tag: &str, value: &str) {
+        self.part(tag.as_bytes());
+        self.part(value.as_bytes());
+    }
+
+    pub fn map<'a, K, V>(&mut self, tag: &str, map: impl IntoIterator<Item = (&'a K, &'a V)>)
+    where
+        K: AsRef<str> + 'a,
+        V: AsRef<str> + 'a,
+    {
+        self.part(tag.as_bytes());
+        let mut count: u64 = 0;
+        for (key, value) in map {
+            self.text(key.as_ref(), value.as_ref());
+            count += 1;
+        }
+        // The count closes the section: no tag that follows can pass for one more entry.
+        self.0.update(&count.to_be_bytes());
+    }
+
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        let mut digest = [0; 16];
+        digest.copy_from_slice(&self.0.finish().as_ref()[..16]);
+        Digest(digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn content(data: &[(&str, &str)]) -> Content {
+        Content {
+            data: data.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            ..Content::default()
+        }
+    }
+
+    #[test]
+    fn keys_and_values_that_look_alike_when_concatenated_differ() {
+        assert_ne!(content(&[("ab", "c")]).digest(), content(&[("a", "bc")]).digest());
+        assert_ne!(content(&[("a", "b"), ("c", "d")]).digest(), content(&[("a", "bcd")]).digest());
+        assert_ne!(content(&[("a", "")]).digest(), content(&[]).digest());
+    }
+
+    #[test]
+    fn type_and_immutable_count() {
+        let plain = content(&[("a", "b")]);
+        let typed = Content { type_: Some("Opaque".into()), ..plain.clone() };
+        let immutable = Content { immutable: true, ..plain.clone() };
+        assert_ne!(plain.digest(), typed.digest());
+        assert_ne!(plain.digest(), immutable.digest());
+    }
+
+    #[test]
+    fn the_checksum_is_twelve_hex_digits_and_stays_the_same_for_ever() {
+        // A change of the canonical form would rewrite every companion of every cluster on upgrade.
+        assert_eq!(content(&[("sky", "blue")]).digest().checksum(), "5da0181232e6");
+    }
+
+    #[test]
+    fn a_selection_copies_only_its_keys_and_renames_them() {
+        let selection =
+            KeySelection(Some([("a", "a"), ("c", "d")].map(|(k, v)| (k.into(), v.into())).into()));
+        let selected = content(&[("a", "1"), ("b", "2"), ("c", "3")]).select(&selection);
+        assert!(selected == content(&[("a", "1"), ("d", "3")]));
+    }
+
+    #[test]
+    fn debug_shows_no_content() {
+        let packed = content(&[("key", "hush")]).pack().unwrap();
+        assert!(!format!("{packed:?}").contains("hush"));
+    }
+
+    fn map() -> impl Strategy<Value = BTreeMap<String, String>> {
+        proptest::collection::btree_map("[ab=,:]{0,3}", "[ab=,:]{0,3}", 0..4)
+    }
+
+    proptest! {
+        #[test]
+        fn the_digest_differs_exactly_when_content_differs(a in map(), b in map(), c in map(), d in map()) {
+            let left = Content { data: a, binary: b, ..Content::default() };
+            let right = Content { data: c, binary: d, ..Content::default() };
+            prop_assert_eq!(left == right, left.digest() == right.digest());
+        }
+
+        #[test]
+        fn data_and_binary_data_never_collide(a in map()) {
+            let text = Content { data: a.clone(), ..Content::default() };
+            let binary = Content { binary: a.clone(), ..Content::default() };
+            prop_assert_eq!(a.is_empty(), text.digest() == binary.digest());
+        }
+
+        #[test]
+        fn the_digest_does_not_depend_on_the_order_of_keys(a in map()) {
+            let forward = serde_json::to_string(&a).unwrap();
+            let backward = format!("{{{}}}", a.iter().rev()
+                .map(|(k, v)| format!("{}:{}", serde_json::json!(k), serde_json::json!(v)))
+                .collect::<Vec<_>>().join(","));
+            let digest = |text: &str| Content { data: serde_json::from_str(text).unwrap(), ..Content::default() }.digest();
+            prop_assert_eq!(digest(&forward), digest(&backward));
+        }
+    }
+}

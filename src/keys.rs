@@ -1,0 +1,119 @@
+//! Every label, annotation and name that Lockstep reads or writes, derived from the domain.
+
+/// The vocabulary of one instance. Several instances with different domains live side by side in a cluster.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    /// `<domain>/`, the prefix of everything that is ours.
+    prefix: String,
+    /// Appended to a source's name to make its companion's.
+    pub suffix: String,
+    /// Who we are in `managedFields`.
+    pub manager: String,
+
+    // on a source
+    pub managed: String,
+    pub target_namespaces: String,
+    pub target_selector: String,
+    pub companion_name: String,
+    pub keys: String,
+    pub copy_labels: String,
+    pub copy_annotations: String,
+    pub protect: String,
+    pub adopt: String,
+    pub paused: String,
+
+    // on a companion (and `protect`)
+    pub companion: String,
+    pub source: String,
+    pub source_uid: String,
+    pub source_checksum: String,
+    pub copied: String,
+
+    // on a Namespace
+    pub exclude: String,
+    pub accept_from: String,
+}
+
+impl Keys {
+    #[must_use]
+    pub fn new(domain: &str, suffix: &str) -> Self {
+        let key = |name: &str| format!("{domain}/{name}");
+        Self {
+            prefix: key(""),
+            suffix: suffix.to_owned(),
+            manager: format!("lockstep.{domain}"),
+            managed: key("managed"),
+            target_namespaces: key("target-namespaces"),
+            target_selector: key("target-selector"),
+            companion_name: key("companion-name"),
+            keys: key("keys"),
+            copy_labels: key("copy-labels"),
+            copy_annotations: key("copy-annotations"),
+            protect: key("protect"),
+            adopt: key("adopt"),
+            paused: key("paused"),
+            companion: key("companion"),
+            source: key("source"),
+            source_uid: key("source-uid"),
+            source_checksum: key("source-checksum"),
+            copied: key("copied"),
+            exclude: key("exclude"),
+            accept_from: key("accept-from"),
+        }
+    }
+
+    /// Whether a label or annotation key belongs to this instance.
+    #[must_use]
+    pub fn is_ours(&self, key: &str) -> bool {
+        key.starts_with(&self.prefix)
+    }
+
+    /// Whether a label or annotation may be carried over to a companion.
+    ///
+    /// Left out is what is ours, what holds values (`last-applied-configuration`), and what makes Argo CD,
+    /// Flux, Helm or `kubectl apply --prune` take the companion for a part of theirs and delete it.
+    #[must_use]
+    pub fn may_carry(&self, key: &str) -> bool {
+        const NEVER: [&str; 3] = [
+            "kubectl.kubernetes.io/last-applied-configuration",
+            "app.kubernetes.io/instance",
+            "app.kubernetes.io/managed-by",
+        ];
+        const NEVER_UNDER: [&str; 8] = [
+            "argocd.argoproj.io/",
+            "kustomize.toolkit.fluxcd.io/",
+            "helm.toolkit.fluxcd.io/",
+            "meta.helm.sh/",
+            "helm.sh/",
+            "applyset.kubernetes.io/",
+            "config.k8s.io/",
+            "kubernetes.io/service-account.",
+        ];
+        !self.is_ours(key) && !NEVER.contains(&key) && !NEVER_UNDER.iter().any(|p| key.starts_with(p))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_tracks_ownership_or_holds_values_is_never_carried_over() {
+        let keys = Keys::new("workshop.io", "-synced");
+        for key in [
+            "workshop.io/protect",
+            "kubectl.kubernetes.io/last-applied-configuration",
+            "argocd.argoproj.io/tracking-id",
+            "app.kubernetes.io/instance",
+            "kustomize.toolkit.fluxcd.io/name",
+            "helm.toolkit.fluxcd.io/namespace",
+            "meta.helm.sh/release-name",
+            "kubernetes.io/service-account.name",
+        ] {
+            assert!(!keys.may_carry(key), "{key}");
+        }
+        for key in ["team", "app.kubernetes.io/name", "workshop.io.example/x"] {
+            assert!(keys.may_carry(key), "{key}");
+        }
+    }
+}

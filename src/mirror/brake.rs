@@ -1,0 +1,232 @@
+//! PURE. Notices when so much would be deleted at once that it looks like an accident, and holds it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use crate::object::ObjectKey;
+
+/// What would go within this time counts together.
+const WINDOW: Duration = Duration::from_secs(60);
+/// How long a delete waits for others to join it, where an accident is possible at all.
+const GATHER: Duration = Duration::from_secs(1);
+/// An accident hits more sources than this.
+const SOURCES: usize = 20;
+
+#[derive(Debug)]
+pub struct Brake {
+    /// How long companions stay; zero turns the brake off.
+    grace: Duration,
+    doomed: HashMap<ObjectKey, HashMap<ObjectKey, Doomed>>,
+    /// How many companions there were before any of these went.
+    companions: usize,
+    held_until: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Doomed {
+    since: Instant,
+    /// It was held for the whole grace: it may go and counts no more.
+    released: bool,
+}
+
+/// Whether deletes may go ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Go,
+    /// Ask again then: others may be about to follow.
+    Gather(Instant),
+    /// This looks like an accident.
+    Held {
+        until: Instant,
+        companions: usize,
+        sources: usize,
+    },
+}
+
+/// How large the world is that something would be deleted from.
+#[derive(Debug, Clone, Copy)]
+pub struct Whole {
+    pub companions: usize,
+    /// Sources that exist or have companions.
+    pub sources: usize,
+}
+
+impl Brake {
+    #[must_use]
+    pub fn new(grace: Duration) -> Self {
+        Self { grace, doomed: HashMap::new(), companions: 0, held_until: None }
+    }
+
+    /// A source would lose these companions; the others that it was said to lose, it keeps.
+    pub fn ask(&mut self, now: Instant, source: &ObjectKey, going: &[ObjectKey], whole: Whole) -> Verdict {
+        if self.grace.is_zero() {
+            return Verdict::Go;
+        }
+        self.age(now);
+        self.companions =
+            if self.doomed.is_empty() { whole.companions } else { self.companions.max(whole.companions) };
+        let doomed = self.doomed.entry(source.clone()).or_default();
+        for key in going {
+            doomed.entry(key.clone()).or_insert(Doomed { since: now, released: false });
+        }
+        let asked: Vec<&Doomed> = going.iter().filter_map(|key| doomed.get(key)).collect();
+        if asked.iter().all(|doomed| doomed.released) {
+            return Verdict::Go;
+        }
+        let gathered = asked.iter().map(|doomed| doomed.since).max().unwrap_or(now) + GATHER;
+
+        let (companions, sources) = self.count();
+        if self.held_until.is_none() && companions * 2 > self.companions && sources > SOURCES {
+            self.held_until = Some(now + self.grace);
+        }
+        match self.held_until {
+            Some(until) => Verdict::Held { until, companions, sources },
+            None if whole.sources > SOURCES && now < gathered => Verdict::Gather(gathered),
+            None => Verdict::Go,
+        }
+    }
+
+    /// A source that stands keeps all its companions but these: what came back no longer counts.
+    pub fn keeps_all_but(&mut self, source: &ObjectKey, going: &[ObjectKey]) {
+        if let Some(doomed) = self.doomed.get_mut(source) {
+            let going: HashSet<&ObjectKey> = going.iter().collect();
+            doomed.retain(|key, _| going.contains(key));
+            if doomed.is_empty() {
+                self.doomed.remove(source);
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn is_holding(&self, now: Instant) -> bool {
+        self.held_until.is_some_and(|until| now < until)
+    }
+
+    fn age(&mut self, now: Instant) {
+        if self.held_until.is_some_and(|until| until <= now) {
+            self.held_until = None;
+            for doomed in self.doomed.values_mut().flat_map(HashMap::values_mut) {
+                doomed.released = true;
+                doomed.since = now;
+            }
+        } else if self.held_until.is_none() {
+            for doomed in self.doomed.values_mut() {
+                doomed.retain(|_, doomed| doomed.since + WINDOW > now);
+            }
+            self.doomed.retain(|_, doomed| !doomed.is_empty());
+        }
+    }
+
+    /// Companions that count, and of how many sources.
+    fn count(&self) -> (usize, usize) {
+        let counts =
+            self.doomed.values().map(|doomed| doomed.values().filter(|doomed| !doomed.released).count());
+        let hit: Vec<usize> = counts.filter(|count| *count > 0).collect();
+        (hit.iter().sum(), hit.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::Kind;
+
+    const GRACE: Duration = Duration::from_secs(300);
+
+    fn source(n: usize) -> ObjectKey {
+        ObjectKey::new(Kind::ConfigMap, "home", &format!("s{n}"))
+    }
+
+    fn companion(n: usize) -> ObjectKey {
+        ObjectKey::new(Kind::ConfigMap, "away", &format!("s{n}-synced"))
+    }
+
+    fn ask(brake: &mut Brake, now: Instant, n: usize, total: usize) -> Verdict {
+        brake.ask(now, &source(n), &[companion(n)], Whole { companions: total, sources: total })
+    }
+
+    #[test]
+    fn few_sources_are_never_held_up() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..20 {
+            assert_eq!(ask(&mut brake, now, n, 20), Verdict::Go);
+        }
+    }
+
+    #[test]
+    fn among_many_a_delete_waits_a_moment_for_others_to_join_it() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        assert_eq!(ask(&mut brake, now, 0, 100), Verdict::Gather(now + GATHER));
+        assert_eq!(ask(&mut brake, now + GATHER, 0, 100), Verdict::Go);
+    }
+
+    #[test]
+    fn more_than_half_of_all_is_held_for_the_grace_and_then_goes() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 40);
+        }
+        let until = now + GRACE;
+        assert!(
+            matches!(ask(&mut brake, now + GATHER, 0, 40), Verdict::Held { until: held, .. } if held == until)
+        );
+        assert!(brake.is_holding(now + GATHER));
+        for n in 0..30 {
+            assert_eq!(ask(&mut brake, until, n, 40), Verdict::Go);
+        }
+        // The next one starts from scratch.
+        assert_eq!(ask(&mut brake, until, 31, 40), Verdict::Gather(until + GATHER));
+    }
+
+    #[test]
+    fn half_of_all_is_not_more_than_half() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 60);
+        }
+        assert_eq!(ask(&mut brake, now + GATHER, 0, 60), Verdict::Go);
+    }
+
+    #[test]
+    fn what_went_already_still_counts_within_the_minute() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..25 {
+            // As they are deleted, fewer are left.
+            ask(&mut brake, now, n, 40 - n);
+        }
+        assert!(brake.is_holding(now + GATHER));
+    }
+
+    #[test]
+    fn what_comes_back_counts_no_more() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..20 {
+            ask(&mut brake, now, n, 30);
+        }
+        brake.keeps_all_but(&source(0), &[]);
+        ask(&mut brake, now, 20, 30);
+        assert!(!brake.is_holding(now));
+        ask(&mut brake, now, 21, 30);
+        assert!(brake.is_holding(now));
+    }
+
+    #[test]
+    fn what_goes_slowly_is_no_accident() {
+        let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 30);
+            now += Duration::from_secs(5);
+        }
+        assert!(!brake.is_holding(now));
+    }
+
+    #[test]
+    fn no_grace_turns_it_off() {
+        let (mut brake, now) = (Brake::new(Duration::ZERO), Instant::now());
+        for n in 0..30 {
+            assert_eq!(ask(&mut brake, now, n, 30), Verdict::Go);
+        }
+    }
+}

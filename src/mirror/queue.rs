@@ -1,0 +1,245 @@
+//! Keys to look at: in order, each once, one worker a key, some later.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    hash::Hash,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use tokio::sync::Notify;
+
+/// PURE. A key is queued, running, running and wanted again, or waiting for its time.
+#[derive(Debug)]
+pub struct Schedule<K> {
+    ready: VecDeque<K>,
+    states: HashMap<K, State>,
+    waiting: BTreeMap<(Instant, u64), K>,
+    /// Tells apart keys that wait for the same instant.
+    ticket: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    Queued,
+    Running { again: bool, later: Option<Instant> },
+    Waiting(Instant, u64),
+}
+
+impl<K: Clone + Eq + Hash> Default for Schedule<K> {
+    fn default() -> Self {
+        Self { ready: VecDeque::new(), states: HashMap::new(), waiting: BTreeMap::new(), ticket: 0 }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Schedule<K> {
+    /// Look at a key as soon as possible. One that is running will run once more.
+    pub fn push(&mut self, key: K) {
+        match self.states.get_mut(&key) {
+            Some(State::Queued) => return,
+            Some(State::Running { again, .. }) => {
+                *again = true;
+                return;
+            }
+            Some(State::Waiting(at, ticket)) => {
+                self.waiting.remove(&(*at, *ticket));
+            }
+            None => {}
+        }
+        self.states.insert(key.clone(), State::Queued);
+        self.ready.push_back(key);
+    }
+
+    /// Look at a key at a time; the earlier of two times counts.
+    pub fn push_at(&mut self, key: K, when: Instant) {
+        match self.states.get_mut(&key) {
+            Some(State::Queued) => return,
+            Some(State::Running { later, .. }) => {
+                *later = Some(later.map_or(when, |at| at.min(when)));
+                return;
+            }
+            Some(State::Waiting(at, ticket)) => {
+                if *at <= when {
+                    return;
+                }
+                self.waiting.remove(&(*at, *ticket));
+            }
+            None => {}
+        }
+        self.ticket += 1;
+        self.states.insert(key.clone(), State::Waiting(when, self.ticket));
+        self.waiting.insert((when, self.ticket), key);
+    }
+
+    /// The next key that is due; it is running until [`Self::done`].
+    pub fn pop(&mut self, now: Instant) -> Option<K> {
+        while let Some(entry) = self.waiting.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            let key = entry.remove();
+            self.states.insert(key.clone(), State::Queued);
+            self.ready.push_back(key);
+        }
+        let key = self.ready.pop_front()?;
+        self.states.insert(key.clone(), State::Running { again: false, later: None });
+        Some(key)
+    }
+
+    pub fn done(&mut self, key: &K) {
+        match self.states.remove(key) {
+            Some(State::Running { again: true, .. }) => self.push(key.clone()),
+            Some(State::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
+            _ => {}
+        }
+    }
+
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        self.waiting.first_key_value().map(|((when, _), _)| *when)
+    }
+
+    /// How many keys are due and not yet running.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.ready.len()
+    }
+}
+
+/// A [`Schedule`] that workers can wait on.
+pub struct Queue<K> {
+    schedule: Mutex<Schedule<K>>,
+    wake: Notify,
+}
+
+impl<K: Clone + Eq + Hash> Default for Queue<K> {
+    fn default() -> Self {
+        Self { schedule: Mutex::default(), wake: Notify::new() }
+    }
+}
+
+impl<K: Clone + Eq + Hash> Queue<K> {
+    fn lock(&self) -> MutexGuard<'_, Schedule<K>> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn push_all(&self, keys: impl IntoIterator<Item = K>) {
+        let mut schedule = self.lock();
+        for key in keys {
+            schedule.push(key);
+        }
+        drop(schedule);
+        self.wake.notify_one();
+    }
+
+    pub fn push_at(&self, key: K, when: Instant) {
+        self.lock().push_at(key, when);
+        self.wake.notify_one();
+    }
+
+    pub fn done(&self, key: &K) {
+        self.lock().done(key);
+        self.wake.notify_one();
+    }
+
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.lock().depth()
+    }
+
+    /// Waits for the next key that is due. Safe to drop at any time: no key is lost.
+    pub async fn next(&self) -> K {
+        loop {
+            let due = {
+                let mut schedule = self.lock();
+                if let Some(key) = schedule.pop(Instant::now()) {
+                    if schedule.depth() > 0 {
+                        // One wake-up may stand for many keys: pass it on.
+                        self.wake.notify_one();
+                    }
+                    return key;
+                }
+                schedule.next_due()
+            };
+            match due {
+                Some(when) => {
+                    tokio::select! {
+                        () = self.wake.notified() => {}
+                        () = tokio::time::sleep_until(when.into()) => {}
+                    }
+                }
+                None => self.wake.notified().await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn keys_come_in_order_and_once() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        for key in ["a", "b", "a"] {
+            schedule.push(key);
+        }
+        assert_eq!(schedule.depth(), 2);
+        assert_eq!(schedule.pop(now), Some("a"));
+        assert_eq!(schedule.pop(now), Some("b"));
+        assert_eq!(schedule.pop(now), None);
+    }
+
+    #[test]
+    fn a_running_key_is_never_handed_out_twice_and_runs_again_if_wanted() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.push("a");
+        schedule.pop(now);
+        schedule.push("a");
+        assert_eq!(schedule.pop(now), None);
+        schedule.done(&"a");
+        assert_eq!(schedule.pop(now), Some("a"));
+        schedule.done(&"a");
+        assert_eq!(schedule.pop(now), None);
+    }
+
+    #[test]
+    fn the_earlier_time_counts_and_a_push_is_at_once() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut schedule = Schedule::default();
+        schedule.push_at("a", later(9));
+        schedule.push_at("a", later(3));
+        schedule.push_at("a", later(5));
+        assert_eq!(schedule.next_due(), Some(later(3)));
+        assert_eq!(schedule.pop(later(2)), None);
+        schedule.push("a");
+        assert_eq!(schedule.pop(now), Some("a"));
+        assert_eq!(schedule.next_due(), None);
+    }
+
+    #[test]
+    fn a_time_given_while_running_counts_when_done() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.push("a");
+        schedule.pop(now);
+        schedule.push_at("a", now + Duration::from_secs(1));
+        assert_eq!(schedule.next_due(), None);
+        schedule.done(&"a");
+        assert_eq!(schedule.pop(now), None);
+        assert_eq!(schedule.pop(now + Duration::from_secs(1)), Some("a"));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_gives_up_waiting_loses_nothing() {
+        let queue = Queue::default();
+        assert!(tokio::time::timeout(Duration::from_millis(1), queue.next()).await.is_err());
+        queue.push_all(["a"]);
+        assert_eq!(queue.next().await, "a");
+    }
+}

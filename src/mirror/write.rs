@@ -1,0 +1,227 @@
+//! Changes → API calls. Every update is good for one state only, every delete for one object.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use json_patch::{
+    AddOperation, Patch as Operations, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
+};
+use kube::{
+    Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Request,
+};
+use serde::Serialize;
+use serde_json::{Value, json, value::RawValue};
+use tokio::sync::Semaphore;
+
+use crate::{
+    client::Failure,
+    keys::Keys,
+    marks,
+    object::{Kind, Object, ObjectKey, OwnerReference},
+    world::state::{Companion, Source, Wish},
+};
+
+/// No call may hang for ever: kube's client has no read timeout of its own.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Writes companions, so many at a time.
+pub struct Writer {
+    client: Client,
+    keys: std::sync::Arc<Keys>,
+    permits: Semaphore,
+}
+
+/// A companion as it is created. Content is spliced in as it was packed, not parsed again.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Body<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: BodyMeta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    binary_data: Option<&'a RawValue>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    type_: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    immutable: Option<bool>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BodyMeta<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    labels: &'a BTreeMap<String, String>,
+    annotations: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    owner_references: Vec<OwnerReference>,
+}
+
+impl Writer {
+    #[must_use]
+    pub fn new(client: Client, keys: std::sync::Arc<Keys>, writes: usize) -> Self {
+        Self { client, keys, permits: Semaphore::new(writes) }
+    }
+
+    pub async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        let request = collection(key).get(&key.name, &kube::api::GetParams::default());
+        self.call(request).await
+    }
+
+    /// Creates a companion and returns it as the API server has it.
+    pub async fn create(&self, source: &Source, wish: &Wish, at: &ObjectKey) -> Result<Object, Failure> {
+        let payload = &wish.payload;
+        let body = Body {
+            api_version: "v1",
+            kind: at.kind.as_str(),
+            metadata: BodyMeta {
+                namespace: &at.namespace,
+                name: &at.name,
+                labels: &wish.marks.labels,
+                annotations: &wish.marks.annotations,
+                owner_references: owners(source, at),
+            },
+            data: payload.data.as_deref(),
+            binary_data: payload.binary.as_deref(),
+            type_: payload.type_.as_deref(),
+            immutable: payload.immutable.then_some(true),
+        };
+        let body = serde_json::to_vec(&body).map_err(unsendable)?;
+        let params = PostParams { field_manager: Some(self.keys.manager.clone()), ..PostParams::default() };
+        self.call(collection(at).create(&params, body)).await
+    }
+
+    /// Puts a companion right: content and marks are replaced, what others put there stays.
+    pub async fn update(
+        &self,
+        source: &Source,
+        wish: &Wish,
+        at: &ObjectKey,
+        known: &Companion,
+    ) -> Result<Object, Failure> {
+        let operations = operations(source, wish, at, known)?;
+        let params = PatchParams { field_manager: Some(self.keys.manager.clone()), ..PatchParams::default() };
+        let patch: Patch<()> = Patch::Json(operations);
+        self.call(collection(at).patch(&at.name, &params, &patch)).await
+    }
+
+    pub async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: Some(known.uid.clone()),
+            resource_version: Some(known.resource_version.clone()),
+        });
+        let answer = self.call::<serde::de::IgnoredAny>(collection(at).delete(&at.name, &params)).await;
+        match answer {
+            Ok(_) | Err(Failure::NotFound) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn call<T: serde::de::DeserializeOwned>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<T, Failure> {
+        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+        // The semaphore is never closed.
+        let _permit = self.permits.acquire().await;
+        match tokio::time::timeout(PATIENCE, self.client.request(request)).await {
+            Ok(answer) => answer.map_err(Failure::from),
+            Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),
+        }
+    }
+}
+
+fn collection(key: &ObjectKey) -> Request {
+    let resource = match key.kind {
+        Kind::ConfigMap => "configmaps",
+        Kind::Secret => "secrets",
+    };
+    Request::new(format!("/api/v1/namespaces/{}/{resource}", key.namespace))
+}
+
+fn owners(source: &Source, at: &ObjectKey) -> Vec<OwnerReference> {
+    if source.key.namespace == at.namespace {
+        vec![marks::owner(&source.key, &source.uid)]
+    } else {
+        Vec::new()
+    }
+}
+
+/// A JSON patch that needs nothing of the old object but what [`Companion`] keeps of it.
+///
+/// Setting uid and resourceVersion makes the API server refuse it (409) for any other state, where a `test` that
+/// fails would read as an invalid request. `add` replaces what is there; a null value takes a field away.
+fn operations(
+    source: &Source,
+    wish: &Wish,
+    at: &ObjectKey,
+    known: &Companion,
+) -> Result<Operations, Failure> {
+    let mut ops = Vec::new();
+    set(&mut ops, &["metadata", "uid"], known.uid.clone());
+    set(&mut ops, &["metadata", "resourceVersion"], known.resource_version.clone());
+    if known.finalizers {
+        add(&mut ops, &["metadata", "finalizers"], json!([]));
+    }
+    if known.terminating {
+        return Ok(Operations(ops));
+    }
+    let raw = |raw: Option<&RawValue>| match raw {
+        Some(raw) => serde_json::from_str::<Value>(raw.get()).map_err(unsendable),
+        None => Ok(Value::Null),
+    };
+    add(&mut ops, &["data"], raw(wish.payload.data.as_deref())?);
+    if at.kind == Kind::ConfigMap {
+        add(&mut ops, &["binaryData"], raw(wish.payload.binary.as_deref())?);
+    }
+    add(&mut ops, &["immutable"], if wish.payload.immutable { json!(true) } else { Value::Null });
+    add(&mut ops, &["metadata", "ownerReferences"], json!(owners(source, at)));
+
+    let none = marks::Extras::default();
+    let extras = known.extras.as_deref().unwrap_or(&none);
+    put(&mut ops, "labels", &wish.marks.labels, known.has_labels, &extras.labels);
+    put(&mut ops, "annotations", &wish.marks.annotations, known.has_annotations, &extras.annotations);
+    Ok(Operations(ops))
+}
+
+/// Sets what is wanted in a map, beside what is not ours, and removes those of `extras` that are not wanted.
+fn put(
+    ops: &mut Vec<PatchOperation>,
+    map: &str,
+    wanted: &BTreeMap<String, String>,
+    exists: bool,
+    extras: &[String],
+) {
+    if !exists {
+        add(ops, &["metadata", map], json!(wanted));
+        return;
+    }
+    for key in extras.iter().filter(|key| !wanted.contains_key(*key)) {
+        let path = PointerBuf::from_tokens(["metadata", map, key]);
+        ops.push(PatchOperation::Remove(RemoveOperation { path }));
+    }
+    for (key, value) in wanted {
+        add(ops, &["metadata", map, key], json!(value));
+    }
+}
+
+fn add(ops: &mut Vec<PatchOperation>, path: &[&str], value: Value) {
+    ops.push(PatchOperation::Add(AddOperation {
+        path: PointerBuf::from_tokens(path.iter().copied()),
+        value,
+    }));
+}
+
+fn set(ops: &mut Vec<PatchOperation>, path: &[&str], value: String) {
+    let path = PointerBuf::from_tokens(path.iter().copied());
+    ops.push(PatchOperation::Replace(ReplaceOperation { path, value: Value::String(value) }));
+}
+
+/// Our own types always serialise; if not, the error must not quote what it choked on.
+#[allow(clippy::needless_pass_by_value)]
+fn unsendable(_: serde_json::Error) -> Failure {
+    Failure::Unavailable("a request could not be written as JSON".to_owned())
+}

@@ -1,0 +1,5 @@
+//! What operators see: metrics, health, logs.
+
+pub mod health;
+pub mod log;
+pub mod metrics;

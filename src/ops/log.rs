@@ -1,0 +1,95 @@
+//! Logs: text on a terminal, JSON elsewhere. Content of ConfigMaps and Secrets never reaches them.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use tracing_subscriber::{EnvFilter, fmt};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+/// The levels, whatever `RUST_LOG` adds: kube-client logs whole answers that it cannot decode, Secrets included,
+/// and hyper logs what it reads, so both stay silent.
+#[must_use]
+pub fn filter(levels: &str) -> EnvFilter {
+    const SILENT: [&str; 6] =
+        ["kube_client=off", "kube=off", "hyper=off", "hyper_util=off", "rustls=off", "tower=off"];
+    SILENT
+        .into_iter()
+        .filter_map(|directive| directive.parse().ok())
+        .fold(EnvFilter::new(levels), EnvFilter::add_directive)
+}
+
+/// Installs the global subscriber. Logs go to standard error.
+pub fn init(format: Option<Format>) {
+    let format = format.unwrap_or(if std::io::stderr().is_terminal() { Format::Text } else { Format::Json });
+    // A more specific directive for a module below a silent crate would win over it: only our own are taken.
+    let levels =
+        std::env::var("RUST_LOG").ok().filter(|levels| is_plain(levels)).unwrap_or_else(|| "info".into());
+    let builder = fmt().with_env_filter(filter(&levels)).with_writer(std::io::stderr).with_target(false);
+    match format {
+        Format::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
+        Format::Json => builder.json().flatten_event(true).init(),
+    }
+}
+
+/// Whether a filter names no crate but ours.
+fn is_plain(levels: &str) -> bool {
+    levels.split(',').all(|directive| {
+        directive
+            .split_once('=')
+            .map_or(!directive.contains("::"), |(target, _)| target.starts_with("lockstep"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_kube_logs_of_an_answer_it_cannot_decode_never_shows() {
+        for levels in ["info", "trace", "lockstep=trace"] {
+            let captured = Captured::default();
+            let writer = captured.clone();
+            let subscriber =
+                fmt().with_env_filter(filter(levels)).with_writer(move || writer.clone()).finish();
+            tracing::subscriber::with_default(subscriber, || {
+                // As in kube_client::client::Client::request.
+                tracing::warn!(target: "kube_client::client", "hush");
+                tracing::trace!(target: "hyper::proto::h1::io", "hush");
+                tracing::info!(target: "lockstep::mirror", "shown");
+            });
+            let text = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
+            assert!(text.contains("shown"), "{levels}");
+            assert!(!text.contains("hush"), "{levels}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_names_other_crates_is_not_taken() {
+        assert!(is_plain("debug") && is_plain("lockstep=debug,info"));
+        assert!(!is_plain("kube_client::client=warn") && !is_plain("info,kube=trace"));
+    }
+}

@@ -1,0 +1,628 @@
+//! PURE. What is known, and which sources to look at again when it changes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
+
+use crate::{
+    content::{Content, Digest, Hasher, Payload},
+    keys::Keys,
+    marks::{self, Extras, Marks},
+    object::{Kind, Meta, Object, ObjectKey, OwnerReference},
+    policy::{Fault, Policy, Targets, pattern::Patterns},
+};
+
+/// One of the watches that feed the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stream {
+    Namespaces,
+    Companions(Kind),
+    Sources(Kind),
+}
+
+/// The hard limits that the mirror holds, whatever annotations say.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Lockstep's own namespace: neither sources nor targets.
+    pub own_namespace: String,
+    /// Targets only where the namespace's `accept-from` allows. `kube-*` always belongs here.
+    pub excluded: Patterns,
+}
+
+/// A source, reduced to what is needed to plan and to write its companions.
+#[derive(Debug)]
+pub struct Source {
+    pub key: ObjectKey,
+    pub uid: String,
+    pub resource_version: String,
+    pub terminating: bool,
+    /// What it asks for, or why it gets nothing.
+    pub wish: Result<Wish, Fault>,
+    /// Changes with everything that can change a companion.
+    pub digest: Digest,
+    version: u64,
+    epoch: u32,
+}
+
+/// What companions of a source must be.
+#[derive(Debug)]
+pub struct Wish {
+    pub policy: Policy,
+    pub payload: Payload,
+    pub content: Digest,
+    pub marks: Marks,
+    pub marks_digest: Digest,
+    /// The names of the keys, for logs.
+    pub key_names: String,
+}
+
+/// What is kept of a companion: who it is and digests of what it holds, never the content.
+#[derive(Debug, Clone)]
+pub struct Companion {
+    pub uid: String,
+    pub resource_version: String,
+    /// Whose it is, by its annotation or because we know its UID.
+    pub source: Option<ObjectKey>,
+    /// The `source-checksum` it shows is that of its content: it was not edited since it was written.
+    pub intact: bool,
+    pub content: Digest,
+    pub marks: Digest,
+    pub owners: Digest,
+    pub controller_uid: Option<String>,
+    /// The garbage collector will take it when its source goes.
+    pub owned_by_source: bool,
+    pub extras: Option<Box<Extras>>,
+    pub type_: Option<String>,
+    pub immutable: bool,
+    pub finalizers: bool,
+    pub terminating: bool,
+    pub has_labels: bool,
+    pub has_annotations: bool,
+    /// Bears our label.
+    pub labelled: bool,
+    /// We have an entry in its managedFields.
+    pub written_by_us: bool,
+    /// It is itself a source.
+    pub is_source: bool,
+    /// Who else wrote it last, by field manager.
+    pub other_manager: Option<String>,
+    version: u64,
+    epoch: u32,
+}
+
+/// A namespace, reduced to what decides whether it is a target.
+#[derive(Debug, PartialEq)]
+pub struct Namespace {
+    labels: BTreeMap<String, String>,
+    terminating: bool,
+    excluded: bool,
+    accept_from: Patterns,
+}
+
+/// Whether a namespace may hold companions of sources of another (or the same).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    Admitted,
+    /// Terminating, or not there at all: nothing to do until that changes.
+    Absent,
+    /// It bears the `exclude` label, or it is Lockstep's own.
+    Never,
+    /// It is excluded by a flag or is a `kube-*` one, and its `accept-from` does not name the source's namespace.
+    NotAccepted,
+}
+
+/// What an event about a source meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    Seen,
+    Changed,
+    Gone,
+}
+
+/// What a change of the world calls for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// The sources to look at again.
+    pub look_at: Vec<ObjectKey>,
+    pub news: Vec<(ObjectKey, News)>,
+}
+
+pub struct World {
+    keys: Arc<Keys>,
+    limits: Limits,
+    sources: HashMap<ObjectKey, Arc<Source>>,
+    companions: HashMap<ObjectKey, Companion>,
+    /// Companions by the source they belong to, whether that exists or not.
+    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// Sources by the companion they want, so that a companion's fate reaches everyone who waits for its name.
+    by_wish: HashMap<WishKey, BTreeSet<ObjectKey>>,
+    namespaces: BTreeMap<String, (Namespace, u32)>,
+    /// Companions that vanished while their source still stood, with it: making them again is a heal.
+    lost: HashMap<ObjectKey, ObjectKey>,
+    epochs: HashMap<Stream, u32>,
+}
+
+/// A companion's name, in one namespace if only that can be meant.
+type WishKey = (Kind, Option<Arc<str>>, String);
+
+impl World {
+    #[must_use]
+    pub fn new(keys: Arc<Keys>, limits: Limits) -> Self {
+        Self {
+            keys,
+            limits,
+            sources: HashMap::new(),
+            companions: HashMap::new(),
+            by_source: HashMap::new(),
+            by_wish: HashMap::new(),
+            namespaces: BTreeMap::new(),
+            lost: HashMap::new(),
+            epochs: HashMap::new(),
+        }
+    }
+
+    // --- questions
+
+    #[must_use]
+    pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
+        self.sources.get(key)
+    }
+
+    #[must_use]
+    pub fn companion(&self, key: &ObjectKey) -> Option<&Companion> {
+        self.companions.get(key)
+    }
+
+    /// The companions that belong to a source, whether it exists or not.
+    pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+        self.by_source
+            .get(source)
+            .into_iter()
+            .flatten()
+            .filter_map(|key| Some((key, self.companions.get(key)?)))
+    }
+
+    /// Every source that exists or has companions: what a resync looks at.
+    #[must_use]
+    pub fn all_sources(&self) -> Vec<ObjectKey> {
+        let gone = self.by_source.keys().filter(|key| !self.sources.contains_key(*key));
+        self.sources.keys().chain(gone).cloned().collect()
+    }
+
+    #[must_use]
+    pub fn source_count(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// Sources that exist or have companions.
+    #[must_use]
+    pub fn source_total(&self) -> usize {
+        let gone = self.by_source.keys().filter(|key| !self.sources.contains_key(*key)).count();
+        self.sources.len() + gone
+    }
+
+    #[must_use]
+    pub fn companion_count(&self) -> usize {
+        self.companions.len()
+    }
+
+    #[must_use]
+    pub fn was_lost(&self, companion: &ObjectKey) -> bool {
+        self.lost.contains_key(companion)
+    }
+
+    /// The namespaces that a policy asks for, in order, without judging whether they may be targets.
+    #[must_use]
+    pub fn wanted_namespaces<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
+        let mut wanted: BTreeSet<&str> = BTreeSet::new();
+        if targets.own {
+            wanted.insert(home);
+        }
+        wanted.extend(targets.names.iter().map(String::as_str));
+        for prefix in &targets.prefixes {
+            let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+            let run = self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str());
+            wanted.extend(run.take_while(|name| name.starts_with(prefix.as_str())));
+        }
+        if targets.selector.is_some() {
+            let matching =
+                self.namespaces.iter().filter(|(name, (ns, _))| targets.wants(home, name, &ns.labels));
+            wanted.extend(matching.map(|(name, _)| name.as_str()));
+        }
+        wanted
+    }
+
+    /// Whether sources of `home` may have companions in `namespace`.
+    #[must_use]
+    pub fn admission(&self, home: &str, namespace: &str) -> Admission {
+        let Some((target, _)) = self.namespaces.get(namespace) else { return Admission::Absent };
+        if target.excluded || namespace == self.limits.own_namespace {
+            Admission::Never
+        } else if target.terminating {
+            Admission::Absent
+        } else if self.is_excluded(namespace) && !target.accept_from.matches(home) {
+            Admission::NotAccepted
+        } else {
+            Admission::Admitted
+        }
+    }
+
+    /// Whether a namespace has said that it takes what sources of `home` bring.
+    #[must_use]
+    pub fn accepts(&self, home: &str, namespace: &str) -> bool {
+        home == namespace
+            || self.namespaces.get(namespace).is_some_and(|(ns, _)| ns.accept_from.matches(home))
+    }
+
+    /// Whether companions in a namespace are beyond our care because it goes, or is gone.
+    #[must_use]
+    pub fn is_going(&self, namespace: &str) -> bool {
+        self.namespaces.get(namespace).is_none_or(|(ns, _)| ns.terminating)
+    }
+
+    fn is_excluded(&self, namespace: &str) -> bool {
+        namespace.starts_with("kube-") || self.limits.excluded.matches(namespace)
+    }
+
+    // --- relists
+
+    /// A fresh list begins: what it does not mention will be swept when it ends.
+    pub fn begin(&mut self, stream: Stream) {
+        *self.epochs.entry(stream).or_default() += 1;
+    }
+
+    /// A list has ended. What it did not bring is gone, except what we wrote while it ran.
+    pub fn end(&mut self, stream: Stream) -> Effect {
+        let epoch = self.epoch(stream);
+        let mut effect = Effect::default();
+        match stream {
+            Stream::Sources(kind) => {
+                let stale = |(key, source): (&ObjectKey, &Arc<Source>)| {
+                    (key.kind == kind && source.epoch != epoch).then(|| key.clone())
+                };
+                for key in self.sources.iter().filter_map(stale).collect::<Vec<_>>() {
+                    effect.add(self.forget_source(&key));
+                }
+            }
+            Stream::Companions(kind) => {
+                let stale = |(key, companion): (&ObjectKey, &Companion)| {
+                    (key.kind == kind && companion.epoch != epoch).then(|| key.clone())
+                };
+                for key in self.companions.iter().filter_map(stale).collect::<Vec<_>>() {
+                    effect.add(self.forget_companion(&key));
+                }
+            }
+            Stream::Namespaces => self.namespaces.retain(|_, (_, seen)| *seen == epoch),
+        }
+        effect
+    }
+
+    fn epoch(&self, stream: Stream) -> u32 {
+        self.epochs.get(&stream).copied().unwrap_or_default()
+    }
+
+    /// An older state never undoes a newer one. A fresh list does, for what was there before it began: after an
+    /// etcd restore, versions run backwards.
+    const fn is_stale(known: (u64, u32), event: u64, epoch: u32) -> bool {
+        event < known.0 && known.1 == epoch
+    }
+
+    // --- sources
+
+    pub fn apply_source(&mut self, kind: Kind, object: Object) -> Effect {
+        let epoch = self.epoch(Stream::Sources(kind));
+        let source = self.read_source(kind, object, epoch);
+        let key = source.key.clone();
+        let known = self.sources.get(&key);
+        if known.is_some_and(|known| Self::is_stale((known.version, known.epoch), source.version, epoch)) {
+            return Effect::default();
+        }
+        let news = match known {
+            None => News::Seen,
+            Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
+                // Only the version moved: remember it for the live read, but there is nothing to do.
+                self.sources.insert(key, Arc::new(source));
+                return Effect::default();
+            }
+            Some(_) => News::Changed,
+        };
+        self.unindex_wish(&key);
+        if let Some(wish) = wish_key(&source) {
+            self.by_wish.entry(wish).or_default().insert(key.clone());
+        }
+        self.sources.insert(key.clone(), Arc::new(source));
+        Effect { look_at: vec![key.clone()], news: vec![(key, news)] }
+    }
+
+    pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
+        let key = ObjectKey::of(kind, meta);
+        match self.sources.get(&key) {
+            // The end of an earlier object of this name says nothing about this one.
+            Some(known) if known.uid == meta.uid => self.forget_source(&key),
+            _ => Effect::default(),
+        }
+    }
+
+    fn forget_source(&mut self, key: &ObjectKey) -> Effect {
+        self.unindex_wish(key);
+        self.sources.remove(key);
+        self.lost.retain(|_, source| source != key);
+        Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
+    }
+
+    fn read_source(&self, kind: Kind, object: Object, epoch: u32) -> Source {
+        let meta = object.metadata.clone();
+        let key = ObjectKey::of(kind, &meta);
+        let wish = self.read_wish(&key, &meta, object);
+        let mut hasher = Hasher::new();
+        hasher.text("uid", &meta.uid);
+        match &wish {
+            // The policy has no canonical form; its Debug form is one for as long as this process lives.
+            Ok(wish) => hasher
+                .text(&format!("{:?}{:?}", wish.content, wish.marks_digest), &format!("{:?}", wish.policy)),
+            Err(fault) => hasher.text("fault", &fault.to_string()),
+        }
+        Source {
+            key,
+            terminating: meta.is_terminating(),
+            wish,
+            digest: hasher.finish(),
+            version: meta.version(),
+            epoch,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+        }
+    }
+
+    fn read_wish(&self, key: &ObjectKey, meta: &Meta, object: Object) -> Result<Wish, Fault> {
+        if *key.namespace == *self.limits.own_namespace {
+            return Err(Fault::OwnNamespace);
+        }
+        let policy = Policy::parse(&self.keys, meta)?;
+        let content = Content::of(object).select(&policy.keys);
+        policy.refusal(&self.keys, key.kind, &content)?;
+        let digest = content.digest();
+        let marks = Marks::wanted(&self.keys, key, meta, &policy, digest.checksum());
+        let payload = content.pack().map_err(|_| Fault::Annotation {
+            key: key.to_string(),
+            problem: "content is not JSON".to_owned(),
+        })?;
+        Ok(Wish {
+            policy,
+            payload,
+            content: digest,
+            marks_digest: marks.digest(),
+            marks,
+            key_names: content.key_names(),
+        })
+    }
+
+    fn unindex_wish(&mut self, source: &ObjectKey) {
+        if let Some(wish) = self.sources.get(source).and_then(|source| wish_key(source))
+            && let Some(wanting) = self.by_wish.get_mut(&wish)
+        {
+            wanting.remove(source);
+            if wanting.is_empty() {
+                self.by_wish.remove(&wish);
+            }
+        }
+    }
+
+    // --- companions
+
+    /// Reads what must be known of an object that stands where a companion is or should be.
+    #[must_use]
+    pub fn read_companion(&self, kind: Kind, object: Object) -> (ObjectKey, Companion) {
+        let epoch = self.epoch(Stream::Companions(kind));
+        let meta = object.metadata.clone();
+        let key = ObjectKey::of(kind, &meta);
+        let content = Content::of(object);
+        let digest = content.digest();
+        let marks = Marks::found(&self.keys, &meta);
+        let extras = marks.extras(&self.keys);
+        let named = meta.annotations.get(&self.keys.source).and_then(|text| ObjectKey::parse(kind, text));
+        let known = self.companions.get(&key).filter(|known| known.uid == meta.uid);
+        // A UID that we know as our own work outweighs what somebody wrote into the annotation since.
+        let source = known.and_then(|known| known.source.clone()).or_else(|| {
+            let named = named?;
+            Some(self.by_source.get_key_value(&named).map_or(named, |(same, _)| same.clone()))
+        });
+        let uid = meta.annotations.get(&self.keys.source_uid);
+        let owned_by_source = source.as_ref().is_some_and(|source| {
+            let ours = |owner: &OwnerReference| {
+                owner.kind == kind.as_str() && *owner.name == *source.name && Some(&owner.uid) == uid
+            };
+            source.namespace == key.namespace && meta.owner_references.iter().any(ours)
+        });
+        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != self.keys.manager);
+        let companion = Companion {
+            source,
+            intact: meta.annotations.get(&self.keys.source_checksum) == Some(&digest.checksum()),
+            content: digest,
+            marks: marks.digest(),
+            owners: marks::owners_digest(&meta.owner_references),
+            owned_by_source,
+            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
+            extras: (!extras.is_empty()).then(|| Box::new(extras)),
+            type_: content.type_,
+            immutable: content.immutable,
+            finalizers: !meta.finalizers.is_empty(),
+            terminating: meta.is_terminating(),
+            has_labels: !meta.labels.is_empty(),
+            has_annotations: !meta.annotations.is_empty(),
+            labelled: meta.labels.get(&self.keys.companion).is_some_and(|value| value == "true"),
+            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == self.keys.manager),
+            is_source: meta.labels.get(&self.keys.managed).is_some_and(|value| value == "true"),
+            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
+            version: meta.version(),
+            epoch,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+        };
+        (key, companion)
+    }
+
+    /// A companion was seen by a watch, or is what one of our writes left behind.
+    pub fn apply_companion(&mut self, kind: Kind, object: Object) -> Effect {
+        let (key, companion) = self.read_companion(kind, object);
+        if let Some(known) = self.companions.get(&key) {
+            if Self::is_stale((known.version, known.epoch), companion.version, companion.epoch) {
+                return Effect::default();
+            }
+            if known.resource_version == companion.resource_version && known.uid == companion.uid {
+                // The echo of our own write.
+                if let Some(known) = self.companions.get_mut(&key) {
+                    known.epoch = companion.epoch;
+                }
+                return Effect::default();
+            }
+        }
+        self.lost.remove(&key);
+        let look_at = self.concerned(&key, companion.source.as_ref());
+        if let Some(known) = self.companions.get(&key)
+            && known.source != companion.source
+        {
+            self.unindex_companion(&key);
+        }
+        if let Some(source) = &companion.source {
+            self.by_source.entry(source.clone()).or_default().insert(key.clone());
+        }
+        self.companions.insert(key, companion);
+        Effect { look_at, news: Vec::new() }
+    }
+
+    pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
+        let key = ObjectKey::of(kind, meta);
+        match self.companions.get(&key) {
+            Some(known) if known.uid == meta.uid && known.version <= meta.version() => {
+                self.forget_companion(&key)
+            }
+            _ => Effect::default(),
+        }
+    }
+
+    /// A write of ours found it gone (404).
+    pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+        match self.companions.get(key) {
+            Some(known) if known.uid == uid => self.forget_companion(key),
+            _ => Effect::default(),
+        }
+    }
+
+    /// We deleted it ourselves.
+    pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+        let effect = self.companion_vanished(key, uid);
+        self.lost.remove(key);
+        effect
+    }
+
+    fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
+        self.unindex_companion(key);
+        let source = self.companions.remove(key).and_then(|companion| companion.source);
+        if let Some(source) = source.as_ref().filter(|source| self.sources.contains_key(source)) {
+            self.lost.insert(key.clone(), source.clone());
+        }
+        Effect { look_at: self.concerned(key, source.as_ref()), news: Vec::new() }
+    }
+
+    fn unindex_companion(&mut self, key: &ObjectKey) {
+        if let Some(source) = self.companions.get(key).and_then(|companion| companion.source.clone())
+            && let Some(companions) = self.by_source.get_mut(&source)
+        {
+            companions.remove(key);
+            if companions.is_empty() {
+                self.by_source.remove(&source);
+            }
+        }
+    }
+
+    /// The source a companion belongs to, and every other that wants its place.
+    fn concerned(&self, companion: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let name = companion.name.to_string();
+        let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
+        let anywhere = (companion.kind, None, name);
+        let wanting = [here, anywhere].into_iter().filter_map(|key| self.by_wish.get(&key)).flatten();
+        let mut concerned: BTreeSet<&ObjectKey> =
+            wanting.filter(|source| self.wants(source, &companion.namespace)).collect();
+        concerned.extend(owner);
+        concerned.into_iter().cloned().collect()
+    }
+
+    fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
+        let empty = BTreeMap::new();
+        let labels = self.namespaces.get(namespace).map_or(&empty, |(ns, _)| &ns.labels);
+        self.sources
+            .get(source)
+            .and_then(|source| source.wish.as_ref().ok())
+            .is_some_and(|wish| wish.policy.targets.wants(&source.namespace, namespace, labels))
+    }
+
+    // --- namespaces
+
+    /// Returns what to look at, and what is wrong with the namespace's `accept-from`, if anything.
+    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<Fault>) {
+        let epoch = self.epoch(Stream::Namespaces);
+        let (accept_from, fault) = match meta.annotations.get(&self.keys.accept_from).map(|text| text.parse())
+        {
+            None => (Patterns::default(), None),
+            Some(Ok(patterns)) => (patterns, None),
+            Some(Err(error)) => {
+                let error: crate::policy::pattern::BadPattern = error;
+                let fault =
+                    Fault::Annotation { key: self.keys.accept_from.clone(), problem: error.to_string() };
+                (Patterns::default(), Some(fault))
+            }
+        };
+        let namespace = Namespace {
+            excluded: meta.labels.get(&self.keys.exclude).is_some_and(|value| value == "true"),
+            terminating: meta.is_terminating(),
+            labels: meta.labels.clone(),
+            accept_from,
+        };
+        let before = self.namespaces.insert(meta.name.clone(), (namespace, epoch));
+        let (now, _) = &self.namespaces[&meta.name];
+        if before.as_ref().is_some_and(|(before, _)| before == now) {
+            return (Effect::default(), None);
+        }
+        let wanting = |source: &&Arc<Source>| {
+            source.wish.as_ref().is_ok_and(|wish| {
+                let wants =
+                    |ns: &Namespace| wish.policy.targets.wants(&source.key.namespace, &meta.name, &ns.labels);
+                wants(now) || before.as_ref().is_some_and(|(before, _)| wants(before))
+            })
+        };
+        let look_at = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        (Effect { look_at, news: Vec::new() }, fault)
+    }
+
+    /// Its companions go with it and say so themselves.
+    pub fn delete_namespace(&mut self, name: &str) {
+        self.namespaces.remove(name);
+    }
+}
+
+/// Where in [`World::by_wish`] a source stands.
+fn wish_key(source: &Source) -> Option<WishKey> {
+    let policy = &source.wish.as_ref().ok()?.policy;
+    let home = policy.targets.only_own().then(|| source.key.namespace.clone());
+    Some((source.key.kind, home, policy.companion.clone()))
+}
+
+impl Effect {
+    fn add(&mut self, other: Self) {
+        self.look_at.extend(other.look_at);
+        self.news.extend(other.news);
+    }
+}
+
+impl std::fmt::Display for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Namespaces => f.write_str("namespaces"),
+            Self::Companions(kind) => write!(f, "companion {}", kind.plural()),
+            Self::Sources(kind) => write!(f, "source {}", kind.plural()),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! One watch: a consistent list, then events, for ever. What it sees goes into the world.
+//!
+//! kube's own watcher hides bookmarks, so that a watch that went silent cannot be told from a quiet one; it lists
+//! from any version, and resumes a watch that stalled: after an etcd restore that one is silent for ever.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::{
+    Client,
+    api::{ListParams, WatchEvent, WatchParams},
+    core::{ObjectList, Request},
+};
+use serde::de::DeserializeOwned;
+
+use super::state::Stream;
+use crate::{client::Failure, keys::Keys, object::Meta};
+
+/// The API server ends a watch after this time; the next one resumes where it ended.
+const WATCH: Duration = Duration::from_secs(60);
+/// A bookmark comes about once a minute. Two are missing: the watch has stalled.
+const STALL: Duration = Duration::from_secs(130);
+/// For servers that cannot stream a list.
+const PAGE: u32 = 5000;
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// What a watch saw.
+pub enum Event<T> {
+    /// A fresh list begins.
+    Begin,
+    Applied(T),
+    Deleted(T),
+    /// The list is complete.
+    End,
+    /// Nothing new, but the watch lives.
+    Bookmark,
+}
+
+/// What the watched objects have in common.
+pub trait Watched: Clone + DeserializeOwned + Send + 'static {
+    fn meta(&self) -> &Meta;
+}
+
+impl Watched for crate::object::Object {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Watched for crate::object::NamespaceObject {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+/// Why a watch did not go on.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    /// The server has no streaming lists: list in pages.
+    #[error("the API server does not stream lists")]
+    NoStreaming,
+    /// The version to resume from is gone, or the watch stalled: list anew.
+    #[error("{0}")]
+    Stale(&'static str),
+    #[error("{0}")]
+    Failed(Failure),
+}
+
+/// How far a watch has come: the version to resume from, none before the list is complete.
+type Position = Option<String>;
+
+/// Watches for ever. Failures are logged, once until they change, and retried.
+pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut sink: impl FnMut(Event<T>)) {
+    let request = Request::new(path(stream));
+    let selector = selector(stream, keys);
+    let mut position: Position = None;
+    let mut streaming = true;
+    let mut retry = FIRST_RETRY;
+    let mut complaint = String::new();
+    loop {
+        let attempt = Attempt { client: &client, request: &request, selector: selector.as_deref() };
+        let outcome = match (&position, streaming) {
+            (None, false) => attempt.list(&mut position, &mut sink).await,
+            _ => attempt.watch(&mut position, &mut sink).await,
+        };
+        match outcome {
+            Ok(()) => {
+                retry = FIRST_RETRY;
+                complaint.clear();
+                continue;
+            }
+            Err(Broken::NoStreaming) => {
+                tracing::info!(watch = %stream, "the API server does not stream lists, listing in pages");
+                streaming = false;
+                continue;
+            }
+            Err(Broken::Stale(why)) => {
+                tracing::info!(watch = %stream, why, "watch begins anew with a fresh list");
+                position = None;
+            }
+            Err(Broken::Failed(failure)) => {
+                let text = explain(stream, &failure);
+                if text != complaint {
+                    tracing::warn!(watch = %stream, "{text}; retrying");
+                    complaint = text;
+                }
+            }
+        }
+        tokio::time::sleep(retry.mul_f64(f64::midpoint(1.0, fastrand::f64()))).await;
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+}
+
+struct Attempt<'a> {
+    client: &'a Client,
+    request: &'a Request,
+    selector: Option<&'a str>,
+}
+
+impl Attempt<'_> {
+    /// Watches from a position, or streams the list first. Ends well when the server ends the watch in time.
+    async fn watch<T: Watched>(
+        &self,
+        position: &mut Position,
+        sink: &mut impl FnMut(Event<T>),
+    ) -> Result<(), Broken> {
+        let listing = position.is_none();
+        let params = WatchParams {
+            label_selector: self.selector.map(str::to_owned),
+            timeout: Some(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX)),
+            bookmarks: true,
+            send_initial_events: listing,
+            ..WatchParams::default()
+        };
+        if listing {
+            // Before the request: what we write from now on, the list may not show yet.
+            sink(Event::Begin);
+        }
+        // An empty version asks for a consistent list; kube's own watcher would take any.
+        let request =
+            self.request.watch(&params, position.as_deref().unwrap_or_default()).map_err(bad_request)?;
+        let events = tokio::time::timeout(STALL, self.client.request_events::<T>(request))
+            .await
+            .map_err(|_| Broken::Stale("no answer"))?
+            .map_err(|error| refused(error, listing))?;
+        self.follow(events, position, sink).await
+    }
+
+    async fn follow<T: Watched>(
+        &self,
+        events: impl futures::Stream<Item = kube::Result<WatchEvent<T>>>,
+        position: &mut Position,
+        sink: &mut impl FnMut(Event<T>),
+    ) -> Result<(), Broken> {
+        let mut events = std::pin::pin!(events);
+        let mut alive = false;
+        loop {
+            let event = tokio::time::timeout(STALL, events.next())
+                .await
+                .map_err(|_| Broken::Stale("the watch is silent"))?;
+            let Some(event) = event else {
+                return match position {
+                    Some(_) if alive => Ok(()),
+                    Some(_) => Err(Broken::Stale("the watch ended without a bookmark")),
+                    None => Err(Broken::Stale("the list broke off")),
+                };
+            };
+            alive = true;
+            match event.map_err(|error| refused(error, false))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    advance(position, object.meta());
+                    sink(Event::Applied(object));
+                }
+                WatchEvent::Deleted(object) => {
+                    advance(position, object.meta());
+                    sink(Event::Deleted(object));
+                }
+                WatchEvent::Bookmark(bookmark) => {
+                    if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
+                        sink(Event::End);
+                        *position = Some(bookmark.metadata.resource_version);
+                    } else {
+                        if position.is_some() {
+                            *position = Some(bookmark.metadata.resource_version);
+                        }
+                        sink(Event::Bookmark);
+                    }
+                }
+                WatchEvent::Error(status) => return Err(refused(kube::Error::Api(status), false)),
+            }
+        }
+    }
+
+    /// Lists in pages; the watch goes on from there.
+    async fn list<T: Watched>(
+        &self,
+        position: &mut Position,
+        sink: &mut impl FnMut(Event<T>),
+    ) -> Result<(), Broken> {
+        sink(Event::Begin);
+        let mut params =
+            ListParams { label_selector: self.selector.map(str::to_owned), ..ListParams::default() }
+                .limit(PAGE);
+        loop {
+            let request = self.request.list(&params).map_err(bad_request)?;
+            let page: ObjectList<T> = tokio::time::timeout(STALL, self.client.request(request))
+                .await
+                .map_err(|_| Broken::Stale("no answer"))?
+                .map_err(|error| refused(error, false))?;
+            page.items.into_iter().for_each(|object| sink(Event::Applied(object)));
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                sink(Event::End);
+                *position = page.metadata.resource_version;
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Events move the position only once the list is complete: a list that broke off cannot be resumed.
+fn advance(position: &mut Position, meta: &Meta) {
+    if let Some(version) = position {
+        version.clone_from(&meta.resource_version);
+    }
+}
+
+fn refused(error: kube::Error, listing: bool) -> Broken {
+    match &error {
+        kube::Error::Api(status) if status.code == 410 => Broken::Stale("the version to resume from is gone"),
+        // "sendInitialEvents is forbidden" where the feature is off; ignored by servers that do not know it.
+        kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => Broken::NoStreaming,
+        _ => Broken::Failed(error.into()),
+    }
+}
+
+fn bad_request(error: kube::core::request::Error) -> Broken {
+    Broken::Failed(Failure::Unavailable(error.to_string()))
+}
+
+fn path(stream: Stream) -> String {
+    let resource = match stream {
+        Stream::Namespaces => "namespaces",
+        Stream::Companions(kind) | Stream::Sources(kind) => kind.plural(),
+    };
+    format!("/api/v1/{resource}")
+}
+
+fn selector(stream: Stream, keys: &Keys) -> Option<String> {
+    match stream {
+        Stream::Namespaces => None,
+        Stream::Companions(_) => Some(format!("{}=true", keys.companion)),
+        Stream::Sources(_) => Some(format!("{}=true", keys.managed)),
+    }
+}
+
+/// What is wrong, and what to do about it.
+fn explain(stream: Stream, failure: &Failure) -> String {
+    match failure {
+        Failure::Forbidden(detail) => {
+            format!(
+                "the watch of {stream} is not allowed ({detail}): apply the RBAC of deploy/ for this identity"
+            )
+        }
+        Failure::Unavailable(detail) => {
+            format!(
+                "the API server cannot be reached for {stream} ({detail}): check the address and the network"
+            )
+        }
+        other => format!("the watch of {stream} failed: {other}"),
+    }
+}
