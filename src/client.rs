@@ -25,17 +25,17 @@ pub enum Error {
     #[error(
         "the kubeconfig cannot be used: {0}; check KUBECONFIG, or unset it to use ~/.kube/config or the pod's ServiceAccount"
     )]
-    Kubeconfig(#[source] kube::config::KubeconfigError),
+    Kubeconfig(String),
     #[error(
         "no cluster to talk to: set KUBECONFIG to a kubeconfig file, or run in a pod with a ServiceAccount ({0})"
     )]
-    Nowhere(#[source] kube::config::InClusterError),
+    Nowhere(String),
     #[error(
         "the kubeconfig asks for the proxy {0}, which Lockstep does not support: remove proxy-url or run it in the cluster"
     )]
     Proxy(http::Uri),
     #[error("the client cannot be built: {0}; check the certificates and the credentials of the kubeconfig")]
-    Build(#[source] kube::Error),
+    Build(String),
 }
 
 /// Why a request failed, without anything that the API server quoted from an object.
@@ -66,9 +66,11 @@ pub async fn config() -> Result<Config, Error> {
     let named = std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     let there = named || Kubeconfig::read().is_ok();
     if there {
-        Config::from_kubeconfig(&KubeConfigOptions::default()).await.map_err(Error::Kubeconfig)
+        Config::from_kubeconfig(&KubeConfigOptions::default())
+            .await
+            .map_err(|error| Error::Kubeconfig(chain(&error)))
     } else {
-        Config::incluster().map_err(Error::Nowhere)
+        Config::incluster().map_err(|error| Error::Nowhere(chain(&error)))
     }
 }
 
@@ -86,19 +88,24 @@ pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
     connector.set_nodelay(true);
     connector.set_keepalive(Some(Duration::from_secs(30)));
     connector.set_connect_timeout(Some(Duration::from_secs(10)));
-    let connector = config.rustls_https_connector_with_connector(connector).map_err(Error::Build)?;
+    let connector = config.rustls_https_connector_with_connector(connector).map_err(unbuildable)?;
     let http: hyper_util::client::legacy::Client<_, Body> =
         hyper_util::client::legacy::Builder::new(TokioExecutor::new())
             .pool_idle_timeout(Duration::from_secs(60))
             .build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer().map_err(Error::Build)?)
-        .layer(config.extra_headers_layer().map_err(Error::Build)?)
+        .option_layer(config.auth_layer().map_err(unbuildable)?)
+        .layer(config.extra_headers_layer().map_err(unbuildable)?)
         .layer(CountCalls(metrics.clone()))
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
+}
+
+#[allow(clippy::needless_pass_by_value)]
+fn unbuildable(error: kube::Error) -> Error {
+    Error::Build(chain(&error))
 }
 
 /// Asks the API server who we are.
@@ -169,12 +176,14 @@ fn without_content(status: &Status) -> String {
     }
 }
 
-/// An error with its causes: the outermost alone says little more than "error trying to connect".
+/// An error with its causes, in one line: the outermost alone says little more than "error trying to connect".
 fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+    let first_line =
+        |error: &dyn std::error::Error| error.to_string().lines().next().unwrap_or_default().to_owned();
+    let mut text = first_line(error);
     let mut source = error.source();
     while let Some(cause) = source {
-        let cause_text = cause.to_string();
+        let cause_text = first_line(cause);
         if !text.contains(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);

@@ -214,8 +214,8 @@ impl Feed {
             }
             Event::Applied(object) => apply(world, object),
             Event::Deleted(object) => delete(world, object),
-            Event::End => {
-                let effect = world.end(self.stream);
+            Event::End(version) => {
+                let effect = world.end(self.stream, version.parse().unwrap_or(u64::MAX));
                 self.pulse.synced(self.stream);
                 effect
             }

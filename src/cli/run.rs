@@ -29,9 +29,10 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let listener = TcpListener::bind(settings.ops_bind)
         .await
         .with_context(|| format!("cannot listen on {}: choose another --ops-bind", settings.ops_bind))?;
+    let ops_address = listener.local_addr().unwrap_or(settings.ops_bind);
     let stop = stop_signal()?;
-    let ops = axum::serve(listener, routes(metrics.clone(), pulse.clone()));
-    let ops = tokio::spawn(ops.with_graceful_shutdown(stopped(stop.clone())).into_future());
+    // Served to the very end: a probe must not fail while what is under way is finished.
+    let ops = tokio::spawn(axum::serve(listener, routes(metrics.clone(), pulse.clone())).into_future());
 
     tokio::select! {
         biased;
@@ -42,7 +43,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             domain = settings.domain,
             namespace = mirror.limits.own_namespace,
             kinds = mirror.kinds.iter().map(|kind| kind.plural()).collect::<Vec<_>>().join(","),
-            ops = %settings.ops_bind,
+            ops = %ops_address,
             "lockstep starts"
         ),
     }

@@ -9,8 +9,10 @@ use crate::object::ObjectKey;
 
 /// What would go within this time counts together.
 const WINDOW: Duration = Duration::from_secs(60);
-/// How long a delete waits for others to join it, where an accident is possible at all.
+/// Where an accident is possible at all, deletes wait until no other has joined them for this long,
 const GATHER: Duration = Duration::from_secs(1);
+/// but not longer than this.
+const MAX_GATHER: Duration = Duration::from_secs(10);
 /// An accident hits more sources than this.
 const SOURCES: usize = 20;
 
@@ -21,6 +23,8 @@ pub struct Brake {
     doomed: HashMap<ObjectKey, HashMap<ObjectKey, Doomed>>,
     /// How many companions there were before any of these went.
     companions: usize,
+    /// When the last of them joined.
+    joined: Option<Instant>,
     held_until: Option<Instant>,
 }
 
@@ -56,7 +60,7 @@ pub struct Whole {
 impl Brake {
     #[must_use]
     pub fn new(grace: Duration) -> Self {
-        Self { grace, doomed: HashMap::new(), companions: 0, held_until: None }
+        Self { grace, doomed: HashMap::new(), companions: 0, joined: None, held_until: None }
     }
 
     /// A source would lose these companions; the others that it was said to lose, it keeps.
@@ -69,13 +73,17 @@ impl Brake {
             if self.doomed.is_empty() { whole.companions } else { self.companions.max(whole.companions) };
         let doomed = self.doomed.entry(source.clone()).or_default();
         for key in going {
-            doomed.entry(key.clone()).or_insert(Doomed { since: now, released: false });
+            doomed.entry(key.clone()).or_insert_with(|| {
+                self.joined = Some(now);
+                Doomed { since: now, released: false }
+            });
         }
         let asked: Vec<&Doomed> = going.iter().filter_map(|key| doomed.get(key)).collect();
         if asked.iter().all(|doomed| doomed.released) {
             return Verdict::Go;
         }
-        let gathered = asked.iter().map(|doomed| doomed.since).max().unwrap_or(now) + GATHER;
+        let first = asked.iter().map(|doomed| doomed.since).min().unwrap_or(now);
+        let gathered = (self.joined.unwrap_or(now) + GATHER).min(first + MAX_GATHER);
 
         let (companions, sources) = self.count();
         if self.held_until.is_none() && companions * 2 > self.companions && sources > SOURCES {
@@ -160,6 +168,18 @@ mod tests {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         assert_eq!(ask(&mut brake, now, 0, 100), Verdict::Gather(now + GATHER));
         assert_eq!(ask(&mut brake, now + GATHER, 0, 100), Verdict::Go);
+    }
+
+    #[test]
+    fn while_others_join_it_waits_on_but_not_for_ever() {
+        let (mut brake, start) = (Brake::new(GRACE), Instant::now());
+        let mut now = start;
+        for n in 0..15 {
+            ask(&mut brake, now, n, 100);
+            now += Duration::from_millis(900);
+        }
+        assert_eq!(ask(&mut brake, now, 0, 100), Verdict::Go);
+        assert!(matches!(ask(&mut brake, now, 14, 100), Verdict::Gather(_)));
     }
 
     #[test]

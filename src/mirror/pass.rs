@@ -392,10 +392,14 @@ impl Inner {
     /// Carries out one change. A create that finds something there looks at it and decides again.
     async fn write(&self, pass: &Pass, change: Change) -> Outcome {
         let Change { at, mut action } = change;
+        let mut manager = None;
         // Create finds something; that must be replaced; the create after that may find something again.
         for _ in 0..4 {
+            manager = action.other_manager().or(manager);
             match self.attempt(pass, &at, action).await {
-                Ok(Step::Finished(done)) => return Outcome { at, result: Ok(done) },
+                Ok(Step::Finished(deed)) => {
+                    return Outcome { at, result: Ok(deed.map(|deed| Done { deed, manager })) };
+                }
                 Ok(Step::Next(next)) => action = next,
                 Err(setback) => return Outcome { at, result: Err(setback) },
             }
@@ -408,23 +412,23 @@ impl Inner {
             self.writer.delete(at, &known).await.map_err(|failure| setback(at, failure))?;
             let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
             self.queue.push_all(effect.look_at);
-            return Ok(Step::Finished(Some(Done { deed: Deed::Deleted(why), manager: None })));
+            return Ok(Step::Finished(Some(Deed::Deleted(why))));
         }
         let Some((source, wish)) =
             pass.source.as_deref().and_then(|source| Some((source, source.wish.as_ref().ok()?)))
         else {
             return Ok(Step::Finished(None));
         };
-        let (object, why, manager) = match action {
+        let (object, why) = match action {
             Action::Create { why } => match self.writer.create(source, wish, at).await {
-                Ok(object) => (object, why, None),
+                Ok(object) => (object, why),
                 Err(Failure::AlreadyExists) => return self.look(pass, source, at).await,
                 // The namespace went: its own watch says so, and says when it is back.
                 Err(Failure::NotFound | Failure::Terminating) => return Ok(Step::Finished(None)),
                 Err(failure) => return Err(setback(at, failure)),
             },
             Action::Update { why, known } => match self.writer.update(source, wish, at, &known).await {
-                Ok(object) => (object, why, known.other_manager.clone()),
+                Ok(object) => (object, why),
                 Err(Failure::NotFound) => {
                     self.world.write(|world| world.companion_vanished(at, &known.uid));
                     return Ok(Step::Next(Action::Create { why: Why::Healed(Heal::Deleted) }));
@@ -438,9 +442,9 @@ impl Inner {
             }
             Action::Delete { .. } => return Ok(Step::Finished(None)),
         };
-        let effect = self.world.write(|world| world.apply_companion(at.kind, object));
+        let effect = self.world.write(|world| world.companion_written(at.kind, object));
         self.queue.push_all(effect.look_at);
-        Ok(Step::Finished(Some(Done { deed: Deed::from(why), manager })))
+        Ok(Step::Finished(Some(Deed::from(why))))
     }
 
     /// Something stands where a companion should be, and no watch of ours had shown it.
@@ -470,7 +474,7 @@ impl Inner {
             }
             Decision::Nothing => {
                 // It is right: our own watch is merely late.
-                self.world.write(|world| world.apply_companion(at.kind, object));
+                self.world.write(|world| world.companion_written(at.kind, object));
                 Ok(Step::Finished(None))
             }
         }
@@ -563,7 +567,7 @@ impl Inner {
 
 /// What an attempt leads to.
 enum Step {
-    Finished(Option<Done>),
+    Finished(Option<Deed>),
     Next(Action),
 }
 

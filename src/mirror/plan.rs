@@ -278,6 +278,19 @@ fn must_replace(source: &Source, found: &Companion) -> bool {
     })
 }
 
+impl Action {
+    /// Who else wrote last what is to be put right.
+    #[must_use]
+    pub fn other_manager(&self) -> Option<String> {
+        match self {
+            Self::Create { .. } => None,
+            Self::Update { known, .. } | Self::Replace { known, .. } | Self::Delete { known, .. } => {
+                known.other_manager.clone()
+            }
+        }
+    }
+}
+
 impl Plan {
     fn remove_all(
         &mut self,

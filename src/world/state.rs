@@ -89,7 +89,10 @@ pub struct Companion {
     /// Who else wrote it last, by field manager.
     pub other_manager: Option<String>,
     version: u64,
+    /// The list, or the watch that followed it, that showed it last; zero when none has.
     epoch: u32,
+    /// The list during or after which we wrote it; zero when we did not.
+    written: u32,
 }
 
 /// A namespace, reduced to what decides whether it is a target.
@@ -142,6 +145,9 @@ pub struct World {
     /// Companions that vanished while their source still stood, with it: making them again is a heal.
     lost: HashMap<ObjectKey, ObjectKey>,
     epochs: HashMap<Stream, u32>,
+    /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
+    /// this and unknown, has come and gone already.
+    horizon: HashMap<Kind, u64>,
 }
 
 /// A companion's name, in one namespace if only that can be meant.
@@ -160,6 +166,7 @@ impl World {
             namespaces: BTreeMap::new(),
             lost: HashMap::new(),
             epochs: HashMap::new(),
+            horizon: HashMap::new(),
         }
     }
 
@@ -271,10 +278,13 @@ impl World {
     /// A fresh list begins: what it does not mention will be swept when it ends.
     pub fn begin(&mut self, stream: Stream) {
         *self.epochs.entry(stream).or_default() += 1;
+        if let Stream::Companions(kind) = stream {
+            self.horizon.remove(&kind);
+        }
     }
 
-    /// A list has ended. What it did not bring is gone, except what we wrote while it ran.
-    pub fn end(&mut self, stream: Stream) -> Effect {
+    /// A list as of `version` has ended. What it did not bring is gone, except what we wrote after that version.
+    pub fn end(&mut self, stream: Stream, version: u64) -> Effect {
         let epoch = self.epoch(stream);
         let mut effect = Effect::default();
         match stream {
@@ -287,8 +297,10 @@ impl World {
                 }
             }
             Stream::Companions(kind) => {
+                self.horizon.insert(kind, version);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
-                    (key.kind == kind && companion.epoch != epoch).then(|| key.clone())
+                    let newer = companion.written == epoch && companion.version > version;
+                    (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
                 };
                 for key in self.companions.iter().filter_map(stale).collect::<Vec<_>>() {
                     effect.add(self.forget_companion(&key));
@@ -303,12 +315,6 @@ impl World {
         self.epochs.get(&stream).copied().unwrap_or_default()
     }
 
-    /// An older state never undoes a newer one. A fresh list does, for what was there before it began: after an
-    /// etcd restore, versions run backwards.
-    const fn is_stale(known: (u64, u32), event: u64, epoch: u32) -> bool {
-        event < known.0 && known.1 == epoch
-    }
-
     // --- sources
 
     pub fn apply_source(&mut self, kind: Kind, object: Object) -> Effect {
@@ -316,7 +322,9 @@ impl World {
         let source = self.read_source(kind, object, epoch);
         let key = source.key.clone();
         let known = self.sources.get(&key);
-        if known.is_some_and(|known| Self::is_stale((known.version, known.epoch), source.version, epoch)) {
+        // An older state never undoes a newer one. A fresh list does, for what was there before it began: after an
+        // etcd restore, versions run backwards.
+        if known.is_some_and(|known| known.epoch == epoch && source.version < known.version) {
             return Effect::default();
         }
         let news = match known {
@@ -415,7 +423,6 @@ impl World {
     /// Reads what must be known of an object that stands where a companion is or should be.
     #[must_use]
     pub fn read_companion(&self, kind: Kind, object: Object) -> (ObjectKey, Companion) {
-        let epoch = self.epoch(Stream::Companions(kind));
         let meta = object.metadata.clone();
         let key = ObjectKey::of(kind, &meta);
         let content = Content::of(object);
@@ -457,27 +464,51 @@ impl World {
             is_source: meta.labels.get(&self.keys.managed).is_some_and(|value| value == "true"),
             other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
             version: meta.version(),
-            epoch,
+            epoch: 0,
+            written: 0,
             uid: meta.uid,
             resource_version: meta.resource_version,
         };
         (key, companion)
     }
 
-    /// A companion was seen by a watch, or is what one of our writes left behind.
+    /// A watch or a list shows a companion.
     pub fn apply_companion(&mut self, kind: Kind, object: Object) -> Effect {
-        let (key, companion) = self.read_companion(kind, object);
-        if let Some(known) = self.companions.get(&key) {
-            if Self::is_stale((known.version, known.epoch), companion.version, companion.epoch) {
+        let (key, mut companion) = self.read_companion(kind, object);
+        companion.epoch = self.epoch(Stream::Companions(kind));
+        self.advance(kind, companion.version);
+        self.put_companion(key, companion)
+    }
+
+    /// One of our own writes returned a companion. The watch may be behind it, or already further.
+    pub fn companion_written(&mut self, kind: Kind, object: Object) -> Effect {
+        let (key, mut companion) = self.read_companion(kind, object);
+        companion.written = self.epoch(Stream::Companions(kind));
+        let horizon = self.horizon.get(&kind).copied().unwrap_or_default();
+        if !self.companions.contains_key(&key) && companion.version <= horizon {
+            return Effect { look_at: self.concerned(&key, companion.source.as_ref()), news: Vec::new() };
+        }
+        self.put_companion(key, companion)
+    }
+
+    fn advance(&mut self, kind: Kind, version: u64) {
+        let horizon = self.horizon.entry(kind).or_default();
+        *horizon = version.max(*horizon);
+    }
+
+    fn put_companion(&mut self, key: ObjectKey, mut companion: Companion) -> Effect {
+        let epoch = self.epoch(Stream::Companions(key.kind));
+        if let Some(known) = self.companions.get_mut(&key) {
+            let trusted = known.epoch == epoch || known.written == epoch;
+            let same = known.resource_version == companion.resource_version && known.uid == companion.uid;
+            // An older state never undoes a newer one, and an echo is no news.
+            if same || (trusted && companion.version < known.version) {
+                known.epoch = known.epoch.max(companion.epoch);
+                known.written = known.written.max(companion.written);
                 return Effect::default();
             }
-            if known.resource_version == companion.resource_version && known.uid == companion.uid {
-                // The echo of our own write.
-                if let Some(known) = self.companions.get_mut(&key) {
-                    known.epoch = companion.epoch;
-                }
-                return Effect::default();
-            }
+            companion.epoch = companion.epoch.max(known.epoch);
+            companion.written = companion.written.max(known.written);
         }
         self.lost.remove(&key);
         let look_at = self.concerned(&key, companion.source.as_ref());
@@ -495,6 +526,7 @@ impl World {
 
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
+        self.advance(kind, meta.version());
         match self.companions.get(&key) {
             Some(known) if known.uid == meta.uid && known.version <= meta.version() => {
                 self.forget_companion(&key)

@@ -3,7 +3,7 @@
 //! kube's own watcher hides bookmarks, so that a watch that went silent cannot be told from a quiet one; it lists
 //! from any version, and resumes a watch that stalled: after an etcd restore that one is silent for ever.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use kube::{
@@ -18,8 +18,8 @@ use crate::{client::Failure, keys::Keys, object::Meta};
 
 /// The API server ends a watch after this time; the next one resumes where it ended.
 const WATCH: Duration = Duration::from_secs(60);
-/// A bookmark comes about once a minute. Two are missing: the watch has stalled.
-const STALL: Duration = Duration::from_secs(130);
+/// Bookmarks come about once a minute, but a quiet resource misses some. None for this long: the watch has stalled.
+const STALL: Duration = Duration::from_secs(180);
 /// For servers that cannot stream a list.
 const PAGE: u32 = 5000;
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -31,8 +31,8 @@ pub enum Event<T> {
     Begin,
     Applied(T),
     Deleted(T),
-    /// The list is complete.
-    End,
+    /// The list is complete, as of this version.
+    End(String),
     /// Nothing new, but the watch lives.
     Bookmark,
 }
@@ -76,15 +76,25 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
     let selector = selector(stream, keys);
     let mut position: Position = None;
     let mut streaming = true;
+    let mut alive = Instant::now();
     let mut retry = FIRST_RETRY;
     let mut complaint = String::new();
     loop {
         let attempt = Attempt { client: &client, request: &request, selector: selector.as_deref() };
+        let mut sink = |event: Event<T>| {
+            alive = Instant::now();
+            sink(event);
+        };
         let outcome = match (&position, streaming) {
             (None, false) => attempt.list(&mut position, &mut sink).await,
             _ => attempt.watch(&mut position, &mut sink).await,
         };
         match outcome {
+            Ok(()) if alive.elapsed() > STALL => {
+                tracing::info!(watch = %stream, "the watch shows no life and begins anew with a fresh list");
+                position = None;
+                continue;
+            }
             Ok(()) => {
                 retry = FIRST_RETRY;
                 complaint.clear();
@@ -154,19 +164,16 @@ impl Attempt<'_> {
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), Broken> {
         let mut events = std::pin::pin!(events);
-        let mut alive = false;
         loop {
             let event = tokio::time::timeout(STALL, events.next())
                 .await
                 .map_err(|_| Broken::Stale("the watch is silent"))?;
             let Some(event) = event else {
                 return match position {
-                    Some(_) if alive => Ok(()),
-                    Some(_) => Err(Broken::Stale("the watch ended without a bookmark")),
+                    Some(_) => Ok(()),
                     None => Err(Broken::Stale("the list broke off")),
                 };
             };
-            alive = true;
             match event.map_err(|error| refused(error, false))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     advance(position, object.meta());
@@ -178,7 +185,7 @@ impl Attempt<'_> {
                 }
                 WatchEvent::Bookmark(bookmark) => {
                     if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
-                        sink(Event::End);
+                        sink(Event::End(bookmark.metadata.resource_version.clone()));
                         *position = Some(bookmark.metadata.resource_version);
                     } else {
                         if position.is_some() {
@@ -211,8 +218,9 @@ impl Attempt<'_> {
             page.items.into_iter().for_each(|object| sink(Event::Applied(object)));
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
-                sink(Event::End);
-                *position = page.metadata.resource_version;
+                let version = page.metadata.resource_version.unwrap_or_default();
+                sink(Event::End(version.clone()));
+                *position = Some(version);
                 return Ok(());
             }
         }

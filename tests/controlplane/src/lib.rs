@@ -1,1 +1,46 @@
+//! Builds, caches and boots a real Kubernetes control plane for tests, demo and benchmarks.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), controlplane::Error> {
+//! let plane = controlplane::ControlPlane::start()?;
+//! let alice = plane.user("alice", &["developers"])?;
+//! plane.kubectl_as(&alice).args(["auth", "whoami"]).status()?;
+//! # Ok(()) }
+//! ```
+//!
+//! etcd, kube-apiserver, kube-controller-manager and kubectl are the real ones, compiled from the
+//! Go modules that `go.mod` pins: the only place to bump a version. The first build takes minutes
+//! and is cached for the user; a boot takes seconds. No process and no file outlives the process
+//! that called [`ControlPlane::start`], whichever way it ends: see `janitor.rs`. For Linux.
+//!
+//! | variable | effect |
+//! | --- | --- |
+//! | `KUBEBUILDER_ASSETS` | a directory with the four binaries, taken instead of building them |
+//! | `LOCKSTEP_TEST_KUBECONFIG` | an existing cluster, used instead of booting one |
+//!
+//! The rooms: `compile` and `binaries` find the programs, `pki` and `port` make what they need,
+//! `components` are their flags, `process` and `janitor` run and end them, `access` lets people in,
+//! `plane` puts it together.
 
+#![forbid(unsafe_code)]
+
+mod access;
+mod binaries;
+mod compile;
+mod components;
+mod error;
+mod files;
+mod janitor;
+mod kubeconfig;
+mod kubectl;
+mod pki;
+mod plane;
+mod port;
+mod process;
+mod wait;
+
+pub use binaries::Binaries;
+pub use error::Error;
+pub use plane::ControlPlane;
+pub use process::Process;
+pub use wait::eventually;

@@ -1,0 +1,143 @@
+//! What etcd, the API server and the controller manager are started with, and when they are ready.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rcgen::KeyPair;
+
+use crate::binaries::Binaries;
+use crate::pki::Authority;
+use crate::process::{Probe, Spec};
+use crate::{Error, files};
+
+/// Name of the audit log in the data directory.
+pub(crate) const AUDIT_LOG: &str = "audit.log";
+
+/// The names under which the API server is called. The last is the address of the Service
+/// `kubernetes`: the first one of `--service-cluster-ip-range`.
+const SERVER_NAMES: [&str; 5] =
+    ["localhost", "127.0.0.1", "kubernetes.default", "kubernetes.default.svc", "10.0.0.1"];
+
+/// Who did what when, a line a request, reads included. `RequestReceived` would only double it.
+const AUDIT_POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+";
+
+/// Writes the files that the flags below refer to. Only the authority's own key is not among them.
+pub(crate) fn write_files(dir: &Path, authority: &Authority) -> Result<(), Error> {
+    let server = authority.server(&SERVER_NAMES)?;
+    let service_accounts = KeyPair::generate()?;
+    for (name, content) in [
+        ("ca.crt", authority.certificate()),
+        ("server.crt", server.certificate),
+        ("server.key", server.key),
+        ("service-accounts.key", service_accounts.serialize_pem()),
+        ("service-accounts.pub", service_accounts.public_key_pem()),
+        ("audit-policy.yaml", AUDIT_POLICY.to_owned()),
+    ] {
+        files::write_private(&dir.join(name), &content)?;
+    }
+    Ok(())
+}
+
+/// etcd listens on a socket in the private data directory: no port to lose, no certificates, and
+/// no other user of the machine can read the Secrets in it. The advertised address is for clients
+/// that look for other members; it has to look like a port, and nobody calls it.
+pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
+    let socket = dir.join("etcd.sock");
+    Spec {
+        name: "etcd",
+        program: binaries.program("etcd"),
+        args: vec![
+            format!("--data-dir={}", dir.join("etcd").display()),
+            format!("--listen-client-urls=unix://{}", socket.display()),
+            "--advertise-client-urls=http://127.0.0.1:2379".into(),
+            "--listen-peer-urls=http://127.0.0.1:0".into(),
+            // It elects itself: no reason to wait a second for other candidates.
+            "--heartbeat-interval=10".into(),
+            "--election-timeout=50".into(),
+            // Data need to survive the death of etcd, not that of the machine.
+            "--unsafe-no-fsync".into(),
+            // Room for benchmarks: at the default of 2 GiB, etcd refuses to write.
+            "--quota-backend-bytes=8589934592".into(),
+            "--log-level=warn".into(),
+        ],
+        ready: Box::new(move || etcd_is_healthy(&socket).unwrap_or(false)),
+    }
+}
+
+/// `extra` comes last, and so wins over what is set here.
+pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, port: u16, extra: &[&str], ready: Probe) -> Spec {
+    let file = |name: &str| dir.join(name).display().to_string();
+    let mut args = vec![
+        format!("--etcd-servers=unix://{}", file("etcd.sock")),
+        "--bind-address=127.0.0.1".into(),
+        // Otherwise it looks for another address, and gives up on a machine without a network.
+        "--advertise-address=127.0.0.1".into(),
+        format!("--secure-port={port}"),
+        // The port is held by us: see `port.rs`.
+        "--permit-port-sharing".into(),
+        // Otherwise the server tries in vain to publish 127.0.0.1 as an endpoint.
+        "--endpoint-reconciler-type=none".into(),
+        "--service-cluster-ip-range=10.0.0.0/24".into(),
+        format!("--tls-cert-file={}", file("server.crt")),
+        format!("--tls-private-key-file={}", file("server.key")),
+        format!("--client-ca-file={}", file("ca.crt")),
+        "--anonymous-auth=false".into(),
+        "--authorization-mode=RBAC".into(),
+        "--service-account-issuer=https://kubernetes.default.svc".into(),
+        format!("--service-account-key-file={}", file("service-accounts.pub")),
+        format!("--service-account-signing-key-file={}", file("service-accounts.key")),
+        format!("--audit-policy-file={}", file("audit-policy.yaml")),
+        format!("--audit-log-path={}", file(AUDIT_LOG)),
+        // A line is in the file before the answer is complete, and the file is never rotated away.
+        "--audit-log-mode=blocking".into(),
+        "--audit-log-maxsize=1000000".into(),
+    ];
+    args.extend(extra.iter().map(ToString::to_string));
+    Spec {
+        name: "kube-apiserver",
+        program: binaries.program("kube-apiserver"),
+        args,
+        // Connecting is cheap, and spares asking in vain.
+        ready: Box::new(move || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() && ready()),
+    }
+}
+
+/// `kubeconfig` is the one that it uses itself.
+pub(crate) fn controller_manager(binaries: &Binaries, dir: &Path, kubeconfig: &Path, ready: Probe) -> Spec {
+    let file = |name: &str| dir.join(name).display().to_string();
+    Spec {
+        name: "kube-controller-manager",
+        program: binaries.program("kube-controller-manager"),
+        args: vec![
+            format!("--kubeconfig={}", kubeconfig.display()),
+            "--use-service-account-credentials".into(),
+            "--leader-elect=false".into(),
+            // Nobody asks it anything, so it needs no port.
+            "--secure-port=0".into(),
+            format!("--root-ca-file={}", file("ca.crt")),
+            format!("--service-account-private-key-file={}", file("service-accounts.key")),
+            // The default of 20 requests a second makes tests wait for the garbage collector.
+            "--kube-api-qps=500".into(),
+            "--kube-api-burst=1000".into(),
+        ],
+        ready,
+    }
+}
+
+fn etcd_is_healthy(socket: &Path) -> io::Result<bool> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer.starts_with("HTTP/1.1 200"))
+}

@@ -1,0 +1,121 @@
+//! Everything that can go wrong, each with what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// Why a control plane could not be built, booted or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no Go toolchain to build the binaries with.
+    #[error(
+        "`go` is not in PATH, and the control plane is built with it: install Go (https://go.dev/dl), or set \
+         KUBEBUILDER_ASSETS to a directory with etcd, kube-apiserver, kube-controller-manager and kubectl, or \
+         LOCKSTEP_TEST_KUBECONFIG to the kubeconfig of an existing cluster"
+    )]
+    NoGo,
+
+    /// The Go build failed; its own output went to stderr.
+    #[error("building the control plane with `go build` failed ({0}), see its output above")]
+    Build(ExitStatus),
+
+    /// `go.mod` does not say which version of a module to build.
+    #[error("tests/controlplane/go.mod does not pin {0}")]
+    NotPinned(&'static str),
+
+    /// There is no place to cache the built binaries in.
+    #[error("neither XDG_CACHE_HOME nor HOME says where to cache the control plane's binaries")]
+    NoCacheDir,
+
+    /// The directory in `KUBEBUILDER_ASSETS` lacks a binary.
+    #[error("KUBEBUILDER_ASSETS={} has no {name}, which is needed {purpose}", dir.display())]
+    MissingBinary {
+        /// The directory as the variable names it.
+        dir: PathBuf,
+        /// The file that is not there.
+        name: &'static str,
+        /// What the control plane needs it for.
+        purpose: &'static str,
+    },
+
+    /// A process of the control plane ended by itself.
+    #[error("{name} ended by itself ({status}), see {}:\n{tail}", log.display())]
+    Ended {
+        /// The process.
+        name: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its log file.
+        log: PathBuf,
+        /// The last lines of that log.
+        tail: String,
+    },
+
+    /// A process of the control plane runs but did not become ready in time.
+    #[error("{name} was not ready after {} s, see {}:\n{tail}", after.as_secs(), log.display())]
+    NotReady {
+        /// The process.
+        name: &'static str,
+        /// How long it was given.
+        after: Duration,
+        /// Its log file.
+        log: PathBuf,
+        /// The last lines of that log.
+        tail: String,
+    },
+
+    /// A signal was meant for a process that does not run.
+    #[error("{0} does not run: restart it first")]
+    NotRunning(&'static str),
+
+    /// Processes and audit log of a cluster that this crate did not start cannot be reached.
+    #[error("{0} is out of reach: LOCKSTEP_TEST_KUBECONFIG names an existing cluster")]
+    ExistingCluster(&'static str),
+
+    /// The kubeconfig of the existing cluster has no usable current context.
+    #[error("{} is no kubeconfig with a current context that has a cluster and a user", .0.display())]
+    Kubeconfig(PathBuf),
+
+    /// A kubectl command failed.
+    #[error("`kubectl {command}` failed: {stderr}")]
+    Kubectl {
+        /// The arguments.
+        command: String,
+        /// What kubectl said.
+        stderr: String,
+    },
+
+    /// Flags and kubeconfigs cannot name files in this directory.
+    #[error("the temporary directory {} is not valid UTF-8: set TMPDIR to another one", .0.display())]
+    TempDir(PathBuf),
+
+    /// The helper processes that clear up after us did not start, or found the directory taken.
+    #[error("the data directory {} cannot be created", .0.display())]
+    Janitor(PathBuf),
+
+    /// A key or certificate could not be made.
+    #[error("cannot make a certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+
+    /// A file could not be read, written or run.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The system refused a socket, a signal or a pipe.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Error {
+    /// For `map_err`: ties an I/O error to the path it is about.
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File { path: path.to_owned(), source }
+    }
+}

@@ -1,0 +1,277 @@
+//! A control plane to test against: one of our own, or an existing cluster.
+
+use std::path::{self, Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
+use std::{env, fmt, fs};
+
+use crate::access::Access;
+use crate::binaries::{self, Binaries};
+use crate::janitor::Janitor;
+use crate::kubectl::Kubectl;
+use crate::pki::Authority;
+use crate::port::Port;
+use crate::process::Process;
+use crate::{Error, components, kubeconfig};
+
+/// A running control plane, or an existing cluster used as one.
+///
+/// It can be shared between threads, and kept in a `static`: it ends with the process at the latest.
+/// Dropping it ends it at once, in the order controller manager, API server, etcd (an API server
+/// that has lost its etcd lingers for minutes), and removes the data directory with everything in
+/// it, kubeconfigs included.
+pub struct ControlPlane {
+    // Fields are dropped from top to bottom: the processes before the janitor, which cleans up.
+    processes: Option<Processes>,
+    access: Access,
+    kubectl: Kubectl,
+    admin: PathBuf,
+    janitor: Janitor,
+}
+
+/// The processes of a control plane of our own. Dropped from top to bottom, too.
+struct Processes {
+    controller_manager: Process,
+    apiserver: Process,
+    etcd: Process,
+    _port: Port,
+}
+
+// ---------------------------------------------------------------- start and stop
+
+impl ControlPlane {
+    /// Boots a control plane, or uses the cluster that `LOCKSTEP_TEST_KUBECONFIG` names.
+    ///
+    /// Returns when the API server is ready and the controller manager works, after some seconds.
+    /// The very first call may take minutes to build the binaries: see [`Binaries::find`].
+    ///
+    /// # Errors
+    /// When there are no binaries, or a process does not come up. Its log is quoted, and kept in
+    /// the system's temporary directory.
+    pub fn start() -> Result<Self, Error> {
+        Self::start_with(&[])
+    }
+
+    /// Like [`start`](Self::start), with more flags for the API server, such as
+    /// `--max-requests-inflight=2000`. They win over ours. An existing cluster ignores them.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_with(apiserver_flags: &[&str]) -> Result<Self, Error> {
+        match binaries::from_env("LOCKSTEP_TEST_KUBECONFIG") {
+            Some(kubeconfig) => Self::existing(&kubeconfig),
+            None => Self::boot(&Binaries::find()?, apiserver_flags),
+        }
+    }
+
+    /// Uses the cluster of the current context of a kubeconfig, which has to be that of an
+    /// administrator. The file is read once: changing its context later changes nothing here.
+    ///
+    /// # Errors
+    /// When the kubeconfig is of no use, or the cluster is not ready.
+    pub fn existing(kubeconfig: &Path) -> Result<Self, Error> {
+        let janitor = Janitor::start(new_data_dir()?)?;
+        let dir = janitor.dir();
+        let kubectl = Kubectl::new(binaries::any_kubectl()?, dir);
+        let (cluster, credentials) = kubeconfig::current(&kubectl, kubeconfig)?;
+        let access = Access::existing(dir, cluster, credentials);
+        let plane = Self { processes: None, admin: access.admin()?, access, kubectl, janitor };
+        plane.wait_ready()?;
+        Ok(plane)
+    }
+
+    fn boot(binaries: &Binaries, apiserver_flags: &[&str]) -> Result<Self, Error> {
+        let janitor = Janitor::start(new_data_dir()?)?;
+        let dir = janitor.dir();
+        let authority = Authority::new()?;
+        components::write_files(dir, &authority)?;
+        let port = Port::reserve()?;
+        let access = Access::own(dir, &format!("https://127.0.0.1:{}", port.number()), authority);
+        let kubectl = Kubectl::new(binaries.program("kubectl"), dir);
+        let admin = access.admin()?;
+
+        // An error from here on drops what runs already, the last one first.
+        let start = |spec| Process::start(spec, &janitor);
+        let etcd = start(components::etcd(binaries, dir))?;
+        etcd.wait_ready().map_err(keep_log)?;
+        let ready = kubectl.succeeds(&admin, &["get", "--raw=/readyz"]);
+        let apiserver = start(components::apiserver(binaries, dir, port.number(), apiserver_flags, ready))?;
+        apiserver.wait_ready().map_err(keep_log)?;
+
+        // Not earlier: it gives up when the API server is not ready within ten seconds.
+        let own = access.user("system:kube-controller-manager", &[])?;
+        // Its first work is to make this account. After a restart it is there already.
+        let ready = kubectl.succeeds(&admin, &["get", "serviceaccount", "default", "--namespace=default"]);
+        let controller_manager = start(components::controller_manager(binaries, dir, &own, ready))?;
+        controller_manager.wait_ready().map_err(keep_log)?;
+
+        let processes = Some(Processes { controller_manager, apiserver, etcd, _port: port });
+        Ok(Self { processes, access, kubectl, admin, janitor })
+    }
+
+    /// Waits until the API server is ready, which includes that it reaches etcd. For tests that
+    /// have harmed one of the two.
+    ///
+    /// # Errors
+    /// [`Error::NotRunning`] when the API server was killed, [`Error::NotReady`] when it takes too
+    /// long, [`Error::Kubectl`] when an existing cluster, which is asked only once, is not ready.
+    pub fn wait_ready(&self) -> Result<(), Error> {
+        match &self.processes {
+            Some(own) => own.apiserver.wait_ready(),
+            None => {
+                self.kubectl.run(&self.admin, &["get", "--raw=/readyz", "--request-timeout=1m"]).map(|_| ())
+            }
+        }
+    }
+
+    /// Ends everything and removes the data directory; the same as dropping.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+// ---------------------------------------------------------------- access
+
+impl ControlPlane {
+    /// The kubeconfig of an administrator.
+    #[must_use]
+    pub fn admin(&self) -> PathBuf {
+        self.admin.clone()
+    }
+
+    /// Makes a kubeconfig for a user in these groups, with a client certificate. On an existing
+    /// cluster, the administrator impersonates the user: the audit log shows both.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn user(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
+        self.access.user(name, groups)
+    }
+
+    /// Makes a kubeconfig for a `ServiceAccount`, which has to exist, with a token for twelve hours.
+    /// The token dies with the `ServiceAccount`: one made again under the same name needs a new one.
+    ///
+    /// # Errors
+    /// [`Error::Kubectl`] when there is no such `ServiceAccount`.
+    pub fn service_account(&self, namespace: &str, name: &str) -> Result<PathBuf, Error> {
+        let args = ["create", "token", name, "--namespace", namespace, "--duration=12h"];
+        let token = self.kubectl.run(&self.admin, &args)?;
+        self.access.service_account(namespace, name, token.trim())
+    }
+
+    /// A kubectl command of the administrator.
+    #[must_use]
+    pub fn kubectl(&self) -> Command {
+        self.kubectl_as(&self.admin)
+    }
+
+    /// A kubectl command of the owner of a kubeconfig.
+    #[must_use]
+    pub fn kubectl_as(&self, kubeconfig: &Path) -> Command {
+        self.kubectl.with(kubeconfig)
+    }
+
+    /// The kubectl program. Prefer [`kubectl`](Self::kubectl): it keeps out of the user's cache,
+    /// which remembers what a server at the same address once offered.
+    #[must_use]
+    pub fn kubectl_path(&self) -> PathBuf {
+        self.kubectl.program().to_owned()
+    }
+
+    /// The address of the API server, like `https://127.0.0.1:34567`.
+    #[must_use]
+    pub fn server_url(&self) -> &str {
+        self.access.server()
+    }
+}
+
+// ---------------------------------------------------------------- what is inside
+
+impl ControlPlane {
+    /// Whether this is an existing cluster, whose processes and audit log are out of reach. Tests
+    /// that need them can pass over it.
+    #[must_use]
+    pub fn is_existing(&self) -> bool {
+        self.processes.is_none()
+    }
+
+    /// The database. Without it the API server still answers some reads, from its memory.
+    ///
+    /// # Errors
+    /// [`Error::ExistingCluster`] when it is not ours.
+    pub fn etcd(&self) -> Result<&Process, Error> {
+        self.own("etcd").map(|own| &own.etcd)
+    }
+
+    /// The API server.
+    ///
+    /// # Errors
+    /// [`Error::ExistingCluster`] when it is not ours.
+    pub fn apiserver(&self) -> Result<&Process, Error> {
+        self.own("kube-apiserver").map(|own| &own.apiserver)
+    }
+
+    /// The garbage collector, the namespace controller and all the others.
+    ///
+    /// # Errors
+    /// [`Error::ExistingCluster`] when it is not ours.
+    pub fn controller_manager(&self) -> Result<&Process, Error> {
+        self.own("kube-controller-manager").map(|own| &own.controller_manager)
+    }
+
+    /// The audit log: a JSON document a line for each request, reads included, with its metadata.
+    /// The line is there when the answer to a request is complete. A watch has one when it starts
+    /// and one when it ends.
+    ///
+    /// # Errors
+    /// [`Error::ExistingCluster`] when it is not ours.
+    pub fn audit_log(&self) -> Result<PathBuf, Error> {
+        self.own("the audit log").map(|_| self.janitor.dir().join(components::AUDIT_LOG))
+    }
+
+    /// The private directory with everything in it: logs, data, kubeconfigs. Gone after the end.
+    #[must_use]
+    pub fn data_dir(&self) -> &Path {
+        self.janitor.dir()
+    }
+
+    fn own(&self, what: &'static str) -> Result<&Processes, Error> {
+        self.processes.as_ref().ok_or(Error::ExistingCluster(what))
+    }
+}
+
+impl fmt::Debug for ControlPlane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("ControlPlane");
+        debug
+            .field("server_url", &self.server_url())
+            .field("data_dir", &self.data_dir())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A path that no other process and no other control plane of this one uses.
+fn new_data_dir() -> Result<PathBuf, Error> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+    let temp = path::absolute(env::temp_dir())?;
+    match temp.to_str() {
+        Some(_) => Ok(temp.join(format!("controlplane-{}-{count}-{now:x}", process::id()))),
+        None => Err(Error::TempDir(temp)),
+    }
+}
+
+/// Moves the log that an error names out of the data directory, which does not outlive the error.
+fn keep_log(mut error: Error) -> Error {
+    if let Error::Ended { log, .. } | Error::NotReady { log, .. } = &mut error
+        && let Some((dir, name)) = log.parent().zip(log.file_name())
+    {
+        let kept = dir.with_added_extension(name);
+        if fs::rename(&*log, &kept).is_ok() {
+            *log = kept;
+        }
+    }
+    error
+}

@@ -1,0 +1,50 @@
+//! A TCP port that stays ours while the server behind it comes and goes.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
+
+use crate::Error;
+
+/// A port of 127.0.0.1, reserved for a server that shares it (`SO_REUSEPORT`).
+///
+/// Choosing a free port and letting it go again leaves a moment in which another process can take
+/// it, now or at the next restart. So the port is held by a socket that is bound but never listens:
+/// connections go to the server, and are refused while there is none.
+pub(crate) struct Port {
+    _reservation: OwnedFd,
+    number: u16,
+}
+
+impl Port {
+    pub(crate) fn reserve() -> Result<Self, Error> {
+        let reserve = || -> rustix::io::Result<_> {
+            let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            sockopt::set_socket_reuseport(&socket, true)?;
+            bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+            let address = SocketAddr::try_from(getsockname(&socket)?)?;
+            Ok(Self { number: address.port(), _reservation: socket })
+        };
+        reserve().map_err(|error| Error::Io(error.into()))
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn nobody_else_can_take_a_reserved_port_and_nobody_answers_on_it() {
+        let port = Port::reserve().unwrap();
+        let address = (Ipv4Addr::LOCALHOST, port.number());
+        assert_eq!(TcpListener::bind(address).unwrap_err().kind(), ErrorKind::AddrInUse);
+        assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+}

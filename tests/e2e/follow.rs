@@ -1,0 +1,251 @@
+//! Companions come into being and follow their sources.
+
+use serde_json::json;
+
+use crate::harness::{Cluster, configmap, secret};
+
+#[tokio::test]
+async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
+    let cluster = Cluster::new("becomes").await;
+    let _lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let named = cluster.namespace("named").await;
+    let prefixed = cluster.namespace("team-a").await;
+    let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
+    let other = cluster.namespace("other").await;
+
+    // Not labelled yet: nothing happens. The label is what makes it a source.
+    let source = cluster.source(&home, "colors").with("/metadata/labels", json!({}));
+    let targets = format!("., {named}, {}*", cluster.ns("team-"));
+    source
+        .ask("target-namespaces", &targets)
+        .ask("target-selector", &format!("tier={}", cluster.id))
+        .create()
+        .await;
+    cluster
+        .merge(
+            &configmap(&home, "colors"),
+            &json!({"metadata": {"labels": {cluster.key("managed"): "true"}}}),
+        )
+        .await;
+
+    for namespace in [&home, &named, &prefixed, &selected] {
+        let companion = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+        let metadata = &companion["metadata"];
+        assert_eq!(metadata["labels"][cluster.key("companion")], "true");
+        assert_eq!(metadata["annotations"][cluster.key("source")], format!("{home}/colors"));
+        assert_eq!(metadata["annotations"][cluster.key("protect")], "edits");
+        assert_eq!(metadata["annotations"][cluster.key("source-checksum")].as_str().unwrap().len(), 12);
+        // An owner in another namespace would make the garbage collector delete the companion.
+        assert_eq!(metadata["ownerReferences"].is_array(), namespace == &home);
+    }
+    let owner = &cluster.configmap(&home, "colors-synced").await.unwrap()["metadata"]["ownerReferences"][0];
+    assert_eq!((&owner["name"], &owner["controller"]), (&json!("colors"), &json!(true)));
+    assert!(owner["blockOwnerDeletion"].is_null());
+    assert!(cluster.configmap(&other, "colors-synced").await.is_none());
+
+    let note = cluster.wait_event(&home, "colors", "Mirrored").await;
+    assert!(note.starts_with("created 4: "), "{note}");
+}
+
+#[tokio::test]
+async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
+    let cluster = Cluster::new("secret").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let away = cluster.namespace("away").await;
+    let data = json!({"username": "aHVzaC11c2Vy", "password": "aHVzaC1odXNo"});
+    cluster
+        .source(&home, "login")
+        .secret("kubernetes.io/basic-auth", data.clone())
+        .ask("target-namespaces", &away)
+        .create()
+        .await;
+    let path = secret(&away, "login-synced");
+    let companion = crate::harness::eventually("the companion", || cluster.get(&path)).await;
+    assert_eq!((&companion["data"], &companion["type"]), (&data, &json!("kubernetes.io/basic-auth")));
+
+    // An edit and its heal: nothing about them shows values, in any form.
+    cluster.merge(&path, &json!({"data": {"password": "ZWRpdGVk"}})).await;
+    crate::harness::eventually("the heal", || async {
+        cluster.get(&path).await.filter(|object| object["data"] == data)
+    })
+    .await;
+    let note = cluster.wait_event(&home, "login", "Healed").await;
+    let shown = [lockstep.log(), lockstep.metrics(), note].concat();
+    assert!(shown.contains("password"), "the names of keys are told: {shown}");
+    for value in ["aHVzaC", "hush", "ZWRpdGVk", "edited"] {
+        assert!(!shown.contains(value), "{value} in {shown}");
+    }
+}
+
+#[tokio::test]
+async fn source_content_or_policy_changes_and_each_companion_follows_with_one_write() {
+    let cluster = Cluster::new("changes").await;
+    let _lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let (a, b) = (cluster.namespace("a").await, cluster.namespace("b").await);
+    cluster.source(&home, "colors").ask("target-namespaces", &format!("{a},{b}")).create().await;
+    for namespace in [&a, &b] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    let path = configmap(&home, "colors");
+    cluster
+        .merge(&path, &json!({"data": {"sky": null, "sea": "green"}, "binaryData": {"bin": "AAEC"}}))
+        .await;
+    for namespace in [&a, &b] {
+        let companion = cluster.wait_data(namespace, "colors-synced", json!({"sea": "green"})).await;
+        assert_eq!(companion["binaryData"], json!({"bin": "AAEC"}));
+    }
+    cluster.merge(&path, &json!({"metadata": {"annotations": {cluster.key("protect"): "all"}}})).await;
+    for namespace in [&a, &b] {
+        cluster
+            .wait(namespace, "colors-synced", "protect", |object| {
+                object["metadata"]["annotations"][cluster.key("protect")] == "all"
+            })
+            .await;
+        let verbs: Vec<String> = cluster.audit(namespace).into_iter().map(|(verb, ..)| verb).collect();
+        assert_eq!(verbs, ["create", "patch", "patch"], "{namespace}");
+    }
+    // What does not concern companions is no reason to write.
+    cluster.merge(&path, &json!({"metadata": {"annotations": {"unrelated": "1"}}})).await;
+    cluster.merge(&path, &json!({"data": {"sea": "grey"}})).await;
+    cluster.wait_data(&a, "colors-synced", json!({"sea": "grey"})).await;
+    assert_eq!(cluster.audit(&a).len(), 4);
+}
+
+#[tokio::test]
+async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
+    let cluster = Cluster::new("keys").await;
+    let _lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    cluster
+        .source(&home, "colors")
+        .with("/data", json!({"a": "1", "b": "2", "c": "3"}))
+        .with("/metadata/labels/team", json!("red"))
+        .with("/metadata/labels/app.kubernetes.io~1instance", json!("argo"))
+        .with("/metadata/annotations/example.com~1x", json!("x"))
+        .with("/metadata/annotations/example.com~1y", json!("y"))
+        .ask("companion-name", "palette")
+        .ask("keys", "a, c=d, absent")
+        .ask("copy-labels", "team, app.kubernetes.io/*")
+        .ask("copy-annotations", "example.com/*")
+        .create()
+        .await;
+    let companion = cluster.wait_data(&home, "palette", json!({"a": "1", "d": "3"})).await;
+    let (labels, annotations) = (&companion["metadata"]["labels"], &companion["metadata"]["annotations"]);
+    assert_eq!(labels["team"], "red");
+    assert!(labels["app.kubernetes.io/instance"].is_null(), "Argo CD would take it for its own");
+    assert_eq!((&annotations["example.com/x"], &annotations["example.com/y"]), (&json!("x"), &json!("y")));
+    assert!(cluster.configmap(&home, "colors-synced").await.is_none());
+
+    // What is no longer carried over goes; what others put there stays.
+    cluster.merge(&configmap(&home, "palette"), &json!({"metadata": {"labels": {"theirs": "1"}}})).await;
+    let patch = json!({"metadata": {
+        "labels": {"team": null},
+        "annotations": {cluster.key("copy-annotations"): "example.com/y", cluster.key("companion-name"): "palette"},
+    }});
+    cluster.merge(&configmap(&home, "colors"), &patch).await;
+    let companion = cluster
+        .wait(&home, "palette", "carried no more", |object| {
+            object["metadata"]["labels"]["team"].is_null()
+                && object["metadata"]["annotations"]["example.com/x"].is_null()
+        })
+        .await;
+    assert_eq!(companion["metadata"]["annotations"]["example.com/y"], "y");
+    assert_eq!(companion["metadata"]["labels"]["theirs"], "1");
+
+    // Another name: the old companion goes.
+    let patch = json!({"metadata": {"annotations": {cluster.key("companion-name"): null}}});
+    cluster.merge(&configmap(&home, "colors"), &patch).await;
+    cluster.wait_data(&home, "colors-synced", json!({"a": "1", "d": "3"})).await;
+    cluster.wait_gone(&configmap(&home, "palette")).await;
+}
+
+#[tokio::test]
+async fn a_namespace_appears_or_starts_to_match() {
+    let cluster = Cluster::new("appears").await;
+    let _lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let late = cluster.ns("late");
+    cluster
+        .source(&home, "colors")
+        .ask("target-namespaces", &format!("{late},{}*", cluster.ns("team-")))
+        .ask("target-selector", &format!("tier={}", cluster.id))
+        .create()
+        .await;
+    for name in ["late", "team-a"] {
+        let namespace = cluster.namespace(name).await;
+        cluster.wait_data(&namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    let matching = cluster.namespace("matching").await;
+    let label = json!({"metadata": {"labels": {"tier": cluster.id}}});
+    cluster.merge(&format!("/api/v1/namespaces/{matching}"), &label).await;
+    cluster.wait_data(&matching, "colors-synced", json!({"sky": "blue"})).await;
+}
+
+#[tokio::test]
+async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
+    let cluster = Cluster::new("terminating").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let going = cluster.namespace("going").await;
+    // A finalizer keeps the namespace terminating for as long as the test lasts.
+    let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/held"]}});
+    cluster.post(&format!("/api/v1/namespaces/{going}/configmaps"), &held).await;
+    cluster.source(&home, "early").ask("target-namespaces", &format!(".,{going}")).create().await;
+    cluster.wait_data(&going, "early-synced", json!({"sky": "blue"})).await;
+
+    cluster.delete(&format!("/api/v1/namespaces/{going}")).await;
+    cluster.wait_gone(&configmap(&going, "early-synced")).await;
+    let before = cluster.audit(&going).len();
+    cluster.source(&home, "late").ask("target-namespaces", &format!(".,{going}")).create().await;
+    cluster.wait_data(&home, "late-synced", json!({"sky": "blue"})).await;
+    assert_eq!(cluster.audit(&going).len(), before, "nothing was tried");
+    assert_eq!(lockstep.metric("lockstep_troubles{reason=\"forbidden\"}"), 0.0);
+
+    cluster.merge(&configmap(&going, "held"), &json!({"metadata": {"finalizers": null}})).await;
+    cluster.wait_gone(&format!("/api/v1/namespaces/{going}")).await;
+    let again = cluster.namespace("going").await;
+    cluster.wait_data(&again, "late-synced", json!({"sky": "blue"})).await;
+}
+
+#[tokio::test]
+async fn paused_leaves_companions_as_they_are_until_the_source_goes() {
+    let cluster = Cluster::new("paused").await;
+    let _lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "beacon").create().await;
+    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+    cluster.wait_data(&home, "beacon-synced", json!({"sky": "blue"})).await;
+
+    let path = configmap(&home, "colors");
+    cluster.merge(&path, &json!({"metadata": {"annotations": {cluster.key("paused"): "true"}}})).await;
+    cluster.merge(&path, &json!({"data": {"sky": "grey"}})).await;
+    cluster.merge(&configmap(&home, "beacon"), &json!({"data": {"sky": "red"}})).await;
+    cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
+    cluster.merge(&configmap(&away, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
+    cluster.merge(&configmap(&home, "beacon-synced"), &json!({"data": {"sky": "mine"}})).await;
+    cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
+    assert_eq!(cluster.configmap(&away, "colors-synced").await.unwrap()["data"]["sky"], "mine");
+
+    cluster.delete(&path).await;
+    cluster.wait_gone(&configmap(&away, "colors-synced")).await;
+}
+
+#[tokio::test]
+async fn defaults_missing_on_a_source_are_the_built_in_ones_and_the_mirror_never_writes_a_source() {
+    let cluster = Cluster::new("defaults").await;
+    let _lockstep = cluster.lockstep().await;
+    let away = cluster.namespace("away").await;
+    let defaults = json!({cluster.key("default-target-namespaces"): away});
+    let home = cluster.namespace_with("home", json!({}), defaults).await;
+    let created = cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    cluster.source(&home, "beacon").ask("target-namespaces", &away).create().await;
+    cluster.wait_data(&away, "beacon-synced", json!({"sky": "blue"})).await;
+    assert!(cluster.configmap(&away, "colors-synced").await.is_none());
+    let now = cluster.configmap(&home, "colors").await.unwrap();
+    assert_eq!(now["metadata"]["resourceVersion"], created["metadata"]["resourceVersion"]);
+}

@@ -1,0 +1,432 @@
+//! A real control plane, shared by all tests of this binary, and a Lockstep of its own for each.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs::File,
+    future::Future,
+    io::{Read, Write},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use controlplane::ControlPlane;
+use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
+use serde_json::{Value, json};
+
+/// How long a test waits for what must come about. Machines are slow at times; what is right comes sooner.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The control plane of all tests that leave it alone.
+pub fn shared() -> &'static ControlPlane {
+    static PLANE: OnceLock<ControlPlane> = OnceLock::new();
+    PLANE.get_or_init(|| boot(&[]))
+}
+
+/// A control plane with Lockstep's RBAC installed.
+pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
+    let plane = ControlPlane::start_with(apiserver_flags).unwrap_or_else(|error| panic!("{error}"));
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+    for arguments in [["-k", "base"], ["-f", "components/secrets/rbac.yaml"]] {
+        let [flag, path] = arguments;
+        run(plane.kubectl().arg("apply").arg(flag).arg(deploy.join(path)));
+    }
+    plane
+}
+
+/// Runs a command that must succeed, and returns what it printed.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Waits for a condition: `None` means not yet.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut condition: impl FnMut() -> F) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(start.elapsed() < DEADLINE, "not within {DEADLINE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// One test's part of the cluster: its own domain, its own namespaces, an admin's client.
+pub struct Cluster {
+    pub plane: &'static ControlPlane,
+    /// Unique to the test: the domain is `<id>.test`, namespaces start with `<id>-`.
+    pub id: String,
+    client: Client,
+}
+
+impl Cluster {
+    pub async fn new(test: &str) -> Self {
+        Self::on(shared(), test).await
+    }
+
+    pub async fn on(plane: &'static ControlPlane, test: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let unique = (std::process::id() * 1000 + NEXT.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
+        let id = format!("{test}-{unique}");
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let kubeconfig = Kubeconfig::read_from(plane.admin()).expect("the admin's kubeconfig");
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .expect("a config");
+        Self { plane, id, client: Client::try_from(config).expect("a client") }
+    }
+
+    pub fn domain(&self) -> String {
+        format!("{}.test", self.id)
+    }
+
+    pub fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.domain())
+    }
+
+    /// The full name of one of the test's namespaces.
+    pub fn ns(&self, name: &str) -> String {
+        format!("{}-{name}", self.id)
+    }
+
+    /// Creates one of the test's namespaces and returns its full name.
+    pub async fn namespace(&self, name: &str) -> String {
+        self.namespace_with(name, json!({}), json!({})).await
+    }
+
+    pub async fn namespace_with(&self, name: &str, labels: Value, annotations: Value) -> String {
+        let name = self.ns(name);
+        self.post(
+            "/api/v1/namespaces",
+            &json!({"metadata": {"name": name, "labels": labels, "annotations": annotations}}),
+        )
+        .await;
+        name
+    }
+
+    // --- raw API access, as the admin
+
+    pub async fn try_request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Value, u16> {
+        let mut request = http::Request::builder().method(method).uri(path);
+        if let Some((kind, _)) = body {
+            request = request.header("content-type", kind);
+        }
+        let bytes = body.map(|(_, body)| serde_json::to_vec(body).unwrap()).unwrap_or_default();
+        match self.client.request::<Value>(request.body(bytes).unwrap()).await {
+            Ok(value) => Ok(value),
+            Err(kube::Error::Api(status)) => Err(status.code),
+            Err(error) => panic!("{method} {path}: {error}"),
+        }
+    }
+
+    async fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Value {
+        self.try_request(method, path, body)
+            .await
+            .unwrap_or_else(|code| panic!("{method} {path}: {code} for {body:?}"))
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Value {
+        self.request("POST", path, Some(("application/json", body))).await
+    }
+
+    pub async fn get(&self, path: &str) -> Option<Value> {
+        match self.try_request("GET", path, None).await {
+            Ok(value) => Some(value),
+            Err(404) => None,
+            Err(code) => panic!("GET {path}: {code}"),
+        }
+    }
+
+    /// A merge patch, under the field manager `tester`.
+    pub async fn merge(&self, path: &str, patch: &Value) -> Value {
+        let path = format!("{path}?fieldManager=tester");
+        self.request("PATCH", &path, Some(("application/merge-patch+json", patch))).await
+    }
+
+    pub async fn delete(&self, path: &str) {
+        self.delete_with(path, "Background").await;
+    }
+
+    pub async fn delete_with(&self, path: &str, propagation: &str) {
+        let options = json!({"propagationPolicy": propagation});
+        self.request("DELETE", path, Some(("application/json", &options))).await;
+    }
+
+    // --- sources and companions
+
+    /// A source of this test's domain, not yet created.
+    pub fn source(&self, namespace: &str, name: &str) -> Source<'_> {
+        Source {
+            cluster: self,
+            secret: false,
+            object: json!({
+                "metadata": {
+                    "namespace": namespace,
+                    "name": name,
+                    "labels": {self.key("managed"): "true"},
+                    "annotations": {},
+                },
+                "data": {"sky": "blue"},
+            }),
+        }
+    }
+
+    pub async fn configmap(&self, namespace: &str, name: &str) -> Option<Value> {
+        self.get(&configmap(namespace, name)).await
+    }
+
+    /// Waits until a ConfigMap is there and passes.
+    pub async fn wait(
+        &self,
+        namespace: &str,
+        name: &str,
+        what: &str,
+        pass: impl Fn(&Value) -> bool,
+    ) -> Value {
+        eventually(&format!("{namespace}/{name}: {what}"), || async {
+            self.configmap(namespace, name).await.filter(|object| pass(object))
+        })
+        .await
+    }
+
+    /// Waits until a ConfigMap holds just this data.
+    pub async fn wait_data(&self, namespace: &str, name: &str, data: Value) -> Value {
+        self.wait(namespace, name, &data.to_string(), |object| object["data"] == data).await
+    }
+
+    pub async fn wait_gone(&self, path: &str) {
+        eventually(&format!("{path} is gone"), || async { self.get(path).await.is_none().then_some(()) })
+            .await;
+    }
+
+    /// Waits for an Event with this reason on a source, and returns its note.
+    pub async fn wait_event(&self, namespace: &str, source: &str, reason: &str) -> String {
+        eventually(&format!("an Event {reason} on {namespace}/{source}"), || async {
+            self.events(namespace, source)
+                .await
+                .into_iter()
+                .find(|(found, _)| found == reason)
+                .map(|(_, note)| note)
+        })
+        .await
+    }
+
+    /// Reason and note of all Events on an object.
+    pub async fn events(&self, namespace: &str, name: &str) -> Vec<(String, String)> {
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+        let list = self.get(&path).await.expect("events");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        items
+            .iter()
+            .filter(|event| event["regarding"]["name"] == name)
+            .map(|event| (text(&event["reason"]), text(&event["note"])))
+            .collect()
+    }
+
+    /// What Lockstep's identity asked of the API server in one of the test's namespaces: verb, name, code.
+    pub fn audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
+        let log =
+            std::fs::read_to_string(self.plane.audit_log().expect("an audit log")).expect("the audit log");
+        log.lines()
+            .filter(|line| {
+                line.contains(namespace) && line.contains("serviceaccount:lockstep-system:lockstep")
+            })
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|entry| {
+                entry["objectRef"]["namespace"] == namespace && entry["objectRef"]["resource"] != "events"
+            })
+            .filter(|entry| entry["user"]["username"] == "system:serviceaccount:lockstep-system:lockstep")
+            .map(|entry| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let name = match &entry["objectRef"]["name"] {
+                    Value::String(name) => name.clone(),
+                    _ => String::new(),
+                };
+                (text(&entry["verb"]), name, entry["responseStatus"]["code"].as_u64().unwrap_or_default())
+            })
+            .collect()
+    }
+
+    /// Starts a Lockstep for this test and waits until it is ready.
+    pub async fn lockstep(&self) -> Lockstep {
+        self.lockstep_with(&[]).await
+    }
+
+    pub async fn lockstep_with(&self, flags: &[&str]) -> Lockstep {
+        let kubeconfig = self.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
+        let mut lockstep = Lockstep::spawn(&self.domain(), &kubeconfig, flags);
+        lockstep.wait_ready().await;
+        lockstep
+    }
+}
+
+/// The path of a ConfigMap.
+pub fn configmap(namespace: &str, name: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/configmaps/{name}")
+}
+
+pub fn secret(namespace: &str, name: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/secrets/{name}")
+}
+
+/// A source about to be created; reads like a sentence.
+pub struct Source<'a> {
+    cluster: &'a Cluster,
+    secret: bool,
+    object: Value,
+}
+
+impl Source<'_> {
+    /// One of our annotations.
+    pub fn ask(mut self, key: &str, value: &str) -> Self {
+        self.object["metadata"]["annotations"][self.cluster.key(key)] = json!(value);
+        self
+    }
+
+    /// Any field, by JSON pointer from the top, as in `/metadata/labels/team`.
+    pub fn with(mut self, pointer: &str, value: Value) -> Self {
+        let (parent, field) = pointer.rsplit_once('/').unwrap();
+        let field = field.replace("~1", "/");
+        self.object.pointer_mut(parent).unwrap()[field] = value;
+        self
+    }
+
+    pub fn secret(mut self, type_: &str, data: Value) -> Self {
+        self.secret = true;
+        self.object["type"] = json!(type_);
+        self.object["data"] = data;
+        self
+    }
+
+    pub async fn create(self) -> Value {
+        let kind = if self.secret { "secrets" } else { "configmaps" };
+        let namespace = self.object["metadata"]["namespace"].as_str().unwrap();
+        self.cluster.post(&format!("/api/v1/namespaces/{namespace}/{kind}"), &self.object).await
+    }
+}
+
+/// A running Lockstep. It is killed when dropped; a test that fails shows its log.
+pub struct Lockstep {
+    child: Child,
+    log: PathBuf,
+    ops: Option<String>,
+}
+
+impl Lockstep {
+    pub fn spawn(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("lockstep-{}-{}.log", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let log = std::env::temp_dir().join(name);
+        let child = Command::new(env!("CARGO_BIN_EXE_lockstep"))
+            .args(["run", "--domain", domain, "--kinds", "configmaps,secrets", "--ops-bind", "127.0.0.1:0"])
+            .args(["--log-format", "json"])
+            .args(flags)
+            .env("KUBECONFIG", kubeconfig)
+            .stdin(Stdio::null())
+            .stderr(File::create(&log).expect("a log file"))
+            .spawn()
+            .expect("lockstep starts");
+        Self { child, log, ops: None }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("the log")
+    }
+
+    /// The log's lines, parsed.
+    pub fn lines(&self) -> Vec<BTreeMap<String, Value>> {
+        self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    pub async fn wait_log(&self, text: &str) {
+        eventually(&format!("`{text}` in the log"), || async { self.log().contains(text).then_some(()) })
+            .await;
+    }
+
+    pub async fn wait_ready(&mut self) {
+        let ops = eventually("lockstep starts", || async {
+            self.lines().iter().find_map(|line| Some(line.get("ops")?.as_str()?.to_owned()))
+        })
+        .await;
+        self.ops = Some(ops);
+        eventually("lockstep is ready", || async {
+            self.http("/readyz").starts_with("HTTP/1.1 200").then_some(())
+        })
+        .await;
+    }
+
+    fn http(&self, path: &str) -> String {
+        let address = self.ops.as_deref().expect("the ops address");
+        let mut answer = String::new();
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            let request = format!("GET {path} HTTP/1.1\r\nhost: lockstep\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).expect("a request");
+            drop(stream.read_to_string(&mut answer));
+        }
+        answer
+    }
+
+    pub fn metrics(&self) -> String {
+        self.http("/metrics")
+    }
+
+    /// The value of one metric, with its labels as they are printed; zero when it is not there.
+    pub fn metric(&self, name: &str) -> f64 {
+        let metrics = self.metrics();
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0.0, |value| value.trim().parse().expect("a number"))
+    }
+
+    pub async fn wait_metric(&self, name: &str, value: f64) {
+        eventually(&format!("{name} is {value}"), || async { (self.metric(name) == value).then_some(()) })
+            .await;
+    }
+
+    pub fn signal(&self, signal: &str) {
+        run(Command::new("kill").args([signal, &self.child.id().to_string()]));
+    }
+
+    /// SIGTERM, and what came of it.
+    pub async fn stop(&mut self) -> std::process::ExitStatus {
+        self.signal("-TERM");
+        self.wait_exit().await
+    }
+
+    pub async fn wait_exit(&mut self) -> std::process::ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a status") {
+                return status;
+            }
+            assert!(start.elapsed() < DEADLINE, "lockstep does not end");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Lockstep {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if std::thread::panicking() {
+            let mut text = String::new();
+            let _ = writeln!(text, "--- log of lockstep\n{}", self.log());
+            eprint!("{text}");
+        }
+        drop(std::fs::remove_file(&self.log));
+    }
+}

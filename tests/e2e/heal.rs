@@ -1,0 +1,184 @@
+//! What is done to companions is undone.
+
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, configmap, eventually, secret};
+
+#[tokio::test]
+async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays() {
+    let cluster = Cluster::new("edited").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let source = cluster.key("source");
+    let edits = [
+        ("content", json!({"data": {"sky": "mine"}})),
+        ("content", json!({"data": {"more": "mine"}})),
+        ("content", json!({"data": null})),
+        ("content", json!({"binaryData": {"bin": "AAAA"}})),
+        ("immutable", json!({"immutable": true})),
+        ("marks", json!({"metadata": {"annotations": {source.clone(): "nowhere/else"}}})),
+        ("marks", json!({"metadata": {"annotations": {source: null, cluster.key("source-uid"): null}}})),
+        ("marks", json!({"metadata": {"annotations": {cluster.key("stray"): "1"}}})),
+        ("marks", json!({"metadata": {"labels": {cluster.key("stray"): "1"}}})),
+        ("owner", json!({"metadata": {"ownerReferences": null}})),
+        ("finalizer", json!({"metadata": {"finalizers": ["example.com/held"]}})),
+    ];
+    for (n, (reason, edit)) in edits.into_iter().enumerate() {
+        let (name, companion) = (format!("colors{n}"), format!("colors{n}-synced"));
+        cluster.source(&home, &name).with("/binaryData", json!({"bin": "AAEC"})).create().await;
+        cluster.wait_data(&home, &companion, json!({"sky": "blue"})).await;
+        let path = configmap(&home, &companion);
+        let theirs =
+            json!({"metadata": {"labels": {"theirs": "1"}, "annotations": {"example.com/theirs": "1"}}});
+        // Immutable content can only be replaced, and what others put on the object goes with it.
+        if reason != "immutable" {
+            cluster.merge(&path, &theirs).await;
+        }
+        let right = cluster.configmap(&home, &companion).await.unwrap();
+        let same = |object: &Value| {
+            let meta = ["labels", "annotations", "ownerReferences", "finalizers"];
+            ["data", "binaryData", "immutable"].iter().all(|field| object[field] == right[field])
+                && meta.iter().all(|field| object["metadata"][field] == right["metadata"][field])
+        };
+        let metric = format!("lockstep_heals_total{{reason=\"{reason}\"}}");
+        let healed = lockstep.metric(&metric);
+        cluster.merge(&path, &edit).await;
+        lockstep.wait_metric(&metric, healed + 1.0).await;
+        cluster.wait(&home, &companion, &format!("healed of {edit}"), same).await;
+        let note = cluster.wait_event(&home, &name, "Healed").await;
+        assert!(note.contains(&format!("{companion} ({reason}, by tester)")), "{note}");
+    }
+}
+
+#[tokio::test]
+async fn a_companion_deleted_is_recreated() {
+    let cluster = Cluster::new("deleted").await;
+    let lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+    for namespace in [&home, &away] {
+        let before = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+        cluster.delete(&configmap(namespace, "colors-synced")).await;
+        cluster
+            .wait(namespace, "colors-synced", "made again", |object| {
+                object["metadata"]["uid"] != before["metadata"]["uid"] && object["data"] == before["data"]
+            })
+            .await;
+    }
+    lockstep.wait_metric("lockstep_heals_total{reason=\"deleted\"}", 2.0).await;
+    // A finalizer that somebody added does not keep it from going and coming back.
+    let before = cluster.configmap(&away, "colors-synced").await.unwrap();
+    lockstep.signal("-STOP");
+    let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
+    cluster.merge(&configmap(&away, "colors-synced"), &finalizer).await;
+    cluster.delete(&configmap(&away, "colors-synced")).await;
+    lockstep.signal("-CONT");
+    cluster
+        .wait(&away, "colors-synced", "gone and made again", |object| {
+            object["metadata"]["uid"] != before["metadata"]["uid"]
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
+    let cluster = Cluster::new("stripped").await;
+    let lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+    let label = cluster.key("companion");
+    for namespace in [&home, &away] {
+        let before = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+        let path = configmap(namespace, "colors-synced");
+        for strip in [
+            json!({"metadata": {"labels": {label.clone(): null}}}),
+            json!({"metadata": {"labels": null, "annotations": null}, "data": {"sky": "mine"}}),
+        ] {
+            cluster.merge(&path, &strip).await;
+            let after = cluster
+                .wait(namespace, "colors-synced", "restored", |object| {
+                    object["metadata"]["labels"][&label] == "true" && object["data"] == before["data"]
+                })
+                .await;
+            assert_eq!(
+                after["metadata"]["uid"], before["metadata"]["uid"],
+                "it was restored, not made again"
+            );
+            assert_eq!(after["metadata"]["annotations"], before["metadata"]["annotations"]);
+        }
+    }
+    assert!(lockstep.metric("lockstep_heals_total{reason=\"label\"}") >= 2.0);
+}
+
+#[tokio::test]
+async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_replaced() {
+    let cluster = Cluster::new("immutable").await;
+    let lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let source = |sky: &str| {
+        cluster
+            .source(&home, "colors")
+            .with("/immutable", json!(true))
+            .with("/data", json!({"sky": sky}))
+            .ask("target-namespaces", &away)
+    };
+    source("blue").create().await;
+    let before = cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+    assert_eq!(before["immutable"], true);
+    // Immutable content changes when the source is recreated.
+    cluster.delete(&configmap(&home, "colors")).await;
+    source("red").create().await;
+    let after = cluster.wait_data(&away, "colors-synced", json!({"sky": "red"})).await;
+    assert_ne!(after["metadata"]["uid"], before["metadata"]["uid"]);
+
+    let token = json!({"token": "aHVzaA=="});
+    let typed = |type_: &str| {
+        cluster.source(&home, "typed").secret(type_, token.clone()).ask("target-namespaces", &away)
+    };
+    typed("example.com/a").create().await;
+    let path = secret(&away, "typed-synced");
+    eventually("the first type", || cluster.get(&path)).await;
+    cluster.delete(&secret(&home, "typed")).await;
+    typed("example.com/b").create().await;
+    let find = |type_: &'static str| {
+        let (cluster, path) = (&cluster, &path);
+        eventually("the type", move || async move {
+            cluster.get(path).await.filter(|object| object["type"] == type_)
+        })
+    };
+    let good = find("example.com/b").await;
+
+    // Behind our back, a companion of another type takes its place.
+    lockstep.signal("-STOP");
+    cluster.delete(&path).await;
+    let mut forged = good.clone();
+    forged["type"] = json!("example.com/forged");
+    for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        forged["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    cluster.post(&format!("/api/v1/namespaces/{away}/secrets"), &forged).await;
+    lockstep.signal("-CONT");
+    find("example.com/b").await;
+}
+
+#[tokio::test]
+async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
+    let cluster = Cluster::new("fight").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    // Five heals are free; then the next one waits, and everybody is told whose doing it is.
+    for _ in 0..6 {
+        cluster.merge(&configmap(&home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
+        cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    let note = cluster.wait_event(&home, "colors", "Fight").await;
+    assert!(note.contains("tester undoes us"), "{note}");
+    assert!(lockstep.metric("lockstep_fights_total{manager=\"tester\"}") >= 1.0);
+    assert_eq!(lockstep.metric("lockstep_troubles{reason=\"fight\"}"), 1.0);
+    // A change of the source is no heal: it is written at once.
+    cluster.merge(&configmap(&home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
+    cluster.merge(&configmap(&home, "colors"), &json!({"data": {"sky": "red"}})).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
+}

@@ -1,0 +1,114 @@
+//! Bad input gets one clear line and, where it cannot go on, a non-zero exit.
+
+use std::process::{Command, Output};
+
+use serde_json::json;
+
+use crate::harness::{Cluster, Lockstep, eventually};
+
+fn lockstep(arguments: &[&str], kubeconfig: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lockstep"))
+        .args(arguments)
+        .env("KUBECONFIG", kubeconfig)
+        .env_remove("KUBERNETES_SERVICE_HOST")
+        .output()
+        .expect("lockstep runs")
+}
+
+/// The one line on standard error of a run that failed.
+fn complaint(output: &Output) -> String {
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(text.trim_end().lines().count(), 1, "one line: {text}");
+    text
+}
+
+#[test]
+fn an_unreadable_kubeconfig_is_one_line_and_a_failure() {
+    let missing = complaint(&lockstep(&["run"], "/nowhere/kubeconfig"));
+    assert!(missing.contains("/nowhere/kubeconfig") && missing.contains("check KUBECONFIG"), "{missing}");
+
+    let crooked = std::env::temp_dir().join(format!("crooked-{}", std::process::id()));
+    std::fs::write(&crooked, "clusters: [{").unwrap();
+    let malformed = complaint(&lockstep(&["run"], crooked.to_str().unwrap()));
+    assert!(malformed.contains("the kubeconfig cannot be used"), "{malformed}");
+    std::fs::remove_file(crooked).unwrap();
+}
+
+#[test]
+fn an_invalid_flag_names_itself_and_what_it_takes() {
+    for (flag, value, hint) in [
+        ("--resync", "soon", "such as `30s`"),
+        ("--domain", "Not A Domain", "such as `workshop.io`"),
+        ("--workers", "0", "1..=256"),
+        ("--kinds", "pods", "configmaps, secrets"),
+        ("--exclude-namespaces", "a*b", "at the end"),
+        ("--ops-bind", "nowhere", "--ops-bind"),
+    ] {
+        let output = lockstep(&["run", flag, value], "");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(flag) && text.contains(hint), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
+    let kubeconfig = std::env::temp_dir().join(format!("unreachable-{}", std::process::id()));
+    let text = json!({
+        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    });
+    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, &[]);
+    lockstep.wait_log("the API server cannot be reached").await;
+    assert!(lockstep.log().contains("check the address"), "{}", lockstep.log());
+    assert!(lockstep.stop().await.success());
+    assert_eq!(lockstep.log().matches("cannot be reached").count(), 1, "{}", lockstep.log());
+    std::fs::remove_file(kubeconfig).unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
+    let cluster = Cluster::new("rbac").await;
+    let home = cluster.namespace("home").await;
+    let account = json!({"metadata": {"name": "poor"}});
+    cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
+    let kubeconfig = cluster.plane.service_account(&home, "poor").unwrap();
+    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &[]);
+    lockstep.wait_log("is not allowed").await;
+    let log = lockstep.log();
+    assert!(log.contains("cannot watch resource") && log.contains("apply the RBAC of deploy/"), "{log}");
+
+    let binding = |role: &str| {
+        json!({
+            "metadata": {"name": format!("{}-{role}", cluster.id)},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "namespace": home, "name": "poor"}],
+        })
+    };
+    let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    for role in ["lockstep", "lockstep-secrets"] {
+        cluster.post(bindings, &binding(role)).await;
+    }
+    lockstep.wait_ready().await;
+    cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+
+    // A right that goes missing later is told on the source, and nothing is lost.
+    cluster.delete(&format!("{bindings}/{}-lockstep", cluster.id)).await;
+    let body = |colour: &str| json!({"data": {"sky": colour}});
+    eventually("the loss is noticed", || async {
+        cluster
+            .merge(&crate::harness::configmap(&home, "colors"), &body(&fastrand::u32(..).to_string()))
+            .await;
+        (lockstep.metric("lockstep_troubles{reason=\"forbidden\"}") > 0.0).then_some(())
+    })
+    .await;
+    cluster.merge(&crate::harness::configmap(&home, "colors"), &body("red")).await;
+    cluster.post(bindings, &binding("lockstep")).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
+    lockstep.wait_metric("lockstep_troubles{reason=\"forbidden\"}", 0.0).await;
+}

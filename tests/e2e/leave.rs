@@ -1,0 +1,166 @@
+//! Companions go when they should, and only then.
+
+use serde_json::json;
+
+use crate::harness::{Cluster, configmap, eventually};
+
+#[tokio::test]
+async fn a_source_deleted_leaves_nothing_behind() {
+    let cluster = Cluster::new("gone").await;
+    let _lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    for propagation in ["Background", "Foreground", "Orphan"] {
+        cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+        for namespace in [&home, &away] {
+            cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+        }
+        cluster.delete_with(&configmap(&home, "colors"), propagation).await;
+        for namespace in [&home, &away] {
+            cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
+        }
+        let by_us = |verb: &str| cluster.audit(&home).iter().filter(|(found, ..)| found == verb).count();
+        // In the own namespace the garbage collector does it, but for an orphan.
+        assert_eq!(by_us("delete"), usize::from(propagation == "Orphan"), "{propagation}");
+    }
+}
+
+#[tokio::test]
+async fn a_source_unlabelled_or_a_target_no_longer_matching_takes_the_companion_away() {
+    let cluster = Cluster::new("unlabelled").await;
+    let _lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
+    cluster
+        .source(&home, "colors")
+        .ask("target-namespaces", &format!(".,{away}"))
+        .ask("target-selector", &format!("tier={}", cluster.id))
+        .create()
+        .await;
+    for namespace in [&home, &away, &selected] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    cluster
+        .merge(&format!("/api/v1/namespaces/{selected}"), &json!({"metadata": {"labels": {"tier": null}}}))
+        .await;
+    cluster.wait_gone(&configmap(&selected, "colors-synced")).await;
+    assert!(cluster.configmap(&away, "colors-synced").await.is_some());
+
+    let targets = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): "."}}});
+    cluster.merge(&configmap(&home, "colors"), &targets).await;
+    cluster.wait_gone(&configmap(&away, "colors-synced")).await;
+    assert!(cluster.configmap(&home, "colors-synced").await.is_some());
+
+    let unlabelled = json!({"metadata": {"labels": {cluster.key("managed"): null}}});
+    cluster.merge(&configmap(&home, "colors"), &unlabelled).await;
+    cluster.wait_gone(&configmap(&home, "colors-synced")).await;
+    assert!(cluster.configmap(&home, "colors").await.is_some());
+}
+
+#[tokio::test]
+async fn a_source_recreated_under_the_same_name_keeps_its_companions() {
+    let cluster = Cluster::new("recreated").await;
+    let _lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let source = |sky: &str| {
+        let source = cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}"));
+        source.with("/data", json!({"sky": sky}))
+    };
+    source("blue").create().await;
+    for namespace in [&home, &away] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    cluster.delete(&configmap(&home, "colors")).await;
+    let new = source("red").create().await;
+    for namespace in [&home, &away] {
+        cluster
+            .wait(namespace, "colors-synced", "belongs to the new one", |object| {
+                object["data"]["sky"] == "red"
+                    && object["metadata"]["annotations"][cluster.key("source-uid")] == new["metadata"]["uid"]
+            })
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_is_terminating_gets_no_more_writes() {
+    let cluster = Cluster::new("dying").await;
+    let _lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    cluster.source(&home, "colors").with("/metadata/finalizers", json!(["example.com/held"])).create().await;
+    cluster.source(&home, "beacon").create().await;
+    for name in ["colors-synced", "beacon-synced"] {
+        cluster.wait_data(&home, name, json!({"sky": "blue"})).await;
+    }
+    cluster.delete(&configmap(&home, "colors")).await;
+    // The beacon's edit comes after ours on the same watch: when it is healed, ours was seen.
+    cluster.merge(&configmap(&home, "beacon"), &json!({"data": {"sky": "red"}})).await;
+    cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
+    for name in ["colors-synced", "beacon-synced"] {
+        cluster.merge(&configmap(&home, name), &json!({"data": {"sky": "mine"}})).await;
+    }
+    cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
+    assert_eq!(cluster.configmap(&home, "colors-synced").await.unwrap()["data"]["sky"], "mine");
+    cluster.merge(&configmap(&home, "colors"), &json!({"metadata": {"finalizers": null}})).await;
+    cluster.wait_gone(&configmap(&home, "colors-synced")).await;
+}
+
+/// Enough sources that losing them at once looks like an accident.
+const MANY: usize = 24;
+
+#[tokio::test]
+async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothing() {
+    let cluster = Cluster::new("accident").await;
+    let lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let mut uids = Vec::new();
+    for n in 0..MANY {
+        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+    }
+    for n in 0..MANY {
+        let companion = cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
+        uids.push(companion["metadata"]["uid"].clone());
+    }
+    // Somebody deletes everything, and puts it back.
+    for n in 0..MANY {
+        cluster.delete(&configmap(&home, &format!("s{n}"))).await;
+    }
+    lockstep.wait_metric("lockstep_deletes_held", 1.0).await;
+    let note = cluster.wait_event(&home, &format!("s{}", MANY - 1), "DeletesHeld").await;
+    assert!(note.contains("more than half of all"), "{note}");
+    for n in 0..MANY {
+        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+    }
+    let held =
+        |lockstep: &crate::harness::Lockstep| lockstep.metric("lockstep_troubles{reason=\"accident\"}");
+    eventually("all are back", || async { (held(&lockstep) == 0.0).then_some(()) }).await;
+    for (n, uid) in uids.iter().enumerate() {
+        let companion = cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
+        assert_eq!(companion["metadata"]["uid"], *uid, "s{n}: it never went");
+    }
+}
+
+#[tokio::test]
+async fn more_than_half_are_found_missing_at_start_and_go_after_the_grace() {
+    let cluster = Cluster::new("missing").await;
+    let mut lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    for n in 0..MANY {
+        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+    }
+    for n in 0..MANY {
+        cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
+    }
+    assert!(lockstep.stop().await.success());
+    for n in 0..MANY {
+        cluster.delete(&configmap(&home, &format!("s{n}"))).await;
+    }
+    let lockstep = cluster.lockstep_with(&["--delete-grace", "3s"]).await;
+    lockstep.wait_metric("lockstep_deletes_held", 1.0).await;
+    for n in 0..MANY {
+        assert!(cluster.configmap(&away, &format!("s{n}-synced")).await.is_some(), "s{n}: held");
+    }
+    for n in 0..MANY {
+        cluster.wait_gone(&configmap(&away, &format!("s{n}-synced"))).await;
+    }
+    lockstep.wait_metric("lockstep_deletes_held", 0.0).await;
+}

@@ -1,0 +1,135 @@
+//! Starts, stops, rests, and what happens meanwhile.
+
+use serde_json::json;
+
+use crate::harness::{Cluster, boot, configmap, eventually};
+
+#[tokio::test]
+async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write() {
+    let cluster = Cluster::new("down").await;
+    let mut lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    for name in ["right", "changed", "edited", "lost", "gone", "unlabelled"] {
+        cluster.source(&home, name).ask("target-namespaces", &away).create().await;
+    }
+    for name in ["right", "changed", "edited", "lost", "gone", "unlabelled"] {
+        cluster.wait_data(&away, &format!("{name}-synced"), json!({"sky": "blue"})).await;
+    }
+    assert!(lockstep.stop().await.success());
+    let right = cluster.configmap(&away, "right-synced").await.unwrap();
+    cluster.merge(&configmap(&home, "changed"), &json!({"data": {"sky": "red"}})).await;
+    cluster.merge(&configmap(&away, "edited-synced"), &json!({"data": {"sky": "mine"}})).await;
+    cluster.delete(&configmap(&away, "lost-synced")).await;
+    cluster.delete(&configmap(&home, "gone")).await;
+    let unlabelled = json!({"metadata": {"labels": {cluster.key("managed"): null}}});
+    cluster.merge(&configmap(&home, "unlabelled"), &unlabelled).await;
+    cluster.source(&home, "new").ask("target-namespaces", &away).create().await;
+
+    let lockstep = cluster.lockstep().await;
+    cluster.wait_data(&away, "changed-synced", json!({"sky": "red"})).await;
+    for name in ["edited", "lost", "new"] {
+        cluster.wait_data(&away, &format!("{name}-synced"), json!({"sky": "blue"})).await;
+    }
+    for name in ["gone", "unlabelled"] {
+        cluster.wait_gone(&configmap(&away, &format!("{name}-synced"))).await;
+    }
+    let now = cluster.configmap(&away, "right-synced").await.unwrap();
+    assert_eq!(now["metadata"]["resourceVersion"], right["metadata"]["resourceVersion"]);
+    // What it did to get there is what was missing, no more.
+    let writes =
+        |action: &str| lockstep.metric(&format!("lockstep_companion_writes_total{{action=\"{action}\"}}"));
+    eventually("the counts", || async {
+        let counts = ["created", "updated", "healed", "deleted"].map(writes);
+        (counts == [2.0, 1.0, 1.0, 2.0]).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn at_rest_nothing_is_written_and_nothing_is_read() {
+    let cluster = Cluster::new("rest").await;
+    let lockstep = cluster.lockstep_with(&["--resync", "500ms"]).await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    for n in 0..200 {
+        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &format!(".,{away}")).create().await;
+    }
+    for n in 0..200 {
+        cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
+    }
+    // Two whole resyncs after everything came to rest.
+    let looks = || lockstep.metric("lockstep_reconcile_duration_seconds_count");
+    let events = || lockstep.metric("lockstep_api_calls_total{verb=\"create\",code=\"201\"}");
+    eventually("all Events are written", || async { (events() >= 1.0 + 200.0 * 3.0).then_some(()) }).await;
+    let (audited, calls, seen) = (count(&cluster, &home, &away), events(), looks());
+    eventually("two resyncs", || async { (looks() >= seen + 400.0).then_some(()) }).await;
+    assert_eq!(count(&cluster, &home, &away), audited, "the API server saw a read or a write");
+    assert!((events() - calls).abs() < 0.5, "an Event was written");
+    assert_eq!(audited, 400, "one create for each companion, and nothing else");
+}
+
+fn count(cluster: &Cluster, home: &str, away: &str) -> usize {
+    [home, away].iter().map(|namespace| cluster.audit(namespace).len()).sum()
+}
+
+#[tokio::test]
+async fn a_stop_finishes_what_is_under_way() {
+    let cluster = Cluster::new("stop").await;
+    let mut lockstep = cluster.lockstep_with(&["--writes", "1"]).await;
+    let home = cluster.namespace("home").await;
+    let mut targets = Vec::new();
+    for n in 0..20 {
+        targets.push(cluster.namespace(&format!("t{n}")).await);
+    }
+    cluster.source(&home, "colors").ask("target-namespaces", &targets.join(",")).create().await;
+    lockstep.wait_log("source seen").await;
+    assert!(lockstep.stop().await.success(), "{}", lockstep.log());
+    assert!(lockstep.log().contains("lockstep stops"));
+    // All or nothing: a source that was taken up is finished, its Event included.
+    let mut made = 0;
+    for namespace in &targets {
+        made += usize::from(cluster.configmap(namespace, "colors-synced").await.is_some());
+    }
+    assert!(made == 0 || made == 20, "{made} of 20");
+}
+
+#[tokio::test]
+async fn the_api_server_and_etcd_go_and_come_back() {
+    let plane: &'static controlplane::ControlPlane = Box::leak(Box::new(boot(&[])));
+    let cluster = Cluster::on(plane, "outage").await;
+    let lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+
+    for etcd in [false, true] {
+        plane.apiserver().unwrap().kill().unwrap();
+        if etcd {
+            plane.etcd().unwrap().kill().unwrap();
+            plane.etcd().unwrap().restart().unwrap();
+        }
+        lockstep.wait_log("the API server cannot be reached").await;
+        lockstep.signal("-STOP");
+        plane.apiserver().unwrap().restart().unwrap();
+        plane.wait_ready().unwrap();
+        // What happens before it is back is seen all the same.
+        let color = if etcd { "green" } else { "red" };
+        cluster.merge(&configmap(&home, "colors"), &json!({"data": {"sky": color}})).await;
+        cluster.delete(&configmap(&away, "colors-synced")).await;
+        lockstep.signal("-CONT");
+        cluster.wait_data(&away, "colors-synced", json!({"sky": color})).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
+    let plane: &'static controlplane::ControlPlane =
+        Box::leak(Box::new(boot(&["--feature-gates=WatchList=false"])));
+    let cluster = Cluster::on(plane, "pages").await;
+    let home = cluster.namespace("home").await;
+    cluster.source(&home, "early").create().await;
+    let lockstep = cluster.lockstep().await;
+    lockstep.wait_log("listing in pages").await;
+    cluster.wait_data(&home, "early-synced", json!({"sky": "blue"})).await;
+    cluster.source(&home, "late").create().await;
+    cluster.wait_data(&home, "late-synced", json!({"sky": "blue"})).await;
+}

@@ -1,0 +1,132 @@
+//! What is refused: a Warning Event, a gauge, and nothing written.
+
+use serde_json::json;
+
+use crate::harness::{Cluster, configmap, secret};
+
+#[tokio::test]
+async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_refused() {
+    let cluster = Cluster::new("malformed").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let long = "x".repeat(250);
+    let companion = cluster.key("companion");
+    cluster.source(&home, &long).create().await;
+    cluster
+        .source(&home, "copy")
+        .with("/metadata/labels", json!({cluster.key("managed"): "true", companion: "true"}))
+        .create()
+        .await;
+    cluster.source(&home, "crooked").ask("target-namespaces", "a*b").create().await;
+    for (name, reason, text) in [
+        (long.as_str(), "name_too_long", "253 are allowed"),
+        ("copy", "is_companion", "itself a companion"),
+        ("crooked", "malformed", "a `*` may only stand at the end"),
+    ] {
+        let note = cluster.wait_event(&home, name, "Refused").await;
+        assert!(note.contains(text), "{note}");
+        lockstep.wait_metric(&format!("lockstep_troubles{{reason=\"{reason}\"}}"), 1.0).await;
+    }
+    assert!(
+        cluster.audit(&home).iter().all(|(verb, ..)| verb == "get"),
+        "nothing was written: {:?}",
+        cluster.audit(&home)
+    );
+
+    // A source that turns crooked keeps the companion it has, and goes on when it is mended.
+    cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    let path = configmap(&home, "colors");
+    let crooked =
+        json!({"metadata": {"annotations": {cluster.key("keys"): "a=x,b=x"}}, "data": {"sky": "red"}});
+    cluster.merge(&path, &crooked).await;
+    cluster.wait_event(&home, "colors", "Refused").await;
+    assert_eq!(cluster.configmap(&home, "colors-synced").await.unwrap()["data"]["sky"], "blue");
+    cluster.merge(&path, &json!({"metadata": {"annotations": {cluster.key("keys"): null}}})).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
+    lockstep.wait_metric("lockstep_troubles{reason=\"malformed\"}", 1.0).await;
+}
+
+#[tokio::test]
+async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_are_refused() {
+    let cluster = Cluster::new("bound").await;
+    let lockstep = cluster.lockstep().await;
+    let home = cluster.namespace("home").await;
+    let account = json!({"metadata": {"name": "robot"}});
+    cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
+    cluster
+        .source(&home, "token")
+        .secret("kubernetes.io/service-account-token", json!({}))
+        .with("/metadata/annotations/kubernetes.io~1service-account.name", json!("robot"))
+        .create()
+        .await;
+    let bootstrap = json!({"token-id": "YWJjZGVm"});
+    cluster.source(&home, "bootstrap").secret("bootstrap.kubernetes.io/token", bootstrap).create().await;
+    cluster.source(&home, "root").ask("companion-name", "kube-root-ca.crt").create().await;
+    let tls = json!({"tls.crt": "", "tls.key": ""});
+    cluster.source(&home, "tls").secret("kubernetes.io/tls", tls).ask("keys", "tls.crt").create().await;
+    for (name, text) in [
+        ("token", "kubernetes.io/service-account-token"),
+        ("bootstrap", "bootstrap.kubernetes.io/token"),
+        ("root", "kube-root-ca.crt"),
+        ("tls", "needs the key tls.key"),
+    ] {
+        let note = cluster.wait_event(&home, name, "Refused").await;
+        assert!(note.contains(text), "{note}");
+    }
+    lockstep.wait_metric("lockstep_troubles{reason=\"refused\"}", 4.0).await;
+    for name in ["token-synced", "bootstrap-synced", "tls-synced"] {
+        assert!(cluster.get(&secret(&home, name)).await.is_none(), "{name}");
+    }
+    assert!(cluster.audit(&home).is_empty(), "{:?}", cluster.audit(&home));
+}
+
+#[tokio::test]
+async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_until_the_source_changes() {
+    let cluster = Cluster::new("invalid").await;
+    let lockstep = cluster.lockstep_with(&["--resync", "100ms"]).await;
+    let home = cluster.namespace("home").await;
+    // Just what the API server takes; with our own annotations beside it, too much.
+    let large = "x".repeat(262_000);
+    cluster
+        .source(&home, "colors")
+        .with("/metadata/annotations/example.com~1large", json!(large))
+        .ask("copy-annotations", "example.com/large")
+        .create()
+        .await;
+    let note = cluster.wait_event(&home, "colors", "Invalid").await;
+    assert!(note.contains("metadata.annotations"), "{note}");
+    assert!(!note.contains("xxxx"), "{note}");
+    lockstep.wait_metric("lockstep_troubles{reason=\"invalid\"}", 1.0).await;
+    // Many looks later, it was still tried only once.
+    let looks = lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}");
+    crate::harness::eventually("ten more looks", || async {
+        (lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}") >= looks + 10.0).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.audit(&home), [("create".to_owned(), "colors-synced".to_owned(), 422)]);
+
+    let smaller = json!({"metadata": {"annotations": {"example.com/large": "small"}}});
+    cluster.merge(&configmap(&home, "colors"), &smaller).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    lockstep.wait_metric("lockstep_troubles{reason=\"invalid\"}", 0.0).await;
+}
+
+#[tokio::test]
+async fn a_quota_is_told_and_retried() {
+    let cluster = Cluster::new("quota").await;
+    let _lockstep = cluster.lockstep().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}});
+    let quotas = format!("/api/v1/namespaces/{away}/resourcequotas");
+    cluster.post(&quotas, &quota).await;
+    crate::harness::eventually("the quota counts", || async {
+        cluster.get(&format!("{quotas}/none")).await.filter(|quota| quota["status"]["used"].is_object())
+    })
+    .await;
+    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    let note = cluster.wait_event(&home, "colors", "Forbidden").await;
+    assert!(note.contains("exceeded quota: none"), "{note}");
+    cluster.delete(&format!("{quotas}/none")).await;
+    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+}
