@@ -1,11 +1,13 @@
 //! The controller: watch → world → queue → plan → write.
 
 pub mod brake;
+mod carry;
 pub mod events;
 pub mod ledger;
 pub mod pass;
 pub mod plan;
 pub mod queue;
+mod tell;
 pub mod write;
 
 use std::{

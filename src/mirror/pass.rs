@@ -14,93 +14,65 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::{
     Settings, SharedWorld,
     brake::{Brake, Verdict, Whole},
-    events::{Story, Teller},
+    carry::{Deed, Outcome, Setback},
+    events::Teller,
     ledger::{Ledger, Pace},
-    plan::{self, Action, Change, Decision, Heal, Plan, Removal, Seen, Trouble, Why, decide},
+    plan::{self, Action, Change, Plan, Trouble, Why},
     queue::Queue,
+    tell::TELL_AGAIN,
     write::Writer,
 };
 use crate::{
     client::Failure,
+    content::Digest,
     keys::Keys,
     object::ObjectKey,
-    ops::metrics::{ActionLabel, ManagerLabel, Metrics, ReasonLabel, ResultLabel},
+    ops::metrics::{ManagerLabel, Metrics, ResultLabel},
     world::state::Source,
 };
 
 /// How long what is under way may take after a stop.
 const FINISH: Duration = Duration::from_secs(20);
-/// A trouble that stays is told again before its Event is forgotten (an hour).
-const TELL_AGAIN: Duration = Duration::from_secs(1800);
 
 /// Everything that a pass needs. Cheap to clone.
 #[derive(Clone)]
 pub struct Passes(Arc<Inner>);
 
-struct Inner {
-    keys: Arc<Keys>,
-    world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
-    writer: Writer,
-    teller: Teller,
+pub(super) struct Inner {
+    pub(super) keys: Arc<Keys>,
+    pub(super) world: SharedWorld,
+    pub(super) queue: Arc<Queue<ObjectKey>>,
+    pub(super) writer: Writer,
+    pub(super) teller: Teller,
     brake: Mutex<Brake>,
     ledgers: Mutex<HashMap<ObjectKey, Ledger>>,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
     /// Passes that write. Planning goes on while they wait for the API server.
     under_way: Arc<Semaphore>,
     writes: u32,
 }
 
 /// What a plan calls for, ready to be carried out.
-struct Pass {
-    key: ObjectKey,
-    source: Option<Arc<Source>>,
+pub(super) struct Pass {
+    pub(super) key: ObjectKey,
+    pub(super) source: Option<Arc<Source>>,
     plan: Plan,
-    settled: bool,
-    ledger: Ledger,
+    pub(super) settled: bool,
+    pub(super) ledger: Ledger,
     started: Instant,
 }
 
-/// What became of one change.
-struct Outcome {
-    at: ObjectKey,
-    result: Result<Option<Done>, Setback>,
-}
-
-/// A write that succeeded.
-struct Done {
-    deed: Deed,
-    /// Who had undone it, for heals.
-    manager: Option<String>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Deed {
-    Created,
-    Updated,
-    Adopted,
-    Healed(Heal),
-    Deleted(Removal),
-}
-
-/// A write that did not.
-enum Setback {
-    /// The world was behind: plan again when it has caught up.
-    Behind,
-    /// Try this place again later.
-    Obstacle { trouble: Option<Trouble>, pace: Pace, failure: Option<Failure> },
-}
-
-/// What the API server says about a source before its companions are deleted.
-#[derive(PartialEq, Eq)]
-enum Live {
-    Gone,
-    /// It is there and no longer asks for companions.
-    Unmanaged,
-    /// It is just as the world has it.
-    AsKnown,
-    /// The world is behind.
-    Newer,
+/// What a pass has found out so far.
+#[derive(Default)]
+struct Findings {
+    troubles: Vec<Trouble>,
+    /// What was done, and where.
+    deeds: BTreeMap<Deed, Vec<String>>,
+    /// When to look again.
+    wake: Option<Instant>,
+    /// The world was behind: it is planned again when that has caught up.
+    behind: bool,
+    failed: Option<Failure>,
 }
 
 impl Passes {
@@ -163,13 +135,6 @@ impl Passes {
     }
 }
 
-impl Pass {
-    /// Nothing to write, nothing to tell, nothing remembered.
-    fn is_idle(&self) -> bool {
-        self.plan.is_empty() && self.ledger.is_empty()
-    }
-}
-
 impl Inner {
     fn ledgers(&self) -> MutexGuard<'_, HashMap<ObjectKey, Ledger>> {
         self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
@@ -198,8 +163,7 @@ impl Inner {
             Pass { plan: plan::plan(world, &key, settled), settled, source, key, ledger, started }
         });
         if pass.source.is_some() {
-            let going: Vec<ObjectKey> = deletes(&pass.plan).map(|(change, _)| change.at.clone()).collect();
-            self.brake().keeps_all_but(&pass.key, &going);
+            self.brake().keeps_all_but(&pass.key, &going(&pass.plan));
         }
         pass
     }
@@ -221,367 +185,176 @@ impl Inner {
     }
 
     async fn carry_out(&self, mut pass: Pass) {
-        let now = Instant::now();
-        let digest = pass.source.as_ref().map(|source| source.digest).unwrap_or_default();
-        let mut troubles = std::mem::take(&mut pass.plan.troubles);
-        let mut wake: Option<Instant> = None;
-        let mut later = |when: Instant| wake = Some(wake.map_or(when, |at| at.min(when)));
+        let mut result = Findings::default();
+        result.troubles.append(&mut pass.plan.troubles);
+        let (mut changes, doomed) = self.due(&pass, &mut result);
+        changes.extend(self.released(&pass, doomed, &mut result).await);
 
-        let mut writes = Vec::new();
-        let mut doomed = Vec::new();
+        let outcomes = join_all(changes.into_iter().map(|change| self.write(&pass, change))).await;
+        for outcome in outcomes {
+            self.digest(&mut pass, outcome, &mut result);
+        }
+        self.conclude(pass, result);
+    }
+
+    /// What can be done now: writes, and deletes. What cannot, will be when its time has come.
+    fn due(&self, pass: &Pass, result: &mut Findings) -> (Vec<Change>, Vec<Change>) {
+        let now = Instant::now();
+        let mut due = Vec::new();
         for change in &pass.plan.changes {
-            if let Some(obstacle) = pass.ledger.obstacle(&change.at, digest, now) {
-                troubles.extend(obstacle.trouble.clone());
-                continue;
-            }
-            if is_heal(&change.action)
-                && let Some(when) = pass.ledger.may_heal(&change.at, now)
+            if let Some(obstacle) = pass.ledger.obstacle(&change.at, pass.digest(), now) {
+                result.troubles.extend(obstacle.trouble.clone());
+            } else if let Some(when) =
+                is_heal(&change.action).then(|| pass.ledger.may_heal(&change.at, now)).flatten()
             {
-                later(when);
-                continue;
-            }
-            if matches!(change.action, Action::Delete { .. }) {
-                doomed.push(change.clone());
+                result.wake_at(when);
             } else {
-                writes.push(change.clone());
+                due.push(change.clone());
             }
         }
+        due.into_iter().partition(|change| !matches!(change.action, Action::Delete { .. }))
+    }
 
-        let mut behind = false;
-        if !doomed.is_empty() {
-            let (allowed, held) = self.brake_on(&pass, doomed, now);
-            match held {
-                Some(Hold::Gather(when)) => later(when),
-                Some(Hold::Accident(trouble, when)) => {
-                    troubles.push(trouble);
-                    later(when);
+    /// The deletes that may go ahead, once the brake and the source itself, read live, have been asked.
+    async fn released(&self, pass: &Pass, doomed: Vec<Change>, result: &mut Findings) -> Vec<Change> {
+        if doomed.is_empty() {
+            return doomed;
+        }
+        let allowed = self.brake_on(pass, doomed, result);
+        match self.confirmed(pass, allowed).await {
+            Ok(deletes) => deletes,
+            Err(failure) => {
+                result.behind = true;
+                if let Some(failure) = failure {
+                    tracing::warn!(source = %pass.key, "the source cannot be read before its companions go: {failure}");
                 }
-                None => {}
-            }
-            match self.confirmed(&pass, allowed).await {
-                Ok(deletes) => writes.extend(deletes),
-                Err(failure) => {
-                    behind = true;
-                    if let Some(failure) = failure {
-                        tracing::warn!(source = %pass.key, "the source cannot be read before its companions go: {failure}");
-                    }
-                }
+                Vec::new()
             }
         }
+    }
 
-        let outcomes = join_all(writes.into_iter().map(|change| self.write(&pass, change))).await;
-
+    /// Takes in what became of one change.
+    fn digest(&self, pass: &mut Pass, outcome: Outcome, result: &mut Findings) {
+        let Outcome { at, result: outcome } = outcome;
         let now = Instant::now();
-        let mut deeds: BTreeMap<Deed, Vec<String>> = BTreeMap::new();
-        let mut failed = None;
-        for Outcome { at, result } in outcomes {
-            match result {
-                Ok(done) => {
-                    pass.ledger.cleared(&at);
-                    if let Some(done) = done {
-                        self.record(&pass.key, pass.source.as_deref(), &at, &done);
-                        if let Deed::Healed(_) = done.deed
-                            && pass.ledger.healed(&at, done.manager.as_deref(), now)
-                        {
-                            let manager = done.manager.clone().unwrap_or_default();
-                            self.metrics.fights.get_or_create(&ManagerLabel { manager }).inc();
-                        }
-                        deeds.entry(done.deed).or_default().push(done.place(&at));
-                    }
+        match outcome {
+            Ok(done) => {
+                pass.ledger.cleared(&at);
+                let Some(done) = done else { return };
+                self.record(&pass.key, pass.source.as_deref(), &at, &done);
+                if matches!(done.deed, Deed::Healed(_))
+                    && pass.ledger.healed(&at, done.manager.as_deref(), now)
+                {
+                    let manager = done.manager.clone().unwrap_or_default();
+                    self.metrics.fights.get_or_create(&ManagerLabel { manager }).inc();
                 }
-                Err(Setback::Behind) => behind = true,
-                Err(Setback::Obstacle { trouble, pace, failure }) => {
-                    if failure.is_some() {
-                        failed = failure;
-                    }
-                    troubles.extend(trouble.clone());
-                    pass.ledger.obstructed(at, trouble, pace, digest, now);
-                }
+                result.deeds.entry(done.deed).or_default().push(done.place(&at));
+            }
+            Err(Setback::Behind) => result.behind = true,
+            Err(Setback::Obstacle { trouble, pace, failure }) => {
+                result.failed = failure.or(result.failed.take());
+                result.troubles.extend(trouble.clone());
+                pass.ledger.obstructed(at, trouble, pace, pass.digest(), now);
             }
         }
-        if let Some(failure) = &failed {
+    }
+
+    /// Remembers, tells, and sees to it that the source is looked at again in time.
+    fn conclude(&self, mut pass: Pass, mut result: Findings) {
+        let now = Instant::now();
+        if let Some(failure) = &result.failed {
             tracing::warn!(source = %pass.key, "a companion could not be written: {failure}; retrying");
         }
-
         let open: HashSet<&ObjectKey> = pass.plan.changes.iter().map(|change| &change.at).collect();
         pass.ledger.keep_obstacles(|at| open.contains(at));
-        pass.ledger.next_attempt().into_iter().for_each(&mut later);
-        if behind {
-            later(now + Pace::Error.delay(pass.ledger.failures, fastrand::f64()));
+        if let Some(when) = pass.ledger.next_attempt() {
+            result.wake_at(when);
+        }
+        if result.behind {
+            result.wake_at(now + Pace::Error.delay(pass.ledger.failures, fastrand::f64()));
             pass.ledger.failures += 1;
         } else {
             pass.ledger.failures = 0;
-            if failed.is_none() {
+            if result.failed.is_none() {
                 pass.ledger.settled = pass.source.as_ref().map(|source| source.digest);
             }
         }
-        troubles.extend(pass.ledger.fights(now));
-        if !troubles.is_empty() {
-            later(now + TELL_AGAIN);
+        result.troubles.extend(pass.ledger.fights(now));
+        if !result.troubles.is_empty() {
+            result.wake_at(now + TELL_AGAIN);
         }
-
-        let result = match () {
-            () if behind || failed.is_some() => "retry",
-            () if !troubles.is_empty() => "trouble",
-            () if !deeds.is_empty() => "changed",
-            () => "unchanged",
-        };
-        self.tell_deeds(&pass, &deeds);
-        self.tell_troubles(&mut pass, troubles, now);
-        if let Some(when) = wake {
+        let label = result.label();
+        self.tell_deeds(&pass, &result.deeds);
+        self.tell_troubles(&mut pass, result.troubles, now);
+        if let Some(when) = result.wake {
             self.queue.push_at(pass.key.clone(), when);
         }
-        self.close(pass, result);
+        self.close(pass, label);
     }
 
-    /// Which deletes may go ahead, and what holds the others. Only companions in other namespaces are held.
-    fn brake_on(&self, pass: &Pass, doomed: Vec<Change>, now: Instant) -> (Vec<Change>, Option<Hold>) {
-        let going: Vec<ObjectKey> = deletes(&pass.plan).map(|(change, _)| change.at.clone()).collect();
+    /// Which deletes the brake lets through. Only companions in other namespaces are ever held.
+    fn brake_on(&self, pass: &Pass, doomed: Vec<Change>, result: &mut Findings) -> Vec<Change> {
+        let now = Instant::now();
         let whole = self
             .world
             .read(|world| Whole { companions: world.companion_count(), sources: world.source_total() });
         let mut brake = self.brake();
-        let verdict = brake.ask(now, &pass.key, &going, whole);
+        let verdict = brake.ask(now, &pass.key, &going(&pass.plan), whole);
         self.metrics.deletes_held.set(brake.is_holding(now).into());
         drop(brake);
-        let hold = match verdict {
-            Verdict::Go => return (doomed, None),
-            Verdict::Gather(when) => Hold::Gather(when),
-            Verdict::Held { until, companions, sources } => {
-                let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
-                let until_text = format!("{:.0}", Timestamp::now() + left);
-                Hold::Accident(Trouble::Accident { companions, sources, until: until_text }, until)
-            }
-        };
+        if verdict == Verdict::Go {
+            return doomed;
+        }
         let (own, away): (Vec<Change>, Vec<Change>) =
             doomed.into_iter().partition(|change| change.at.namespace == pass.key.namespace);
-        (own, (!away.is_empty()).then_some(hold))
+        match verdict {
+            Verdict::Gather(when) if !away.is_empty() => result.wake_at(when),
+            Verdict::Held { until, companions, sources } if !away.is_empty() => {
+                let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
+                let text = format!("{:.0}", Timestamp::now() + left);
+                result.troubles.push(Trouble::Accident { companions, sources, until: text });
+                result.wake_at(until);
+            }
+            _ => {}
+        }
+        own
+    }
+}
+
+impl Pass {
+    /// Nothing to write, nothing to tell, nothing remembered.
+    fn is_idle(&self) -> bool {
+        self.plan.is_empty() && self.ledger.is_empty()
     }
 
-    /// Reads the source live, once, and leaves of these deletes what may really go. `Err(None)`: the world is behind.
-    async fn confirmed(&self, pass: &Pass, deletes: Vec<Change>) -> Result<Vec<Change>, Option<Failure>> {
-        if deletes.is_empty() {
-            return Ok(deletes);
-        }
-        let live = match (self.writer.get(&pass.key).await, &pass.source) {
-            (Err(Failure::NotFound), None) => Live::Gone,
-            (Ok(object), None) => {
-                let managed =
-                    object.metadata.labels.get(&self.keys.managed).is_some_and(|value| value == "true");
-                if managed { Live::Newer } else { Live::Unmanaged }
-            }
-            (Ok(object), Some(source)) if object.metadata.resource_version == source.resource_version => {
-                Live::AsKnown
-            }
-            (Ok(_) | Err(Failure::NotFound), Some(_)) => Live::Newer,
-            (Err(failure), _) => return Err(Some(failure)),
-        };
-        match live {
-            Live::Newer => Err(None),
-            Live::Unmanaged | Live::AsKnown => Ok(deletes),
-            // What the source owns, the garbage collector takes.
-            Live::Gone => Ok(deletes
-                .into_iter()
-                .filter(
-                    |change| !matches!(&change.action, Action::Delete { known, .. } if known.owned_by_source),
-                )
-                .collect()),
-        }
+    fn digest(&self) -> Digest {
+        self.source.as_ref().map(|source| source.digest).unwrap_or_default()
+    }
+}
+
+impl Findings {
+    fn wake_at(&mut self, when: Instant) {
+        self.wake = Some(self.wake.map_or(when, |at| at.min(when)));
     }
 
-    /// Carries out one change. A create that finds something there looks at it and decides again.
-    async fn write(&self, pass: &Pass, change: Change) -> Outcome {
-        let Change { at, mut action } = change;
-        let mut manager = None;
-        // Create finds something; that must be replaced; the create after that may find something again.
-        for _ in 0..4 {
-            manager = action.other_manager().or(manager);
-            match self.attempt(pass, &at, action).await {
-                Ok(Step::Finished(deed)) => {
-                    return Outcome { at, result: Ok(deed.map(|deed| Done { deed, manager })) };
-                }
-                Ok(Step::Next(next)) => action = next,
-                Err(setback) => return Outcome { at, result: Err(setback) },
-            }
-        }
-        Outcome { at, result: Err(Setback::Behind) }
-    }
-
-    async fn attempt(&self, pass: &Pass, at: &ObjectKey, action: Action) -> Result<Step, Setback> {
-        if let Action::Delete { why, known } = action {
-            self.writer.delete(at, &known).await.map_err(|failure| setback(at, failure))?;
-            let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
-            self.queue.push_all(effect.look_at);
-            return Ok(Step::Finished(Some(Deed::Deleted(why))));
-        }
-        let Some((source, wish)) =
-            pass.source.as_deref().and_then(|source| Some((source, source.wish.as_ref().ok()?)))
-        else {
-            return Ok(Step::Finished(None));
-        };
-        let (object, why) = match action {
-            Action::Create { why } => match self.writer.create(source, wish, at).await {
-                Ok(object) => (object, why),
-                Err(Failure::AlreadyExists) => return self.look(pass, source, at).await,
-                // The namespace went: its own watch says so, and says when it is back.
-                Err(Failure::NotFound | Failure::Terminating) => return Ok(Step::Finished(None)),
-                Err(failure) => return Err(setback(at, failure)),
-            },
-            Action::Update { why, known } => match self.writer.update(source, wish, at, &known).await {
-                Ok(object) => (object, why),
-                Err(Failure::NotFound) => {
-                    self.world.write(|world| world.companion_vanished(at, &known.uid));
-                    return Ok(Step::Next(Action::Create { why: Why::Healed(Heal::Deleted) }));
-                }
-                Err(failure) => return Err(setback(at, failure)),
-            },
-            Action::Replace { why, known } => {
-                self.writer.delete(at, &known).await.map_err(|failure| setback(at, failure))?;
-                self.world.write(|world| world.companion_deleted(at, &known.uid));
-                return Ok(Step::Next(Action::Create { why }));
-            }
-            Action::Delete { .. } => return Ok(Step::Finished(None)),
-        };
-        let effect = self.world.write(|world| world.companion_written(at.kind, object));
-        self.queue.push_all(effect.look_at);
-        Ok(Step::Finished(Some(Deed::from(why))))
-    }
-
-    /// Something stands where a companion should be, and no watch of ours had shown it.
-    async fn look(&self, pass: &Pass, source: &Source, at: &ObjectKey) -> Result<Step, Setback> {
-        let object = match self.writer.get(at).await {
-            Ok(object) => object,
-            Err(Failure::NotFound) => return Err(Setback::Behind),
-            Err(failure) => return Err(setback(at, failure)),
-        };
-        let (found, seen) = self.world.read(|world| {
-            let (_, found) = world.read_companion(at.kind, object.clone());
-            let lost = world.was_lost(at);
-            let seen = Seen {
-                settled: pass.settled || lost,
-                lost,
-                accepts: world.accepts(&source.key.namespace, &at.namespace),
-            };
-            (found, seen)
-        });
-        match decide(source, at, Some(&found), seen) {
-            Decision::Change(change) => Ok(Step::Next(change.action)),
-            Decision::Trouble(trouble) => {
-                Err(Setback::Obstacle { trouble: Some(trouble), pace: Pace::Conflict, failure: None })
-            }
-            Decision::Nothing if found.terminating => {
-                Err(Setback::Obstacle { trouble: None, pace: Pace::Error, failure: None })
-            }
-            Decision::Nothing => {
-                // It is right: our own watch is merely late.
-                self.world.write(|world| world.companion_written(at.kind, object));
-                Ok(Step::Finished(None))
-            }
-        }
-    }
-
-    /// One log line and the counters for a write.
-    fn record(&self, key: &ObjectKey, source: Option<&Source>, companion: &ObjectKey, done: &Done) {
-        let kind = companion.kind.as_str();
-        let keys = source.and_then(|source| source.wish.as_ref().ok()).map_or("", |wish| &wish.key_names);
-        let source = key;
-        match done.deed {
-            Deed::Created => tracing::info!(kind, %source, %companion, keys, "companion created"),
-            Deed::Updated => tracing::info!(kind, %source, %companion, keys, "companion updated"),
-            Deed::Adopted => tracing::info!(kind, %source, %companion, keys, "companion adopted"),
-            Deed::Healed(heal) => {
-                let reason = heal.as_str();
-                let by = done.manager.as_deref().unwrap_or_default();
-                tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
-                self.metrics.heal(heal);
-            }
-            Deed::Deleted(why) => {
-                tracing::info!(kind, %source, %companion, reason = why.as_str(), "companion deleted")
-            }
-        }
-        self.metrics.writes.get_or_create(&ActionLabel { action: done.deed.as_str() }).inc();
-    }
-
-    /// One Normal Event for all that a pass did.
-    fn tell_deeds(&self, pass: &Pass, deeds: &BTreeMap<Deed, Vec<String>>) {
-        if deeds.is_empty() {
-            return;
-        }
-        let parts = deeds.iter().map(|(deed, places)| {
-            const SHOWN: usize = 5;
-            let shown = places.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-            let more = places.len().saturating_sub(SHOWN);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{} {}: {shown}{more}", deed.as_str(), places.len())
-        });
-        let reason = match deeds.keys().next_back() {
-            Some(Deed::Deleted(_)) if deeds.len() == 1 => "Removed",
-            Some(Deed::Healed(_)) => "Healed",
-            _ => "Mirrored",
-        };
-        self.teller.tell(Story {
-            source: pass.key.clone(),
-            uid: pass.ledger.uid.clone(),
-            warning: false,
-            reason,
-            note: parts.collect::<Vec<_>>().join("; "),
-        });
-    }
-
-    /// A Warning Event and a log line for each trouble that is new, or has lasted; gauges for all.
-    fn tell_troubles(&self, pass: &mut Pass, troubles: Vec<Trouble>, now: Instant) {
-        let told = std::mem::take(&mut pass.ledger.troubles);
-        for (trouble, _) in &told {
-            self.gauge(trouble, -1);
-        }
-        for trouble in troubles {
-            self.gauge(&trouble, 1);
-            let before = told.iter().find(|(known, _)| known.is_same_as(&trouble)).map(|(_, when)| *when);
-            let when = match before {
-                Some(when) if now.saturating_duration_since(when) < TELL_AGAIN => when,
-                _ => {
-                    let reason = trouble.label();
-                    tracing::warn!(kind = pass.key.kind.as_str(), source = %pass.key, reason, "{trouble}");
-                    self.teller.tell(Story {
-                        source: pass.key.clone(),
-                        uid: pass.ledger.uid.clone(),
-                        warning: true,
-                        reason: trouble.event_reason(),
-                        note: trouble.to_string(),
-                    });
-                    now
-                }
-            };
-            pass.ledger.troubles.push((trouble, when));
-        }
-    }
-
-    fn gauge(&self, trouble: &Trouble, by: i64) {
-        let reason = trouble.label();
-        self.metrics.troubles.get_or_create(&ReasonLabel { reason }).inc_by(by);
-        if matches!(trouble, Trouble::Conflict { .. }) {
-            self.metrics.conflicts.inc_by(by);
+    /// The `result` label of metrics.
+    fn label(&self) -> &'static str {
+        if self.behind || self.failed.is_some() {
+            "retry"
+        } else if !self.troubles.is_empty() {
+            "trouble"
+        } else if !self.deeds.is_empty() {
+            "changed"
+        } else {
+            "unchanged"
         }
     }
 }
 
-/// What an attempt leads to.
-enum Step {
-    Finished(Option<Deed>),
-    Next(Action),
-}
-
-/// Why deletes wait.
-enum Hold {
-    Gather(Instant),
-    Accident(Trouble, Instant),
-}
-
-fn deletes(plan: &Plan) -> impl Iterator<Item = (&Change, Removal)> {
-    plan.changes.iter().filter_map(|change| match &change.action {
-        Action::Delete { why, .. } => Some((change, *why)),
-        _ => None,
-    })
+/// The places that a plan would clear.
+fn going(plan: &Plan) -> Vec<ObjectKey> {
+    let deletes = plan.changes.iter().filter(|change| matches!(change.action, Action::Delete { .. }));
+    deletes.map(|change| change.at.clone()).collect()
 }
 
 fn is_heal(action: &Action) -> bool {
@@ -591,55 +364,4 @@ fn is_heal(action: &Action) -> bool {
             | Action::Update { why: Why::Healed(_), .. }
             | Action::Replace { why: Why::Healed(_), .. }
     )
-}
-
-fn setback(at: &ObjectKey, failure: Failure) -> Setback {
-    let (trouble, pace) = match &failure {
-        Failure::Conflict => return Setback::Behind,
-        Failure::Invalid(detail) => {
-            let trouble = Trouble::Invalid { at: at.clone(), detail: detail.clone() };
-            return Setback::Obstacle { trouble: Some(trouble), pace: Pace::Permanent, failure: None };
-        }
-        Failure::Forbidden(detail) => {
-            (Some(Trouble::Forbidden { at: at.clone(), detail: detail.clone() }), Pace::Conflict)
-        }
-        Failure::Throttled(after) => (None, Pace::At(*after)),
-        _ => (None, Pace::Error),
-    };
-    Setback::Obstacle { trouble, pace, failure: Some(failure) }
-}
-
-impl Done {
-    /// How an Event names the place, with who was at work there.
-    fn place(&self, at: &ObjectKey) -> String {
-        match (self.deed, &self.manager) {
-            (Deed::Healed(heal), Some(manager)) => format!("{at} ({}, by {manager})", heal.as_str()),
-            (Deed::Healed(heal), None) => format!("{at} ({})", heal.as_str()),
-            (Deed::Deleted(why), _) => format!("{at} ({})", why.as_str()),
-            _ => at.to_string(),
-        }
-    }
-}
-
-impl From<Why> for Deed {
-    fn from(why: Why) -> Self {
-        match why {
-            Why::New => Self::Created,
-            Why::SourceChanged => Self::Updated,
-            Why::Adopted => Self::Adopted,
-            Why::Healed(heal) => Self::Healed(heal),
-        }
-    }
-}
-
-impl Deed {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Updated => "updated",
-            Self::Adopted => "adopted",
-            Self::Healed(_) => "healed",
-            Self::Deleted(_) => "deleted",
-        }
-    }
 }

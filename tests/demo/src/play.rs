@@ -1,0 +1,99 @@
+//! The walk-through: each command, its real output, and what that has to be.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::Stage;
+
+/// How long an output may take to become what it should be.
+const SOON: Duration = Duration::from_secs(5);
+
+/// One line that somebody types.
+pub struct Step {
+    pub command: &'static str,
+    expect: Expect,
+}
+
+/// What a step must print.
+enum Expect {
+    /// The whole output.
+    Is(&'static str),
+    /// Each of these, somewhere in the output.
+    Has(&'static [&'static str]),
+    /// The first, and not the second.
+    HasNot(&'static str, &'static str),
+}
+
+/// The walk-through of the README.
+pub fn walk_through() -> Vec<Step> {
+    use Expect::{Has, HasNot, Is};
+    let step = |command, expect| Step { command, expect };
+    vec![
+        step("kubectl create configmap colors --from-literal=sky=blue", Is("configmap/colors created")),
+        step("kubectl label configmap colors workshop.io/managed=true", Is("configmap/colors labeled")),
+        step(r#"kubectl get configmap colors-synced -o jsonpath='{.data}{"\n"}'"#, Is(r#"{"sky":"blue"}"#)),
+        step(
+            r#"kubectl patch configmap colors --type merge -p '{"data":{"sky":"orange"}}'"#,
+            Is("configmap/colors patched"),
+        ),
+        step(r#"kubectl get configmap colors-synced -o jsonpath='{.data}{"\n"}'"#, Is(r#"{"sky":"orange"}"#)),
+        step("kubectl delete configmap colors-synced", Has(&[r#"configmap "colors-synced" deleted"#])),
+        step(r#"kubectl get configmap colors-synced -o jsonpath='{.data}{"\n"}'"#, Is(r#"{"sky":"orange"}"#)),
+        step(
+            "kubectl annotate --overwrite configmap colors workshop.io/target-namespaces='team-*'",
+            Is("configmap/colors annotated"),
+        ),
+        step("kubectl create namespace team-a", Is("namespace/team-a created")),
+        step(
+            "kubectl get configmap -A -l workshop.io/companion=true",
+            HasNot("team-a      colors-synced", "default"),
+        ),
+        step(
+            "kubectl describe configmap colors",
+            Has(&["created 1: default/colors-synced", "healed 1: default/colors-synced (deleted)"]),
+        ),
+        step("kubectl delete configmap colors", Has(&[r#"configmap "colors" deleted"#])),
+        step("kubectl get configmap -A -l workshop.io/companion=true", Is("No resources found")),
+    ]
+}
+
+/// Plays it. What changes nothing may be asked again until the answer is right; the last answer is shown.
+pub async fn play(stage: &Stage) -> Result<()> {
+    for step in walk_through() {
+        let reads = step.command.starts_with("kubectl get") || step.command.starts_with("kubectl describe");
+        let start = Instant::now();
+        let output = loop {
+            let output = stage.shell(step.command).await?;
+            if !reads || step.expect.holds(&output) || start.elapsed() > SOON {
+                break output;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        println!("$ {}\n{output}", step.command);
+        if !step.expect.holds(&output) {
+            bail!("`{}` should have printed {}", step.command, step.expect);
+        }
+    }
+    Ok(())
+}
+
+impl Expect {
+    fn holds(&self, output: &str) -> bool {
+        match self {
+            Self::Is(text) => output == *text,
+            Self::Has(texts) => texts.iter().all(|text| output.contains(text)),
+            Self::HasNot(text, other) => output.contains(text) && !output.contains(other),
+        }
+    }
+}
+
+impl std::fmt::Display for Expect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Is(text) => write!(f, "`{text}`"),
+            Self::Has(texts) => write!(f, "`{}`", texts.join("` and `")),
+            Self::HasNot(text, other) => write!(f, "`{text}` and not `{other}`"),
+        }
+    }
+}
