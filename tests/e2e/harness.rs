@@ -40,6 +40,17 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     plane
 }
 
+/// A control plane of one test's own, to be stopped and started; none where an existing cluster is used.
+pub fn own(test: &str, apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
+    if shared().is_existing() {
+        eprintln!(
+            "{test} is skipped: it stops and starts a control plane, and LOCKSTEP_TEST_KUBECONFIG is set"
+        );
+        return None;
+    }
+    Some(Box::leak(Box::new(boot(apiserver_flags))))
+}
+
 /// Runs a command that must succeed, and returns what it printed.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -82,6 +93,15 @@ impl Cluster {
             .await
             .expect("a config");
         Self { plane, id, client: Client::try_from(config).expect("a client") }
+    }
+
+    /// As [`Self::new`], for a test that reads the audit log; none where an existing cluster has none for us.
+    pub async fn audited(test: &str) -> Option<Self> {
+        if shared().is_existing() {
+            eprintln!("{test} is skipped: it reads the audit log, and LOCKSTEP_TEST_KUBECONFIG is set");
+            return None;
+        }
+        Some(Self::new(test).await)
     }
 
     pub fn domain(&self) -> String {

@@ -6,7 +6,7 @@ use crate::harness::{Cluster, configmap, eventually};
 
 #[tokio::test]
 async fn a_source_deleted_leaves_nothing_behind() {
-    let cluster = Cluster::new("gone").await;
+    let Some(cluster) = Cluster::audited("gone").await else { return };
     let _lockstep = cluster.lockstep().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for propagation in ["Background", "Foreground", "Orphan"] {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Cluster, boot, configmap, eventually};
+use crate::harness::{Cluster, configmap, eventually, own};
 
 #[tokio::test]
 async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write() {
@@ -47,7 +47,7 @@ async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write()
 
 #[tokio::test]
 async fn at_rest_nothing_is_written_and_nothing_is_read() {
-    let cluster = Cluster::new("rest").await;
+    let Some(cluster) = Cluster::audited("rest").await else { return };
     let lockstep = cluster.lockstep_with(&["--resync", "500ms"]).await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for n in 0..200 {
@@ -94,7 +94,7 @@ async fn a_stop_finishes_what_is_under_way() {
 
 #[tokio::test]
 async fn the_api_server_and_etcd_go_and_come_back() {
-    let plane: &'static controlplane::ControlPlane = Box::leak(Box::new(boot(&[])));
+    let Some(plane) = own("outage", &[]) else { return };
     let cluster = Cluster::on(plane, "outage").await;
     let lockstep = cluster.lockstep().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -122,8 +122,7 @@ async fn the_api_server_and_etcd_go_and_come_back() {
 
 #[tokio::test]
 async fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
-    let plane: &'static controlplane::ControlPlane =
-        Box::leak(Box::new(boot(&["--feature-gates=WatchList=false"])));
+    let Some(plane) = own("pages", &["--feature-gates=WatchList=false"]) else { return };
     let cluster = Cluster::on(plane, "pages").await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "early").create().await;

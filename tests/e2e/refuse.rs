@@ -6,7 +6,7 @@ use crate::harness::{Cluster, configmap, secret};
 
 #[tokio::test]
 async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_refused() {
-    let cluster = Cluster::new("malformed").await;
+    let Some(cluster) = Cluster::audited("malformed").await else { return };
     let lockstep = cluster.lockstep().await;
     let home = cluster.namespace("home").await;
     let long = "x".repeat(250);
@@ -49,7 +49,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
 
 #[tokio::test]
 async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_are_refused() {
-    let cluster = Cluster::new("bound").await;
+    let Some(cluster) = Cluster::audited("bound").await else { return };
     let lockstep = cluster.lockstep().await;
     let home = cluster.namespace("home").await;
     let account = json!({"metadata": {"name": "robot"}});
@@ -83,7 +83,7 @@ async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_
 
 #[tokio::test]
 async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_until_the_source_changes() {
-    let cluster = Cluster::new("invalid").await;
+    let Some(cluster) = Cluster::audited("invalid").await else { return };
     let lockstep = cluster.lockstep_with(&["--resync", "100ms"]).await;
     let home = cluster.namespace("home").await;
     // Just what the API server takes; with our own annotations beside it, too much.
