@@ -59,6 +59,10 @@ pub enum Failure {
     Unavailable(String),
 }
 
+/// What the API server says of a JSON patch that cannot be applied to the object as it is. Ours fit the state they
+/// were made for, so that state is no more; no other field of the answer tells this from an invalid object.
+const PATCH_DOES_NOT_FIT: &str = "the server rejected our request due to an error in our request";
+
 /// Finds a cluster as kubectl does: `KUBECONFIG`, then `~/.kube/config`, then the pod's ServiceAccount.
 ///
 /// Unlike kube's own inference, a `KUBECONFIG` that cannot be used is an error, not a reason to look elsewhere.
@@ -138,6 +142,8 @@ impl From<Status> for Failure {
         let retry_after = details.map_or(0, |details| details.retry_after_seconds);
         if status.is_already_exists() {
             Self::AlreadyExists
+        } else if status.code == 422 && status.message.starts_with(PATCH_DOES_NOT_FIT) {
+            Self::Conflict
         } else if cause("NamespaceTerminating") {
             Self::Terminating
         } else if status.code == 429 || retry_after > 0 {
@@ -265,6 +271,10 @@ mod tests {
             (json!({"code": 404, "reason": "NotFound"}), Failure::NotFound),
             (json!({"code": 409, "reason": "AlreadyExists"}), Failure::AlreadyExists),
             (json!({"code": 409, "reason": "Conflict"}), Failure::Conflict),
+            (
+                json!({"code": 422, "reason": "Invalid", "message": PATCH_DOES_NOT_FIT, "details": {}}),
+                Failure::Conflict,
+            ),
             (
                 json!({"code": 403, "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
                 Failure::Terminating,

@@ -21,11 +21,14 @@ pub struct Brake {
     /// How long companions stay; zero turns the brake off.
     grace: Duration,
     doomed: HashMap<ObjectKey, HashMap<ObjectKey, Doomed>>,
+    /// Of these, those that were not released, kept at hand: sources may be many, and each asks.
+    count: Count,
     /// How many companions there were before any of these went.
     companions: usize,
     /// When the last of them joined.
     joined: Option<Instant>,
     held_until: Option<Instant>,
+    aged: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -33,6 +36,12 @@ struct Doomed {
     since: Instant,
     /// It was held for the whole grace: it may go and counts no more.
     released: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    companions: usize,
+    sources: usize,
 }
 
 /// Whether deletes may go ahead.
@@ -53,14 +62,22 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy)]
 pub struct Whole {
     pub companions: usize,
-    /// Sources that exist or have companions.
+    /// Sources that have companions, whether they still exist or not.
     pub sources: usize,
 }
 
 impl Brake {
     #[must_use]
     pub fn new(grace: Duration) -> Self {
-        Self { grace, doomed: HashMap::new(), companions: 0, joined: None, held_until: None }
+        Self {
+            grace,
+            doomed: HashMap::new(),
+            count: Count::default(),
+            companions: 0,
+            joined: None,
+            held_until: None,
+            aged: None,
+        }
     }
 
     /// A source would lose these companions; the others that it was said to lose, it keeps.
@@ -72,11 +89,16 @@ impl Brake {
         self.companions =
             if self.doomed.is_empty() { whole.companions } else { self.companions.max(whole.companions) };
         let doomed = self.doomed.entry(source.clone()).or_default();
+        let counted = doomed.values().any(|doomed| !doomed.released);
+        let before = doomed.len();
         for key in going {
-            doomed.entry(key.clone()).or_insert_with(|| {
-                self.joined = Some(now);
-                Doomed { since: now, released: false }
-            });
+            doomed.entry(key.clone()).or_insert(Doomed { since: now, released: false });
+        }
+        let joined = doomed.len() - before;
+        if joined > 0 {
+            self.joined = Some(now);
+            self.count.companions += joined;
+            self.count.sources += usize::from(!counted);
         }
         let asked: Vec<&Doomed> = going.iter().filter_map(|key| doomed.get(key)).collect();
         if asked.iter().all(|doomed| doomed.released) {
@@ -85,7 +107,7 @@ impl Brake {
         let first = asked.iter().map(|doomed| doomed.since).min().unwrap_or(now);
         let gathered = (self.joined.unwrap_or(now) + GATHER).min(first + MAX_GATHER);
 
-        let (companions, sources) = self.count();
+        let Count { companions, sources } = self.count;
         if self.held_until.is_none() && companions * 2 > self.companions && sources > SOURCES {
             self.held_until = Some(now + self.grace);
         }
@@ -98,12 +120,15 @@ impl Brake {
 
     /// A source that stands keeps all its companions but these: what came back no longer counts.
     pub fn keeps_all_but(&mut self, source: &ObjectKey, going: &[ObjectKey]) {
-        if let Some(doomed) = self.doomed.get_mut(source) {
-            let going: HashSet<&ObjectKey> = going.iter().collect();
-            doomed.retain(|key, _| going.contains(key));
-            if doomed.is_empty() {
-                self.doomed.remove(source);
-            }
+        let Some(doomed) = self.doomed.get_mut(source) else { return };
+        let before = counted(doomed);
+        let going: HashSet<&ObjectKey> = going.iter().collect();
+        doomed.retain(|key, _| going.contains(key));
+        let after = counted(doomed);
+        self.count.companions -= before - after;
+        self.count.sources -= usize::from(before > 0 && after == 0);
+        if doomed.is_empty() {
+            self.doomed.remove(source);
         }
     }
 
@@ -112,28 +137,35 @@ impl Brake {
         self.held_until.is_some_and(|until| now < until)
     }
 
+    /// Forgets what is past. Once a second is enough: it goes through everything.
     fn age(&mut self, now: Instant) {
-        if self.held_until.is_some_and(|until| until <= now) {
+        let over = self.held_until.is_some_and(|until| until <= now);
+        let recent = self.aged.is_some_and(|aged| aged + Duration::from_secs(1) > now);
+        if !over && (recent || self.held_until.is_some()) {
+            return;
+        }
+        self.aged = Some(now);
+        if over {
             self.held_until = None;
             for doomed in self.doomed.values_mut().flat_map(HashMap::values_mut) {
                 doomed.released = true;
                 doomed.since = now;
             }
-        } else if self.held_until.is_none() {
-            for doomed in self.doomed.values_mut() {
-                doomed.retain(|_, doomed| doomed.since + WINDOW > now);
-            }
-            self.doomed.retain(|_, doomed| !doomed.is_empty());
         }
+        for doomed in self.doomed.values_mut() {
+            doomed.retain(|_, doomed| doomed.since + WINDOW > now);
+        }
+        self.doomed.retain(|_, doomed| !doomed.is_empty());
+        let counts = self.doomed.values().map(counted).filter(|count| *count > 0);
+        self.count = counts.fold(Count::default(), |all, count| Count {
+            companions: all.companions + count,
+            sources: all.sources + 1,
+        });
     }
+}
 
-    /// Companions that count, and of how many sources.
-    fn count(&self) -> (usize, usize) {
-        let counts =
-            self.doomed.values().map(|doomed| doomed.values().filter(|doomed| !doomed.released).count());
-        let hit: Vec<usize> = counts.filter(|count| *count > 0).collect();
-        (hit.iter().sum(), hit.len())
-    }
+fn counted(doomed: &HashMap<ObjectKey, Doomed>) -> usize {
+    doomed.values().filter(|doomed| !doomed.released).count()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ const SAME: Duration = Duration::from_secs(600);
 /// The API server takes a note of 1 KiB at most.
 const NOTE: usize = 1000;
 /// Events that wait to be written; more are dropped and counted.
-const BACKLOG: usize = 1000;
+const BACKLOG: usize = 10_000;
 
 /// Something to tell about a source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

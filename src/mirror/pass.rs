@@ -297,7 +297,7 @@ impl Inner {
         let now = Instant::now();
         let whole = self
             .world
-            .read(|world| Whole { companions: world.companion_count(), sources: world.source_total() });
+            .read(|world| Whole { companions: world.companion_count(), sources: world.mirrored_count() });
         let mut brake = self.brake();
         let verdict = brake.ask(now, &pass.key, &going(&pass.plan), whole);
         self.metrics.deletes_held.set(brake.is_holding(now).into());

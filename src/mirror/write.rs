@@ -152,8 +152,8 @@ fn owners(source: &Source, at: &ObjectKey) -> Vec<OwnerReference> {
 
 /// A JSON patch that needs nothing of the old object but what [`Companion`] keeps of it.
 ///
-/// Setting uid and resourceVersion makes the API server refuse it (409) for any other state, where a `test` that
-/// fails would read as an invalid request. `add` replaces what is there; a null value takes a field away.
+/// Setting the resourceVersion makes the API server refuse it (409) for any other state, where a `test` that fails
+/// would read as an invalid request. `add` replaces what is there; a null value takes a field away.
 fn operations(
     source: &Source,
     wish: &Wish,
@@ -161,8 +161,9 @@ fn operations(
     known: &Companion,
 ) -> Result<Operations, Failure> {
     let mut ops = Vec::new();
-    set(&mut ops, &["metadata", "uid"], known.uid.clone());
-    set(&mut ops, &["metadata", "resourceVersion"], known.resource_version.clone());
+    let path = PointerBuf::from_tokens(["metadata", "resourceVersion"]);
+    let value = Value::String(known.resource_version.clone());
+    ops.push(PatchOperation::Replace(ReplaceOperation { path, value }));
     if known.finalizers {
         add(&mut ops, &["metadata", "finalizers"], json!([]));
     }
@@ -213,11 +214,6 @@ fn add(ops: &mut Vec<PatchOperation>, path: &[&str], value: Value) {
         path: PointerBuf::from_tokens(path.iter().copied()),
         value,
     }));
-}
-
-fn set(ops: &mut Vec<PatchOperation>, path: &[&str], value: String) {
-    let path = PointerBuf::from_tokens(path.iter().copied());
-    ops.push(PatchOperation::Replace(ReplaceOperation { path, value: Value::String(value) }));
 }
 
 /// Our own types always serialise; if not, the error must not quote what it choked on.

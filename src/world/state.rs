@@ -142,6 +142,8 @@ pub struct World {
     /// Sources by the companion they want, so that a companion's fate reaches everyone who waits for its name.
     by_wish: HashMap<WishKey, BTreeSet<ObjectKey>>,
     namespaces: BTreeMap<String, (Namespace, u32)>,
+    /// All namespaces have been listed once.
+    namespaces_listed: bool,
     /// Companions that vanished while their source still stood, with it: making them again is a heal.
     lost: HashMap<ObjectKey, ObjectKey>,
     epochs: HashMap<Stream, u32>,
@@ -164,6 +166,7 @@ impl World {
             by_source: HashMap::new(),
             by_wish: HashMap::new(),
             namespaces: BTreeMap::new(),
+            namespaces_listed: false,
             lost: HashMap::new(),
             epochs: HashMap::new(),
             horizon: HashMap::new(),
@@ -203,11 +206,10 @@ impl World {
         self.sources.len()
     }
 
-    /// Sources that exist or have companions.
+    /// How many sources have companions, whether they still exist or not.
     #[must_use]
-    pub fn source_total(&self) -> usize {
-        let gone = self.by_source.keys().filter(|key| !self.sources.contains_key(*key)).count();
-        self.sources.len() + gone
+    pub fn mirrored_count(&self) -> usize {
+        self.by_source.len()
     }
 
     #[must_use]
@@ -306,7 +308,10 @@ impl World {
                     effect.add(self.forget_companion(&key));
                 }
             }
-            Stream::Namespaces => self.namespaces.retain(|_, (_, seen)| *seen == epoch),
+            Stream::Namespaces => {
+                self.namespaces.retain(|_, (_, seen)| *seen == epoch);
+                self.namespaces_listed = true;
+            }
         }
         effect
     }
@@ -617,6 +622,10 @@ impl World {
         let (now, _) = &self.namespaces[&meta.name];
         if before.as_ref().is_some_and(|(before, _)| before == now) {
             return (Effect::default(), None);
+        }
+        if !self.namespaces_listed {
+            // Nobody plans before everything is listed, and then every source is looked at.
+            return (Effect::default(), fault);
         }
         let wanting = |source: &&Arc<Source>| {
             source.wish.as_ref().is_ok_and(|wish| {
