@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use ring::digest::{Context, SHA256};
 use serde_json::value::RawValue;
 
-use crate::object::Object;
+use crate::object::{Meta, Object};
 
 /// What a companion shares with its source. No `Debug`: values must not reach a log.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -39,14 +39,16 @@ pub struct Payload {
 pub struct KeySelection(pub Option<BTreeMap<String, String>>);
 
 impl Content {
+    /// Parts an object into who it is and what it holds.
     #[must_use]
-    pub fn of(object: Object) -> Self {
-        Self {
+    pub fn of(object: Object) -> (Meta, Self) {
+        let content = Self {
             data: object.data.unwrap_or_default(),
             binary: object.binary_data.unwrap_or_default(),
             type_: object.type_,
             immutable: object.immutable.unwrap_or_default(),
-        }
+        };
+        (object.metadata, content)
     }
 
     /// The part of it that a companion gets.
@@ -143,6 +145,11 @@ impl Hasher {
     pub fn text(&mut self, tag: &str, value: &str) {
         self.part(tag.as_bytes());
         self.part(value.as_bytes());
+    }
+
+    pub fn digest(&mut self, tag: &str, digest: &Digest) {
+        self.part(tag.as_bytes());
+        self.part(&digest.0);
     }
 
     pub fn map<'a, K, V>(&mut self, tag: &str, map: impl IntoIterator<Item = (&'a K, &'a V)>)

@@ -366,15 +366,18 @@ impl World {
     }
 
     fn read_source(&self, kind: Kind, object: Object, epoch: u32) -> Source {
-        let meta = object.metadata.clone();
+        let (meta, content) = Content::of(object);
         let key = ObjectKey::of(kind, &meta);
-        let wish = self.read_wish(&key, &meta, object);
+        let wish = self.read_wish(&key, &meta, content);
         let mut hasher = Hasher::new();
         hasher.text("uid", &meta.uid);
         match &wish {
-            // The policy has no canonical form; its Debug form is one for as long as this process lives.
-            Ok(wish) => hasher
-                .text(&format!("{:?}{:?}", wish.content, wish.marks_digest), &format!("{:?}", wish.policy)),
+            Ok(wish) => {
+                hasher.digest("content", &wish.content);
+                hasher.digest("marks", &wish.marks_digest);
+                // The policy has no canonical form; its Debug form is one for as long as this process lives.
+                hasher.text("policy", &format!("{:?}", wish.policy));
+            }
             Err(fault) => hasher.text("fault", &fault.to_string()),
         }
         Source {
@@ -389,12 +392,12 @@ impl World {
         }
     }
 
-    fn read_wish(&self, key: &ObjectKey, meta: &Meta, object: Object) -> Result<Wish, Fault> {
+    fn read_wish(&self, key: &ObjectKey, meta: &Meta, content: Content) -> Result<Wish, Fault> {
         if *key.namespace == *self.limits.own_namespace {
             return Err(Fault::OwnNamespace);
         }
         let policy = Policy::parse(&self.keys, meta)?;
-        let content = Content::of(object).select(&policy.keys);
+        let content = content.select(&policy.keys);
         policy.refusal(&self.keys, key.kind, &content)?;
         let digest = content.digest();
         let marks = Marks::wanted(&self.keys, key, meta, &policy, digest.checksum());
@@ -428,9 +431,8 @@ impl World {
     /// Reads what must be known of an object that stands where a companion is or should be.
     #[must_use]
     pub fn read_companion(&self, kind: Kind, object: Object) -> (ObjectKey, Companion) {
-        let meta = object.metadata.clone();
+        let (meta, content) = Content::of(object);
         let key = ObjectKey::of(kind, &meta);
-        let content = Content::of(object);
         let digest = content.digest();
         let marks = Marks::found(&self.keys, &meta);
         let extras = marks.extras(&self.keys);
