@@ -23,4 +23,6 @@ pub mod mirror;
 pub mod object;
 pub mod ops;
 pub mod policy;
+#[cfg(test)]
+pub mod testing;
 pub mod world;

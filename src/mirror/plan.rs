@@ -407,3 +407,6 @@ impl fmt::Display for Holder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

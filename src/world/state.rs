@@ -669,3 +669,6 @@ impl std::fmt::Display for Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

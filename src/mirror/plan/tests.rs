@@ -1,0 +1,322 @@
+//! The rows of the table "What the mirror does", as far as a plan decides them.
+
+mod heals;
+mod limits;
+mod properties;
+
+use super::*;
+use crate::testing::{
+    Draft,
+    cluster::{Cluster, Step, steps},
+    configmap, full, namespace, object, source,
+};
+use Step::{Create, Delete, Replace, Update};
+
+/// A source with companions in its own namespace and in `away`.
+fn colors() -> Draft {
+    source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
+}
+
+fn two_namespaces() -> Cluster {
+    Cluster::with(&["home", "away"])
+}
+
+/// The companions of [`colors`] are right.
+fn settled() -> (Cluster, ObjectKey) {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors());
+    assert_eq!(cluster.settle(&key), []);
+    assert_nothing(&cluster, &key);
+    (cluster, key)
+}
+
+fn home() -> ObjectKey {
+    configmap("home", "colors-synced")
+}
+
+fn away() -> ObjectKey {
+    configmap("away", "colors-synced")
+}
+
+fn expect(cluster: &Cluster, key: &ObjectKey, expected: &[(&str, Step)]) {
+    let expected: Vec<_> = expected.iter().map(|(at, step)| ((*at).to_owned(), *step)).collect();
+    assert_eq!(steps(&cluster.plan(key)), expected);
+}
+
+fn assert_nothing(cluster: &Cluster, key: &ObjectKey) {
+    let plan = cluster.plan(key);
+    assert!(plan.is_empty(), "{:?} {:?}", steps(&plan), plan.troubles);
+}
+
+fn data<'a>(cluster: &'a Cluster, at: &ObjectKey, key: &str) -> Option<&'a str> {
+    cluster.object(at)?.data.as_ref()?.get(key).map(String::as_str)
+}
+
+// --- what a source asks for
+
+#[test]
+fn an_object_that_becomes_a_source_gets_a_companion_in_every_target() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors());
+    let new = Create(Why::New);
+    expect(&cluster, &key, &[("away/colors-synced", new), ("home/colors-synced", new)]);
+    cluster.settle(&key);
+    assert_eq!(data(&cluster, &home(), "sky"), Some("blue"));
+    assert_eq!(data(&cluster, &away(), "sky"), Some("blue"));
+    assert_eq!(cluster.object(&home()).unwrap().metadata.owner_references.len(), 1);
+    assert!(cluster.object(&away()).unwrap().metadata.owner_references.is_empty());
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn each_companion_follows_new_content_with_one_write() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().data("sky", "red"));
+    let follow = Update(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+    cluster.settle(&key);
+    assert_eq!(data(&cluster, &away(), "sky"), Some("red"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn each_companion_follows_a_new_policy_with_one_write() {
+    for draft in [
+        colors().annotate("protect", "all"),
+        colors().annotate("keys", "sky=heaven"),
+        colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"),
+        colors().annotate("example.com/team", "a").annotate("copy-annotations", "example.com/*"),
+    ] {
+        let (mut cluster, key) = settled();
+        cluster.put(draft);
+        let follow = Update(Why::SourceChanged);
+        expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+        cluster.settle(&key);
+        assert_nothing(&cluster, &key);
+    }
+}
+
+#[test]
+fn a_change_that_no_companion_would_show_writes_nothing() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().data("sea", "green").annotate("keys", "sky").label("example.com/team", "a"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn what_is_no_longer_carried_over_is_taken_away() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"));
+    cluster.settle(&key);
+    let labels = |cluster: &Cluster| cluster.object(&away()).unwrap().metadata.labels.clone();
+    assert_eq!(labels(&cluster)["example.com/team"], "a");
+    cluster.put(colors());
+    cluster.settle(&key);
+    assert!(!labels(&cluster).contains_key("example.com/team"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn another_companion_name_makes_one_and_removes_the_other() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().annotate("companion-name", "paint"));
+    let (new, gone) = (Create(Why::New), Delete(Removal::NotWanted));
+    expect(
+        &cluster,
+        &key,
+        &[
+            ("away/paint", new),
+            ("home/paint", new),
+            ("away/colors-synced", gone),
+            ("home/colors-synced", gone),
+        ],
+    );
+}
+
+#[test]
+fn a_namespace_that_appears_or_starts_to_match_gets_a_companion() {
+    let mut cluster = Cluster::with(&["home"]);
+    let key = cluster.put(
+        source("home", "colors")
+            .annotate("target-namespaces", "team-*")
+            .annotate("target-selector", "env=dev"),
+    );
+    assert_nothing(&cluster, &key);
+    cluster.namespace(namespace("team-a"));
+    cluster.namespace(namespace("other").label("example.com/env", "dev"));
+    expect(&cluster, &key, &[("team-a/colors-synced", Create(Why::New))]);
+    let mut dev = namespace("other");
+    dev.object.metadata.labels.insert("env".to_owned(), "dev".to_owned());
+    cluster.namespace(dev);
+    let new = Create(Why::New);
+    expect(&cluster, &key, &[("other/colors-synced", new), ("team-a/colors-synced", new)]);
+}
+
+#[test]
+fn a_target_that_is_not_there_is_no_trouble() {
+    let mut cluster = Cluster::with(&["home"]);
+    let key = cluster.put(colors());
+    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+    assert!(cluster.plan(&key).troubles.is_empty());
+}
+
+#[test]
+fn a_terminating_namespace_is_skipped() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors());
+    cluster.namespace(namespace("away").terminating());
+    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+
+    let (mut cluster, key) = settled();
+    cluster.namespace(namespace("away").terminating());
+    cluster.edit(&away(), |object| drop(object.data.take()));
+    assert_nothing(&cluster, &key);
+    cluster.put(colors().annotate("target-namespaces", "."));
+    assert_nothing(&cluster, &key);
+    cluster.delete(&key);
+    expect(&cluster, &key, &[("home/colors-synced", Delete(Removal::SourceGone))]);
+}
+
+// --- when companions go
+
+#[test]
+fn companions_go_when_their_source_is_gone_or_unlabelled() {
+    let (mut cluster, key) = settled();
+    cluster.delete(&key);
+    let gone = Delete(Removal::SourceGone);
+    expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
+    // Whoever carries it out leaves to the garbage collector what is the garbage collector's.
+    assert!(cluster.world.companion(&home()).unwrap().owned_by_source);
+    assert!(!cluster.world.companion(&away()).unwrap().owned_by_source);
+
+    let (mut cluster, key) = settled();
+    cluster.edit(&key, |object| object.metadata.labels.clear());
+    expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
+    cluster.settle(&key);
+    assert!(cluster.object(&home()).is_none() && cluster.object(&away()).is_none());
+    assert!(cluster.object(&key).is_some());
+}
+
+#[test]
+fn an_orphan_is_removed_also_when_its_source_went_while_the_process_was_down() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&home(), |object| object.metadata.owner_references.clear());
+    cluster.delete(&key);
+    cluster.restart();
+    assert!(cluster.all_sources().contains(&key));
+    assert!(!cluster.world.companion(&home()).unwrap().owned_by_source);
+    let gone = Delete(Removal::SourceGone);
+    expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
+}
+
+#[test]
+fn a_companion_goes_where_a_target_no_longer_matches() {
+    let not_wanted = [("away/colors-synced", Delete(Removal::NotWanted))];
+    let (mut cluster, key) = settled();
+    cluster.put(colors().annotate("target-namespaces", "."));
+    expect(&cluster, &key, &not_wanted);
+
+    let mut cluster = two_namespaces();
+    let mut dev = namespace("away");
+    dev.object.metadata.labels.insert("env".to_owned(), "dev".to_owned());
+    cluster.namespace(dev);
+    let key = cluster.put(source("home", "colors").annotate("target-selector", "env=dev"));
+    cluster.settle(&key);
+    cluster.namespace(namespace("away"));
+    expect(&cluster, &key, &not_wanted);
+    cluster.settle(&key);
+    assert!(cluster.object(&away()).is_none());
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn a_source_made_again_under_its_name_takes_its_companions_over() {
+    let (mut cluster, key) = settled();
+    cluster.put_anew(colors());
+    let uid = cluster.object(&key).unwrap().metadata.uid.clone();
+    let follow = Update(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+    cluster.settle(&key);
+    assert_eq!(cluster.object(&home()).unwrap().metadata.controller().unwrap().uid, uid);
+    assert_eq!(cluster.object(&away()).unwrap().metadata.annotations[&full("source-uid")], uid);
+    assert_nothing(&cluster, &key);
+
+    // The garbage collector may be faster: then it is made again.
+    cluster.put_anew(colors());
+    cluster.collect_garbage();
+    expect(
+        &cluster,
+        &key,
+        &[("away/colors-synced", follow), ("home/colors-synced", Create(Why::Healed(Heal::Deleted)))],
+    );
+}
+
+#[test]
+fn a_terminating_source_has_nothing_written() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().finalizer("example.com/wait"));
+    cluster.delete(&key);
+    cluster.delete(&away());
+    cluster.edit(&home(), |object| drop(object.data.take()));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn a_paused_source_leaves_its_companions_as_they_are_until_it_goes() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().data("sky", "red").annotate("paused", "true").annotate("target-namespaces", "."));
+    cluster.delete(&home());
+    assert_nothing(&cluster, &key);
+    cluster.delete(&key);
+    expect(&cluster, &key, &[("away/colors-synced", Delete(Removal::SourceGone))]);
+}
+
+// --- what an update cannot do
+
+#[test]
+fn immutable_content_that_must_change_is_replaced() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors().immutable());
+    cluster.settle(&key);
+    cluster.put_anew(colors().data("sky", "red").immutable());
+    let replace = Replace(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", replace), ("home/colors-synced", replace)]);
+    cluster.settle(&key);
+    assert_eq!(data(&cluster, &away(), "sky"), Some("red"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn marks_of_an_immutable_companion_change_with_an_update() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors().immutable());
+    cluster.settle(&key);
+    cluster.put(colors().immutable().annotate("protect", "all"));
+    let follow = Update(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+    cluster.settle(&key);
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn a_source_that_becomes_immutable_makes_its_companions_so_with_an_update() {
+    let (mut cluster, key) = settled();
+    cluster.put(colors().immutable());
+    let follow = Update(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+    cluster.settle(&key);
+    assert_eq!(cluster.object(&away()).unwrap().immutable, Some(true));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn a_secret_of_a_new_type_has_its_companions_replaced() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors().of_type("Opaque"));
+    cluster.settle(&key);
+    cluster.put_anew(colors().of_type("example.com/other"));
+    let replace = Replace(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", replace), ("home/colors-synced", replace)]);
+    cluster.settle(&key);
+    assert_nothing(&cluster, &key);
+}

@@ -1,0 +1,201 @@
+//! What others do to companions is put right, whoever did it and however.
+
+use super::*;
+use crate::object::Object;
+
+/// Somebody edits a companion: this heals it, and nothing else happens.
+fn heals(draft: Draft, at: &ObjectKey, edit: impl FnOnce(&mut Object), step: fn(Why) -> Step, heal: Heal) {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(draft);
+    cluster.settle(&key);
+    let right = cluster.object(at).unwrap().clone();
+    cluster.edit(at, edit);
+    expect(&cluster, &key, &[(&at.to_string(), step(Why::Healed(heal)))]);
+    assert_eq!(cluster.settle(&key), []);
+    let healed = cluster.object(at).unwrap();
+    assert!(healed.data == right.data && healed.binary_data == right.binary_data);
+    assert!(healed.immutable == right.immutable && healed.type_ == right.type_);
+    assert!(healed.metadata.labels == right.metadata.labels);
+    assert!(healed.metadata.annotations == right.metadata.annotations);
+    assert_eq!(healed.metadata.owner_references, right.metadata.owner_references);
+    assert!(healed.metadata.finalizers.is_empty());
+    assert_nothing(&cluster, &key);
+}
+
+fn heal_data(heal: Heal, edit: impl FnOnce(&mut Object)) {
+    heals(colors().binary("logo", "AAEC"), &away(), edit, Update, heal);
+}
+
+#[test]
+fn an_edit_of_data_is_put_back() {
+    let change = |object: &mut Object| {
+        object.data.get_or_insert_default().insert("sky".to_owned(), "red".to_owned());
+    };
+    heal_data(Heal::Content, change);
+    heal_data(Heal::Content, |object| {
+        object.data.get_or_insert_default().insert("sea".to_owned(), "green".to_owned());
+    });
+    heal_data(Heal::Content, |object| drop(object.data.take()));
+}
+
+#[test]
+fn an_edit_of_binary_data_is_put_back() {
+    heal_data(Heal::Content, |object| drop(object.binary_data.take()));
+    heal_data(Heal::Content, |object| {
+        object.binary_data.get_or_insert_default().insert("logo".to_owned(), "AAEA".to_owned());
+    });
+}
+
+#[test]
+fn a_companion_made_immutable_is_replaced() {
+    heals(colors(), &away(), |object| object.immutable = Some(true), Replace, Heal::Immutable);
+}
+
+#[test]
+fn a_companion_of_another_type_is_replaced() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors().of_type("Opaque"));
+    cluster.settle(&key);
+    let at = ObjectKey::new(key.kind, "away", "colors-synced");
+    let mut forged = cluster.object(&at).unwrap().clone();
+    forged.type_ = Some("example.com/other".to_owned());
+    cluster.put_anew(Draft { kind: at.kind, object: forged });
+    expect(&cluster, &key, &[("away/colors-synced", Replace(Why::Healed(Heal::Type)))]);
+    cluster.settle(&key);
+    assert_eq!(cluster.object(&at).unwrap().type_.as_deref(), Some("Opaque"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn an_edit_of_any_mark_is_put_back() {
+    let draft = || colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team");
+    for mark in ["source", "source-uid", "source-checksum", "protect", "copied"] {
+        let strip = |object: &mut Object| drop(object.metadata.annotations.remove(&full(mark)));
+        heals(draft(), &away(), strip, Update, Heal::Marks);
+        let change = |object: &mut Object| {
+            object.metadata.annotations.insert(full(mark), "elsewhere/thing".to_owned());
+        };
+        heals(draft(), &away(), change, Update, Heal::Marks);
+    }
+    let carried = |object: &mut Object| drop(object.metadata.labels.remove("example.com/team"));
+    heals(draft(), &away(), carried, Update, Heal::Marks);
+    let added = |object: &mut Object| drop(object.metadata.labels.insert(full("managed"), "true".to_owned()));
+    heals(draft(), &away(), added, Update, Heal::Marks);
+    let added = |object: &mut Object| {
+        drop(object.metadata.annotations.insert(full("paused"), "true".to_owned()));
+    };
+    heals(draft(), &away(), added, Update, Heal::Marks);
+}
+
+#[test]
+fn a_stripped_label_is_restored_by_the_other_marks() {
+    // The watch shows it as deleted; the create meets it and knows it again.
+    for strip_more in [false, true] {
+        let (mut cluster, key) = settled();
+        let uid = cluster.object(&away()).unwrap().metadata.uid.clone();
+        cluster.edit(&away(), |object| {
+            object.metadata.labels.clear();
+            if strip_more {
+                object.metadata.annotations.clear();
+            }
+        });
+        assert!(cluster.world.companion(&away()).is_none());
+        let (_, found) = cluster.world.read_companion(key.kind, cluster.object(&away()).unwrap().clone());
+        let seen = Seen { settled: true, lost: true, accepts: false };
+        let decision = decide(cluster.world.source(&key).unwrap(), &away(), Some(&found), seen);
+        let Decision::Change(Change { action: Action::Update { why, .. }, .. }) = decision else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(why, Why::Healed(Heal::Label));
+        assert_eq!(cluster.settle(&key), []);
+        let restored = &cluster.object(&away()).unwrap().metadata;
+        assert_eq!((&restored.uid, &restored.labels[&full("companion")]), (&uid, &"true".to_owned()));
+        assert_nothing(&cluster, &key);
+    }
+}
+
+#[test]
+fn an_edit_of_owner_references_is_put_back() {
+    let strip = |object: &mut Object| object.metadata.owner_references.clear();
+    heals(colors(), &home(), strip, Update, Heal::Owner);
+    let add = |object: &mut Object| {
+        let other = crate::testing::object("", "").controlled_by("ConfigMap", "another");
+        object.metadata.owner_references.extend(other.object.metadata.owner_references);
+    };
+    heals(colors(), &away(), add, Update, Heal::Owner);
+}
+
+#[test]
+fn an_added_finalizer_is_taken_away() {
+    let add = |object: &mut Object| object.metadata.finalizers.push("example.com/stay".to_owned());
+    heals(colors(), &away(), add, Update, Heal::Finalizer);
+}
+
+#[test]
+fn an_added_finalizer_does_not_keep_a_deleted_companion_from_coming_back() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&away(), |object| object.metadata.finalizers.push("example.com/stay".to_owned()));
+    cluster.delete(&away());
+    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Finalizer)))]);
+    cluster.settle(&key);
+    expect(&cluster, &key, &[("away/colors-synced", Create(Why::Healed(Heal::Deleted)))]);
+    cluster.settle(&key);
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn a_companion_that_was_deleted_is_made_again() {
+    let (mut cluster, key) = settled();
+    cluster.delete(&away());
+    expect(&cluster, &key, &[("away/colors-synced", Create(Why::Healed(Heal::Deleted)))]);
+    cluster.settle(&key);
+    assert_eq!(data(&cluster, &away(), "sky"), Some("blue"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn labels_and_annotations_of_others_are_left_alone() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&away(), |object| {
+        object.metadata.labels.insert("example.com/mine".to_owned(), "1".to_owned());
+        object.metadata.annotations.insert("example.com/mine".to_owned(), "2".to_owned());
+    });
+    assert_nothing(&cluster, &key);
+    cluster.put(colors().data("sky", "red"));
+    cluster.settle(&key);
+    let meta = &cluster.object(&away()).unwrap().metadata;
+    assert_eq!((&*meta.labels["example.com/mine"], &*meta.annotations["example.com/mine"]), ("1", "2"));
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn the_gravest_difference_names_the_heal() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&away(), |object| {
+        object.data = None;
+        object.metadata.annotations.remove(&full("protect"));
+        object.metadata.finalizers.push("example.com/stay".to_owned());
+    });
+    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Content)))]);
+}
+
+#[test]
+fn an_edit_made_while_the_process_was_down_is_a_heal_and_a_change_of_the_source_is_none() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&away(), |object| drop(object.data.take()));
+    cluster.restart();
+    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Content)))]);
+
+    let (mut cluster, key) = settled();
+    cluster.put(colors().data("sky", "red"));
+    cluster.restart();
+    let follow = Update(Why::SourceChanged);
+    expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
+}
+
+#[test]
+fn after_a_restart_nothing_is_written_that_is_right_already() {
+    let (mut cluster, key) = settled();
+    cluster.restart();
+    assert_nothing(&cluster, &key);
+}

@@ -1,0 +1,268 @@
+//! What a plan must not do: conflicts, adoption, refusals and the hard limits.
+
+use super::*;
+use crate::testing::{OWN_NAMESPACE, companion};
+
+fn conflict(at: &ObjectKey, holder: Holder) -> Trouble {
+    Trouble::Conflict { at: at.clone(), holder }
+}
+
+/// Whether nothing of an object has changed, its version included.
+fn is_untouched(cluster: &Cluster, at: &ObjectKey, version: &str) -> bool {
+    cluster.object(at).is_some_and(|object| object.metadata.resource_version == version)
+}
+
+fn version(cluster: &Cluster, at: &ObjectKey) -> String {
+    cluster.object(at).unwrap().metadata.resource_version.clone()
+}
+
+// --- conflicts
+
+#[test]
+fn an_object_that_is_not_ours_is_never_overwritten() {
+    let mut cluster = two_namespaces();
+    let at = cluster.put(object("away", "colors-synced").data("their", "own"));
+    let before = version(&cluster, &at);
+    let key = cluster.put(colors());
+    let obstacles = cluster.settle(&key);
+    assert_eq!(obstacles, [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
+    assert!(is_untouched(&cluster, &at, &before));
+    cluster.delete(&at);
+    assert_eq!(cluster.settle(&key), []);
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn our_label_alone_is_no_proof() {
+    for forged in [
+        companion("away", "colors-synced"),
+        companion("away", "colors-synced").annotate("source-uid", "uid-of-colors"),
+        companion("away", "colors-synced").of("not a key"),
+    ] {
+        let mut cluster = two_namespaces();
+        let at = cluster.put(forged);
+        let key = cluster.put(colors());
+        let plan = cluster.plan(&key);
+        assert_eq!(plan.troubles, [conflict(&at, Holder::Foreign)]);
+        assert_eq!(steps(&plan), [("home/colors-synced".to_owned(), Create(Why::New))]);
+        cluster.delete(&key);
+        assert_nothing(&cluster, &key);
+    }
+}
+
+#[test]
+fn each_other_mark_alone_is_proof() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(colors().annotate("target-namespaces", "."));
+    let uid = cluster.object(&key).unwrap().metadata.uid.clone();
+    let manager = crate::testing::keys().manager.clone();
+    for marked in [
+        companion("home", "colors-synced").of("home/colors"),
+        companion("home", "colors-synced").controlled_by("ConfigMap", &uid),
+        companion("home", "colors-synced").written_by(&manager),
+    ] {
+        cluster.put_anew(marked);
+        cluster.restart();
+        let plan = cluster.plan(&key);
+        assert!(plan.troubles.is_empty(), "{:?}", plan.troubles);
+        let expected = Update(Why::Healed(Heal::Content));
+        assert_eq!(steps(&plan), [("home/colors-synced".to_owned(), expected)]);
+    }
+}
+
+#[test]
+fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() {
+    let mut cluster = two_namespaces();
+    let first = cluster.put(source("home", "colors").data("sky", "blue"));
+    let second =
+        cluster.put(source("home", "paint").data("sky", "red").annotate("companion-name", "colors-synced"));
+    cluster.settle(&first);
+    let plan = cluster.plan(&second);
+    assert_eq!(steps(&plan), []);
+    assert_eq!(plan.troubles, [conflict(&home(), Holder::Companion { of: first.clone() })]);
+    // Adoption does not reach what is another source's.
+    cluster.edit(&second, |object| drop(object.metadata.annotations.insert(full("adopt"), "true".into())));
+    assert_eq!(cluster.plan(&second).troubles, plan.troubles);
+    assert_nothing(&cluster, &first);
+
+    cluster.delete(&first);
+    cluster.settle(&first);
+    cluster.settle(&second);
+    assert_eq!(data(&cluster, &home(), "sky"), Some("red"));
+    assert_nothing(&cluster, &second);
+}
+
+// --- adoption
+
+#[test]
+fn adopt_takes_over_an_object_in_the_own_namespace() {
+    let mut cluster = two_namespaces();
+    let at = cluster.put(object("home", "colors-synced").data("their", "own").label("example.com/mine", "1"));
+    let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
+    assert_eq!(cluster.settle(&key), []);
+    assert_eq!((data(&cluster, &at, "sky"), data(&cluster, &at, "their")), (Some("blue"), None));
+    assert_eq!(cluster.object(&at).unwrap().metadata.labels["example.com/mine"], "1");
+    assert_nothing(&cluster, &key);
+
+    // Where our label lets the watch show it, the plan says so by itself.
+    cluster.put_anew(companion("home", "colors-synced"));
+    expect(&cluster, &key, &[("home/colors-synced", Update(Why::Adopted))]);
+}
+
+#[test]
+fn adopt_replaces_what_an_update_cannot_change() {
+    let mut cluster = two_namespaces();
+    cluster.put(companion("home", "colors-synced").data("their", "own").immutable());
+    let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
+    expect(&cluster, &key, &[("home/colors-synced", Replace(Why::Adopted))]);
+    cluster.settle(&key);
+    assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn adopt_reaches_another_namespace_only_where_that_accepts_from_ours() {
+    let mut cluster = two_namespaces();
+    let at = cluster.put(companion("away", "colors-synced").data("their", "own"));
+    let key =
+        cluster.put(source("home", "colors").annotate("target-namespaces", "away").annotate("adopt", "true"));
+    let plan = cluster.plan(&key);
+    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
+    cluster.namespace(namespace("away").annotate("accept-from", "elsewhere"));
+    assert_eq!(cluster.plan(&key).troubles, [conflict(&at, Holder::NotAccepting)]);
+    cluster.namespace(namespace("away").annotate("accept-from", "elsewhere,ho*"));
+    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Adopted))]);
+}
+
+#[test]
+fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
+    for bound in [
+        companion("home", "colors-synced").controlled_by("Deployment", "another"),
+        companion("home", "colors-synced").label("managed", "true"),
+        source("home", "colors-synced"),
+    ] {
+        let mut cluster = two_namespaces();
+        let at = cluster.put(bound);
+        let before = version(&cluster, &at);
+        let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
+        let mut troubles = cluster.plan(&key).troubles;
+        troubles.extend(cluster.settle(&key).into_iter().filter_map(|(_, trouble)| trouble));
+        assert_eq!(troubles, [conflict(&at, Holder::Bound)]);
+        assert!(is_untouched(&cluster, &at, &before));
+    }
+}
+
+#[test]
+fn what_is_not_ours_and_goes_is_waited_for() {
+    let mut cluster = two_namespaces();
+    cluster.put(companion("home", "colors-synced").finalizer("example.com/wait").terminating());
+    let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
+    assert_nothing(&cluster, &key);
+}
+
+// --- refusals
+
+#[test]
+fn a_refused_or_malformed_source_is_trouble_and_leaves_its_companions() {
+    for (draft, reason) in [
+        (colors().annotate("protect", "everything"), "malformed"),
+        (colors().annotate("target-namespaces", ""), "malformed"),
+        (colors().annotate("target-selector", "a in b"), "malformed"),
+        (colors().annotate("companion-name", "colors"), "malformed"),
+        (colors().annotate("companion-name", "kube-root-ca.crt"), "refused"),
+        (colors().annotate("companion-name", &"x".repeat(254)), "name_too_long"),
+        (colors().annotate("source-uid", "another"), "is_companion"),
+    ] {
+        let (mut cluster, key) = settled();
+        cluster.put(draft);
+        cluster.edit(&away(), |object| drop(object.data.take()));
+        cluster.delete(&home());
+        let plan = cluster.plan(&key);
+        assert_eq!(steps(&plan), [], "{reason}");
+        assert!(matches!(&*plan.troubles, [trouble @ Trouble::Fault(_)] if trouble.label() == reason));
+    }
+}
+
+#[test]
+fn a_secret_that_is_bound_to_one_place_or_loses_a_needed_key_is_refused() {
+    let tls = || colors().of_type("kubernetes.io/tls").data("tls.crt", "YQ==").data("tls.key", "Yg==");
+    for draft in [
+        colors().of_type("kubernetes.io/service-account-token"),
+        colors().of_type("bootstrap.kubernetes.io/token"),
+        tls().annotate("keys", "tls.crt"),
+    ] {
+        let mut cluster = two_namespaces();
+        let key = cluster.put(draft);
+        let plan = cluster.plan(&key);
+        assert_eq!(steps(&plan), []);
+        assert!(matches!(&*plan.troubles, [trouble] if trouble.label() == "refused"));
+    }
+    let mut cluster = two_namespaces();
+    let key = cluster.put(tls());
+    assert_eq!(cluster.plan(&key).changes.len(), 2);
+}
+
+// --- hard limits
+
+#[test]
+fn our_own_namespace_holds_no_sources() {
+    let mut cluster = Cluster::with(&["away", OWN_NAMESPACE]);
+    let key = cluster.put(source(OWN_NAMESPACE, "colors").annotate("target-namespaces", "*"));
+    let plan = cluster.plan(&key);
+    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![Trouble::Fault(Fault::OwnNamespace)]));
+}
+
+#[test]
+fn our_own_namespace_and_an_excluded_one_are_never_targets() {
+    let mut cluster = Cluster::with(&["home"]);
+    cluster.namespace(namespace(OWN_NAMESPACE).annotate("accept-from", "*"));
+    cluster.namespace(namespace("away").label("exclude", "true").annotate("accept-from", "*"));
+    let key = cluster.put(source("home", "colors").annotate("target-namespaces", "*"));
+    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+    assert!(cluster.plan(&key).troubles.is_empty());
+    // Who names them outright is told.
+    for named in [OWN_NAMESPACE, "away"] {
+        cluster.put(source("home", "colors").annotate("target-namespaces", named));
+        let plan = cluster.plan(&key);
+        assert_eq!((steps(&plan), plan.troubles), (vec![], vec![Trouble::Excluded(named.to_owned())]));
+    }
+}
+
+#[test]
+fn a_namespace_that_becomes_excluded_loses_its_companions() {
+    let (mut cluster, key) = settled();
+    cluster.namespace(namespace("away").label("exclude", "true"));
+    expect(&cluster, &key, &[("away/colors-synced", Delete(Removal::NotWanted))]);
+}
+
+#[test]
+fn a_kube_namespace_is_a_target_only_where_it_accepts() {
+    let mut cluster = Cluster::with(&["home", "kube-public"]);
+    let key = cluster.put(source("home", "colors").annotate("target-namespaces", "kube-*"));
+    assert_nothing(&cluster, &key);
+    cluster.put(source("home", "colors").annotate("target-namespaces", "kube-public"));
+    let plan = cluster.plan(&key);
+    let refused = Trouble::NotAccepted { namespace: "kube-public".to_owned(), home: "home".to_owned() };
+    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![refused]));
+    cluster.namespace(namespace("kube-public").annotate("accept-from", "away"));
+    assert_eq!(cluster.plan(&key).changes.len(), 0);
+
+    cluster.namespace(namespace("kube-public").annotate("accept-from", "home"));
+    expect(&cluster, &key, &[("kube-public/colors-synced", Create(Why::New))]);
+    cluster.settle(&key);
+    assert_nothing(&cluster, &key);
+    cluster.namespace(namespace("kube-public"));
+    expect(&cluster, &key, &[("kube-public/colors-synced", Delete(Removal::NotWanted))]);
+}
+
+#[test]
+fn a_pattern_that_reaches_the_source_itself_leaves_it_alone() {
+    let mut cluster = two_namespaces();
+    let key = cluster.put(
+        source("home", "colors").annotate("companion-name", "colors").annotate("target-namespaces", "*"),
+    );
+    let before = version(&cluster, &key);
+    expect(&cluster, &key, &[("away/colors", Create(Why::New))]);
+    assert_eq!(cluster.settle(&key), []);
+    assert!(is_untouched(&cluster, &key, &before));
+    assert_nothing(&cluster, &key);
+}

@@ -1,0 +1,178 @@
+//! For tests: objects that read like a sentence, and a cluster to try plans on.
+
+pub mod cluster;
+
+use std::sync::Arc;
+
+use crate::{
+    keys::Keys,
+    object::{Kind, ManagedFields, Meta, Object, ObjectKey, OwnerReference},
+    policy::pattern::Patterns,
+    world::state::{Limits, World},
+};
+
+pub const OWN_NAMESPACE: &str = "lockstep-system";
+
+#[must_use]
+pub fn keys() -> Arc<Keys> {
+    Arc::new(Keys::new("workshop.io", "-synced"))
+}
+
+#[must_use]
+pub fn world() -> World {
+    let limits = Limits { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
+    World::new(keys(), limits)
+}
+
+/// An object in the making. A key of a label or annotation without a slash is one of ours.
+#[derive(Clone)]
+pub struct Draft {
+    pub kind: Kind,
+    pub object: Object,
+}
+
+/// A ConfigMap that is nothing to us.
+#[must_use]
+pub fn object(namespace: &str, name: &str) -> Draft {
+    let metadata = Meta {
+        name: name.to_owned(),
+        namespace: namespace.to_owned(),
+        uid: format!("uid-of-{name}"),
+        resource_version: "1".to_owned(),
+        ..Meta::default()
+    };
+    let object = Object { metadata, data: None, binary_data: None, type_: None, immutable: None };
+    Draft { kind: Kind::ConfigMap, object }
+}
+
+#[must_use]
+pub fn source(namespace: &str, name: &str) -> Draft {
+    object(namespace, name).label("managed", "true")
+}
+
+/// What bears the marks that tell a companion, though nothing of its content.
+#[must_use]
+pub fn companion(namespace: &str, name: &str) -> Draft {
+    object(namespace, name).label("companion", "true")
+}
+
+#[must_use]
+pub fn namespace(name: &str) -> Draft {
+    object("", name)
+}
+
+#[must_use]
+pub fn configmap(namespace: &str, name: &str) -> ObjectKey {
+    ObjectKey::new(Kind::ConfigMap, namespace, name)
+}
+
+impl Draft {
+    #[must_use]
+    pub fn data(mut self, key: &str, value: &str) -> Self {
+        self.object.data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn binary(mut self, key: &str, value: &str) -> Self {
+        self.object.binary_data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn label(mut self, key: &str, value: &str) -> Self {
+        self.object.metadata.labels.insert(full(key), value.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn annotate(mut self, key: &str, value: &str) -> Self {
+        self.object.metadata.annotations.insert(full(key), value.to_owned());
+        self
+    }
+
+    /// Belongs to this source, by its annotation.
+    #[must_use]
+    pub fn of(self, source: &str) -> Self {
+        self.annotate("source", source)
+    }
+
+    /// A Secret of this type.
+    #[must_use]
+    pub fn of_type(mut self, type_: &str) -> Self {
+        self.kind = Kind::Secret;
+        self.object.type_ = Some(type_.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn immutable(mut self) -> Self {
+        self.object.immutable = Some(true);
+        self
+    }
+
+    #[must_use]
+    pub fn finalizer(mut self, name: &str) -> Self {
+        self.object.metadata.finalizers.push(name.to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn terminating(mut self) -> Self {
+        self.object.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn controlled_by(mut self, kind: &str, uid: &str) -> Self {
+        self.object.metadata.owner_references.push(OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: kind.to_owned(),
+            name: "owner".to_owned(),
+            uid: uid.to_owned(),
+            controller: Some(true),
+            block_owner_deletion: None,
+        });
+        self
+    }
+
+    #[must_use]
+    pub fn written_by(mut self, manager: &str) -> Self {
+        let entry = ManagedFields { manager: manager.to_owned(), ..ManagedFields::default() };
+        self.object.metadata.managed_fields.push(entry);
+        self
+    }
+
+    #[must_use]
+    pub fn uid(mut self, uid: &str) -> Self {
+        self.object.metadata.uid = uid.to_owned();
+        self
+    }
+
+    #[must_use]
+    pub fn version(mut self, version: u64) -> Self {
+        self.object.metadata.resource_version = version.to_string();
+        self
+    }
+
+    #[must_use]
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey::of(self.kind, &self.object.metadata)
+    }
+
+    #[must_use]
+    pub fn object(self) -> Object {
+        self.object
+    }
+
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.object.metadata
+    }
+}
+
+/// The whole key: what has no domain is under ours.
+#[must_use]
+pub fn full(key: &str) -> String {
+    if key.contains('/') { key.to_owned() } else { format!("workshop.io/{key}") }
+}

@@ -1,0 +1,449 @@
+//! The world, told what watches and writes would tell it.
+
+mod properties;
+
+use super::*;
+use crate::testing::{Draft, companion, configmap, namespace, object, source, world};
+
+const COMPANIONS: Stream = Stream::Companions(Kind::ConfigMap);
+const SOURCES: Stream = Stream::Sources(Kind::ConfigMap);
+
+fn colors() -> Draft {
+    source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
+}
+
+/// The companion of [`colors`] in `away`.
+fn synced() -> Draft {
+    companion("away", "colors-synced").of("home/colors").data("sky", "blue")
+}
+
+fn colors_key() -> ObjectKey {
+    colors().key()
+}
+
+fn synced_key() -> ObjectKey {
+    synced().key()
+}
+
+fn see_source(world: &mut World, draft: Draft) -> Effect {
+    world.apply_source(draft.kind, draft.object())
+}
+
+fn see(world: &mut World, draft: Draft) -> Effect {
+    world.apply_companion(draft.kind, draft.object())
+}
+
+fn write(world: &mut World, draft: Draft) -> Effect {
+    world.companion_written(draft.kind, draft.object())
+}
+
+fn see_gone(world: &mut World, draft: &Draft) -> Effect {
+    world.delete_companion(draft.kind, draft.meta())
+}
+
+fn see_namespace(world: &mut World, draft: &Draft) -> BTreeSet<String> {
+    let (effect, _) = world.apply_namespace(draft.meta());
+    effect.look_at.iter().map(ToString::to_string).collect()
+}
+
+/// A world with both namespaces, the source and, at version 10, its companion in `away`.
+fn known() -> World {
+    let mut world = world();
+    world.begin(Stream::Namespaces);
+    see_namespace(&mut world, &namespace("home"));
+    see_namespace(&mut world, &namespace("away"));
+    world.end(Stream::Namespaces, 8);
+    see_source(&mut world, colors().version(9));
+    see(&mut world, synced().version(10));
+    world
+}
+
+fn version(world: &World, key: &ObjectKey) -> Option<String> {
+    world.companion(key).map(|companion| companion.resource_version.clone())
+}
+
+// --- companions
+
+#[test]
+fn an_older_event_never_undoes_a_newer_state() {
+    let mut world = known();
+    let newer = see(&mut world, synced().data("sky", "red").version(12));
+    assert_eq!(newer.look_at, [colors_key()]);
+    let content = world.companion(&synced_key()).unwrap().content;
+    assert_eq!(see(&mut world, synced().version(11)), Effect::default());
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+    assert_eq!(world.companion(&synced_key()).unwrap().content, content);
+    // Nor does the end of an older state: its label was stripped, then we restored it.
+    assert_eq!(see_gone(&mut world, &synced().version(11)), Effect::default());
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+}
+
+#[test]
+fn versions_compare_as_numbers() {
+    let mut world = known();
+    see(&mut world, synced().data("sky", "red").version(100));
+    see(&mut world, synced().version(99));
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("100"));
+}
+
+#[test]
+fn the_echo_of_our_own_write_causes_no_look() {
+    let mut world = known();
+    write(&mut world, synced().data("sky", "red").version(11));
+    assert_eq!(see(&mut world, synced().data("sky", "red").version(11)), Effect::default());
+    // The same of what we deleted.
+    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    assert_eq!(see_gone(&mut world, &synced().version(12)), Effect::default());
+}
+
+#[test]
+fn a_watch_that_is_behind_does_not_undo_our_write() {
+    let mut world = known();
+    write(&mut world, synced().data("sky", "red").version(12));
+    assert_eq!(see(&mut world, synced().version(11)), Effect::default());
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+}
+
+#[test]
+fn the_answer_to_a_write_that_comes_late_does_not_undo_what_the_watch_has_shown() {
+    let mut world = known();
+    see(&mut world, synced().data("sky", "red").version(12));
+    assert_eq!(write(&mut world, synced().version(11)), Effect::default());
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+    // Nor does it bring back what has come and gone.
+    see_gone(&mut world, &synced().version(13));
+    assert_eq!(write(&mut world, synced().version(12)).look_at, [colors_key()]);
+    assert!(world.companion(&synced_key()).is_none());
+    write(&mut world, synced().uid("second").version(14));
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("14"));
+}
+
+#[test]
+fn the_end_of_an_earlier_object_of_that_name_is_ignored() {
+    let mut world = known();
+    see(&mut world, synced().uid("second").version(12));
+    assert_eq!(see_gone(&mut world, &synced().version(13)), Effect::default());
+    assert_eq!(world.companion_vanished(&synced_key(), &synced().meta().uid), Effect::default());
+    assert_eq!(world.companion(&synced_key()).unwrap().uid, "second");
+
+    let effect = world.delete_source(Kind::ConfigMap, colors().uid("earlier").version(20).meta());
+    assert_eq!(effect, Effect::default());
+    assert!(world.source(&colors_key()).is_some());
+}
+
+#[test]
+fn a_companion_that_goes_reaches_its_source_and_everyone_who_waits_for_its_name() {
+    let mut world = known();
+    for (waiting, name) in [
+        (source("away", "paint"), "colors-synced"),
+        (source("third", "paint").annotate("target-namespaces", "*"), "colors-synced"),
+        // These wait for another place, name or kind.
+        (source("home", "paint"), "colors-synced"),
+        (source("third", "dye").annotate("target-namespaces", "third"), "colors-synced"),
+        (source("away", "dye"), "dyes"),
+        (source("away", "paint").of_type("Opaque"), "colors-synced"),
+    ] {
+        see_source(&mut world, waiting.annotate("companion-name", name));
+    }
+    let expected = [configmap("away", "paint"), colors_key(), configmap("third", "paint")];
+    let effect = see_gone(&mut world, &synced().version(11));
+    assert_eq!(effect.look_at, expected);
+    assert_eq!(see(&mut world, synced().uid("second").version(12)).look_at, expected);
+}
+
+#[test]
+fn whoever_no_longer_waits_for_a_name_is_not_reached() {
+    let mut world = known();
+    let waiting = || source("away", "paint").annotate("companion-name", "colors-synced");
+    see_source(&mut world, waiting());
+    see_source(&mut world, waiting().annotate("companion-name", "other").version(2));
+    assert_eq!(see(&mut world, synced().version(11)).look_at, [colors_key()]);
+    see_source(&mut world, waiting().version(3));
+    world.delete_source(Kind::ConfigMap, waiting().version(4).meta());
+    assert_eq!(see(&mut world, synced().version(12)).look_at, [colors_key()]);
+}
+
+#[test]
+fn an_edited_annotation_does_not_give_a_companion_that_we_know_to_another_source() {
+    let mut world = known();
+    let effect = see(&mut world, synced().of("away/other").version(11));
+    assert_eq!(effect.look_at, [colors_key()]);
+    assert_eq!(world.companions_of(&colors_key()).count(), 1);
+    assert_eq!(world.companions_of(&configmap("away", "other")).count(), 0);
+    // A new object of that name is whose its annotation says.
+    see(&mut world, synced().of("away/other").uid("second").version(12));
+    assert_eq!(world.companions_of(&colors_key()).count(), 0);
+    assert_eq!(world.companions_of(&configmap("away", "other")).count(), 1);
+}
+
+#[test]
+fn a_companion_without_a_source_makes_its_source_known_to_the_resync() {
+    let mut world = world();
+    see(&mut world, synced());
+    assert_eq!(world.all_sources(), [colors_key()]);
+    assert_eq!((world.mirrored_count(), world.source_count()), (1, 0));
+    see_gone(&mut world, &synced());
+    assert_eq!(world.all_sources(), []);
+}
+
+// --- relists
+
+#[test]
+fn a_relist_sweeps_what_is_missing_but_not_what_was_written_meanwhile() {
+    let mut world = known();
+    let kept = || companion("home", "colors-synced").of("home/colors");
+    let written = || companion("third", "colors-synced").of("home/colors");
+    let gone_again = || companion("fourth", "colors-synced").of("home/colors");
+    see(&mut world, kept().version(10));
+    world.begin(COMPANIONS);
+    write(&mut world, gone_again().version(12));
+    write(&mut world, written().version(20));
+    see(&mut world, kept().version(10));
+    let effect = world.end(COMPANIONS, 15);
+    assert_eq!(effect.look_at, [colors_key(), colors_key()]);
+    assert!(world.companion(&synced_key()).is_none());
+    assert!(world.companion(&gone_again().key()).is_none(), "the list is newer than this write");
+    assert!(world.companion(&kept().key()).is_some() && world.companion(&written().key()).is_some());
+    assert!(world.was_lost(&synced_key()));
+    // The next one sweeps what this one spared.
+    world.begin(COMPANIONS);
+    see(&mut world, kept().version(10));
+    world.end(COMPANIONS, 30);
+    assert!(world.companion(&written().key()).is_none());
+}
+
+#[test]
+fn a_relist_that_is_older_than_our_write_does_not_undo_it() {
+    let mut world = known();
+    world.begin(COMPANIONS);
+    write(&mut world, synced().data("sky", "red").version(12));
+    assert_eq!(see(&mut world, synced().version(10)), Effect::default());
+    world.end(COMPANIONS, 11);
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+}
+
+#[test]
+fn a_relist_of_one_kind_leaves_the_others_alone() {
+    let mut world = known();
+    for stream in [Stream::Companions(Kind::Secret), Stream::Sources(Kind::Secret), Stream::Namespaces] {
+        world.begin(stream);
+        assert_eq!(world.end(stream, 20), Effect::default());
+    }
+    assert!(world.companion(&synced_key()).is_some() && world.source(&colors_key()).is_some());
+    assert!(world.is_going("away"), "a namespace that a list does not show is gone");
+}
+
+#[test]
+fn a_relist_without_a_source_is_its_end() {
+    let mut world = known();
+    world.begin(SOURCES);
+    see_source(&mut world, source("home", "other"));
+    let effect = world.end(SOURCES, 20);
+    assert_eq!(effect, Effect { look_at: vec![colors_key()], news: vec![(colors_key(), News::Gone)] });
+    assert_eq!(world.all_sources().len(), 2, "its companions are still there");
+}
+
+#[test]
+fn after_an_etcd_restore_a_relist_is_believed() {
+    let mut world = known();
+    see(&mut world, synced().data("sky", "red").version(1000));
+    see_source(&mut world, colors().data("sky", "red").version(999));
+    world.begin(COMPANIONS);
+    world.begin(SOURCES);
+    assert_eq!(see(&mut world, synced().version(10)).look_at, [colors_key()]);
+    assert_eq!(see_source(&mut world, colors().version(9)).look_at, [colors_key()]);
+    world.end(COMPANIONS, 10);
+    world.end(SOURCES, 10);
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("10"));
+    assert_eq!(world.source(&colors_key()).unwrap().resource_version, "9");
+    // From here on versions count again, also those of answers to our writes.
+    write(&mut world, companion("home", "colors-synced").of("home/colors").version(11));
+    assert!(world.companion(&configmap("home", "colors-synced")).is_some());
+    see(&mut world, synced().data("sky", "red").version(12));
+    assert_eq!(see(&mut world, synced().version(11)), Effect::default());
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
+}
+
+// --- lost companions
+
+#[test]
+fn a_companion_that_vanished_while_its_source_stands_is_lost_until_it_is_back() {
+    let mut world = known();
+    assert!(!world.was_lost(&synced_key()));
+    see_gone(&mut world, &synced().version(11));
+    assert!(world.was_lost(&synced_key()));
+    see(&mut world, synced().uid("second").version(12));
+    assert!(!world.was_lost(&synced_key()));
+    world.companion_vanished(&synced_key(), "second");
+    assert!(world.was_lost(&synced_key()));
+}
+
+#[test]
+fn a_companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
+    let mut world = known();
+    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    assert!(!world.was_lost(&synced_key()));
+
+    let mut world = known();
+    world.delete_source(Kind::ConfigMap, colors().version(11).meta());
+    see_gone(&mut world, &synced().version(12));
+    assert!(!world.was_lost(&synced_key()));
+}
+
+#[test]
+fn with_a_source_goes_the_memory_of_what_it_lost() {
+    let mut world = known();
+    see_gone(&mut world, &synced().version(11));
+    world.delete_source(Kind::ConfigMap, colors().version(12).meta());
+    assert!(!world.was_lost(&synced_key()));
+}
+
+// --- sources
+
+#[test]
+fn a_source_is_seen_changes_and_goes() {
+    let mut world = world();
+    let news = |effect: Effect| {
+        assert_eq!(effect.look_at, [colors_key()]);
+        effect.news.into_iter().map(|(_, news)| news).collect::<Vec<_>>()
+    };
+    assert_eq!(news(see_source(&mut world, colors())), [News::Seen]);
+    assert_eq!(news(see_source(&mut world, colors().data("sky", "red").version(2))), [News::Changed]);
+    assert_eq!(news(see_source(&mut world, colors().uid("second").version(3))), [News::Changed]);
+    let going = colors().uid("second").terminating().version(4);
+    assert_eq!(news(see_source(&mut world, going.clone())), [News::Changed]);
+    assert_eq!(news(world.delete_source(going.kind, going.meta())), [News::Gone]);
+}
+
+#[test]
+fn everything_that_can_change_a_companion_causes_a_look() {
+    for draft in [
+        colors().data("sky", "red"),
+        colors().binary("logo", "AAEC"),
+        colors().immutable(),
+        colors().annotate("target-namespaces", "away"),
+        colors().annotate("target-selector", "env=dev"),
+        colors().annotate("companion-name", "paint"),
+        colors().annotate("keys", "sky"),
+        colors().annotate("copy-labels", "example.com/team"),
+        colors().annotate("protect", "all"),
+        colors().annotate("protect", "nonsense"),
+        colors().annotate("adopt", "true"),
+        colors().annotate("paused", "true"),
+        colors().uid("second"),
+    ] {
+        let mut world = known();
+        assert_eq!(see_source(&mut world, draft.version(11)).look_at, [colors_key()]);
+    }
+}
+
+#[test]
+fn metadata_that_no_companion_shows_causes_no_look() {
+    let carrying = || colors().annotate("copy-labels", "example.com/team");
+    let mut world = known();
+    see_source(&mut world, carrying().version(11));
+    for (version, draft) in [
+        (12, carrying().label("example.com/other", "a")),
+        (13, carrying().annotate("kubectl.kubernetes.io/last-applied-configuration", "{}")),
+        (14, carrying().finalizer("example.com/wait")),
+        (15, carrying().written_by("kubectl")),
+        (16, carrying().controlled_by("Deployment", "another")),
+        (17, carrying()),
+    ] {
+        assert_eq!(see_source(&mut world, draft.version(version)), Effect::default());
+        // The live read before deletes compares it.
+        assert_eq!(world.source(&colors_key()).unwrap().resource_version, version.to_string());
+    }
+    let carried = carrying().label("example.com/team", "a").version(18);
+    assert_eq!(see_source(&mut world, carried).look_at, [colors_key()]);
+}
+
+#[test]
+fn an_older_state_of_a_source_is_ignored() {
+    let mut world = known();
+    see_source(&mut world, colors().data("sky", "red").version(12));
+    assert_eq!(see_source(&mut world, colors().version(11)), Effect::default());
+    assert_eq!(world.source(&colors_key()).unwrap().resource_version, "12");
+}
+
+// --- namespaces
+
+#[test]
+fn a_namespace_reaches_exactly_the_sources_whose_targets_match_before_or_after() {
+    let mut world = world();
+    for (name, key, value) in [
+        ("own", "target-namespaces", "."),
+        ("named", "target-namespaces", "team-a"),
+        ("prefix", "target-namespaces", "team-*"),
+        ("everywhere", "target-namespaces", "*"),
+        ("dev", "target-selector", "example.com/env=dev"),
+        ("test", "target-selector", "example.com/env=test"),
+        ("elsewhere", "target-namespaces", "team-b"),
+        ("malformed", "target-namespaces", ""),
+    ] {
+        see_source(&mut world, source("home", name).annotate(key, value));
+    }
+    world.begin(Stream::Namespaces);
+    world.end(Stream::Namespaces, 8);
+    let reached = |world: &mut World, draft: Draft| {
+        let names = see_namespace(world, &draft);
+        names.into_iter().map(|key| key.replace("home/", "")).collect::<Vec<_>>().join(" ")
+    };
+    let team = || namespace("team-a");
+    let env = |value| team().label("example.com/env", value);
+    assert_eq!(reached(&mut world, team()), "everywhere named prefix");
+    assert_eq!(reached(&mut world, env("dev")), "dev everywhere named prefix");
+    assert_eq!(reached(&mut world, env("dev")), "", "nothing changed");
+    assert_eq!(reached(&mut world, env("dev").annotate("example.com/note", "1")), "", "nothing that counts");
+    assert_eq!(reached(&mut world, env("test")), "dev everywhere named prefix test");
+    assert_eq!(reached(&mut world, team()), "everywhere named prefix test");
+    assert_eq!(reached(&mut world, team().terminating()), "everywhere named prefix");
+    assert_eq!(reached(&mut world, team().annotate("accept-from", "home")), "everywhere named prefix");
+    assert_eq!(reached(&mut world, namespace("home")), "everywhere own");
+    world.delete_namespace("team-a");
+    assert_eq!(reached(&mut world, team()), "everywhere named prefix", "it is back");
+}
+
+#[test]
+fn while_namespaces_are_listed_for_the_first_time_they_reach_nobody() {
+    let mut world = world();
+    see_source(&mut world, colors());
+    world.begin(Stream::Namespaces);
+    assert!(see_namespace(&mut world, &namespace("away")).is_empty());
+    world.end(Stream::Namespaces, 8);
+    world.begin(Stream::Namespaces);
+    assert_eq!(see_namespace(&mut world, &namespace("home")).len(), 1, "later lists bring news");
+}
+
+#[test]
+fn a_malformed_accept_from_is_told_and_accepts_nothing() {
+    let mut world = world();
+    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
+    assert!(fault.is_some_and(|fault| fault.to_string().contains("workshop.io/accept-from")));
+    assert!(!world.accepts("a", "away"));
+    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*").meta());
+    assert!(fault.is_none() && world.accepts("a", "away") && !world.accepts("b", "away"));
+}
+
+#[test]
+fn what_a_flag_excludes_is_a_target_only_where_it_accepts() {
+    let limits = Limits { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
+    let mut world = World::new(crate::testing::keys(), limits);
+    see_namespace(&mut world, &namespace("infra-a"));
+    see_namespace(&mut world, &namespace("infra-b").annotate("accept-from", "home"));
+    assert_eq!(world.admission("home", "infra-a"), Admission::NotAccepted);
+    assert_eq!(world.admission("home", "infra-b"), Admission::Admitted);
+    assert_eq!(world.admission("other", "infra-b"), Admission::NotAccepted);
+    assert_eq!(world.admission("home", "nowhere"), Admission::Absent);
+}
+
+#[test]
+fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
+    let world = known();
+    let manager = &crate::testing::keys().manager;
+    let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
+    let (_, found) = world.read_companion(draft.kind, draft.controlled_by("Deployment", "d1").object());
+    assert!(found.written_by_us && !found.labelled && found.source.is_none());
+    assert_eq!(found.other_manager.as_deref(), Some("kubectl-edit"));
+    assert_eq!(found.controller_uid.as_deref(), Some("d1"));
+}
