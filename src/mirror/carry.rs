@@ -158,12 +158,8 @@ impl Inner {
         };
         let (found, seen) = self.world.read(|world| {
             let (_, found) = world.read_companion(at.kind, object.clone());
-            let lost = world.was_lost(at);
-            let seen = Seen {
-                settled: pass.settled || lost,
-                lost,
-                accepts: world.accepts(&source.key.namespace, &at.namespace),
-            };
+            let mut seen = Seen::by(world, source, at, Some(&found), pass.settled);
+            seen.settled |= seen.lost;
             (found, seen)
         });
         match decide(source, at, Some(&found), seen) {

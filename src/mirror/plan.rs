@@ -149,9 +149,8 @@ pub fn plan(world: &World, key: &ObjectKey, settled: bool) -> Plan {
             // A pattern reached the source itself.
             Admission::Admitted if at == *key => {}
             Admission::Admitted => {
-                let seen =
-                    Seen { settled, lost: world.was_lost(&at), accepts: world.accepts(home, namespace) };
-                match decide(source, &at, world.companion(&at), seen) {
+                let found = world.companion(&at);
+                match decide(source, &at, found, Seen::by(world, source, &at, found, settled)) {
                     Decision::Nothing => {}
                     Decision::Change(change) => plan.changes.push(change),
                     Decision::Trouble(trouble) => plan.troubles.push(trouble),
@@ -172,6 +171,8 @@ pub struct Seen {
     pub lost: bool,
     /// The namespace has said that it takes what the source's namespace brings.
     pub accepts: bool,
+    /// What stands there names no source, and no other that wants the place comes before this one.
+    pub first: bool,
 }
 
 /// Decides about one place, given what stands there: as the world knows it, or as it was just read.
@@ -183,7 +184,7 @@ pub fn decide(source: &Source, at: &ObjectKey, found: Option<&Companion>, seen: 
         return change(Action::Create { why: if seen.lost { Why::Healed(Heal::Deleted) } else { Why::New } });
     };
     let known = || Box::new(found.clone());
-    match whose(source, found) {
+    match whose(source, found, seen.first) {
         Ownership::Ours => {}
         Ownership::Other(of) => {
             return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder: Holder::Companion { of } });
@@ -223,21 +224,41 @@ pub fn decide(source: &Source, at: &ObjectKey, found: Option<&Companion>, seen: 
     }
 }
 
+impl Seen {
+    /// What a world knows about a place where a source wants a companion.
+    #[must_use]
+    pub fn by(
+        world: &World,
+        source: &Source,
+        at: &ObjectKey,
+        found: Option<&Companion>,
+        settled: bool,
+    ) -> Self {
+        let nobodys = found.is_some_and(|found| found.source.is_none());
+        Self {
+            settled,
+            lost: world.was_lost(at),
+            accepts: world.accepts(&source.key.namespace, &at.namespace),
+            first: nobodys && world.is_first_in_line(&source.key, at),
+        }
+    }
+}
+
 enum Ownership {
     Ours,
     Other(ObjectKey),
     Foreign,
 }
 
-/// Whose an object is, by its marks. Our label alone does not say for which source: it is no proof.
-fn whose(source: &Source, found: &Companion) -> Ownership {
-    match &found.source {
-        Some(named) if *named == source.key => Ownership::Ours,
-        Some(named) => Ownership::Other(named.clone()),
-        None if found.controller_uid.as_deref() == Some(&source.uid) || found.written_by_us => {
-            Ownership::Ours
-        }
-        None => Ownership::Foreign,
+/// Whose an object is, by its marks. Our label alone is no proof, and our entry in managedFields names no source: it
+/// counts where no other source owns the object, for the first of those that want it.
+fn whose(source: &Source, found: &Companion, first: bool) -> Ownership {
+    match (&found.source, &found.controller_uid) {
+        (Some(named), _) if *named == source.key => Ownership::Ours,
+        (Some(named), _) => Ownership::Other(named.clone()),
+        (None, Some(owner)) if *owner == source.uid => Ownership::Ours,
+        (None, None) if found.written_by_us && first => Ownership::Ours,
+        (None, _) => Ownership::Foreign,
     }
 }
 

@@ -148,6 +148,7 @@ impl Cluster {
         self.objects.get(at).is_some_and(|object| {
             let named = object.metadata.annotations.get(&keys().source);
             named.is_none_or(|text| ObjectKey::parse(at.kind, text).is_none())
+                && object.metadata.controller().is_none()
                 && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().manager)
         })
     }
@@ -247,9 +248,9 @@ impl Cluster {
     ) -> Result<Option<Action>, Option<Trouble>> {
         let object = self.objects[at].clone();
         let (_, found) = self.world.read_companion(at.kind, object.clone());
-        let lost = self.world.was_lost(at);
-        let accepts = self.world.accepts(&source.key.namespace, &at.namespace);
-        match decide(source, at, Some(&found), Seen { settled: settled || lost, lost, accepts }) {
+        let mut seen = Seen::by(&self.world, source, at, Some(&found), settled);
+        seen.settled |= seen.lost;
+        match decide(source, at, Some(&found), seen) {
             Decision::Change(change) => Ok(Some(change.action)),
             Decision::Trouble(trouble) => Err(Some(trouble)),
             Decision::Nothing if found.terminating => Err(None),

@@ -102,6 +102,8 @@ pub struct Namespace {
     terminating: bool,
     excluded: bool,
     accept_from: Patterns,
+    /// What is wrong with its `accept-from`, if anything.
+    fault: Option<Fault>,
 }
 
 /// Whether a namespace may hold companions of sources of another (or the same).
@@ -147,6 +149,8 @@ pub struct World {
     /// Companions that vanished while their source still stood, with it: making them again is a heal.
     lost: HashMap<ObjectKey, ObjectKey>,
     epochs: HashMap<Stream, u32>,
+    /// Companions that we deleted, by UID, until the watch has shown their end: what it still tells is the past.
+    graves: HashMap<ObjectKey, String>,
     /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
     /// this and unknown, has come and gone already.
     horizon: HashMap<Kind, u64>,
@@ -169,6 +173,7 @@ impl World {
             namespaces_listed: false,
             lost: HashMap::new(),
             epochs: HashMap::new(),
+            graves: HashMap::new(),
             horizon: HashMap::new(),
         }
     }
@@ -220,6 +225,12 @@ impl World {
     #[must_use]
     pub fn was_lost(&self, companion: &ObjectKey) -> bool {
         self.lost.contains_key(companion)
+    }
+
+    /// Whether a source is the first, by name, of those that want a place: it may take what belongs to none of them.
+    #[must_use]
+    pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        self.concerned(at, None).first() == Some(source)
     }
 
     /// The namespaces that a policy asks for, in order, without judging whether they may be targets.
@@ -300,6 +311,7 @@ impl World {
             }
             Stream::Companions(kind) => {
                 self.horizon.insert(kind, version);
+                self.graves.retain(|key, _| key.kind != kind);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
                     let newer = companion.written == epoch && companion.version > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
@@ -310,6 +322,7 @@ impl World {
             }
             Stream::Namespaces => {
                 self.namespaces.retain(|_, (_, seen)| *seen == epoch);
+                self.lost.retain(|companion, _| self.namespaces.contains_key(&*companion.namespace));
                 self.namespaces_listed = true;
             }
         }
@@ -484,6 +497,13 @@ impl World {
         let (key, mut companion) = self.read_companion(kind, object);
         companion.epoch = self.epoch(Stream::Companions(kind));
         self.advance(kind, companion.version);
+        if self.graves.get(&key) == Some(&companion.uid) {
+            if !companion.terminating {
+                return Effect::default();
+            }
+            // This is not the past: a finalizer keeps it.
+            self.graves.remove(&key);
+        }
         self.put_companion(key, companion)
     }
 
@@ -492,7 +512,10 @@ impl World {
         let (key, mut companion) = self.read_companion(kind, object);
         companion.written = self.epoch(Stream::Companions(kind));
         let horizon = self.horizon.get(&kind).copied().unwrap_or_default();
-        if !self.companions.contains_key(&key) && companion.version <= horizon {
+        let gone = self.graves.get(&key) == Some(&companion.uid)
+            || (!self.companions.contains_key(&key) && companion.version <= horizon);
+        // No watch of ours would ever tell the end of one without our label.
+        if gone || !companion.labelled {
             return Effect { look_at: self.concerned(&key, companion.source.as_ref()), news: Vec::new() };
         }
         self.put_companion(key, companion)
@@ -507,7 +530,9 @@ impl World {
         let epoch = self.epoch(Stream::Companions(key.kind));
         if let Some(known) = self.companions.get_mut(&key) {
             let trusted = known.epoch == epoch || known.written == epoch;
-            let same = known.resource_version == companion.resource_version && known.uid == companion.uid;
+            let same = known.resource_version == companion.resource_version
+                && (&known.uid, known.content, known.marks)
+                    == (&companion.uid, companion.content, companion.marks);
             // An older state never undoes a newer one, and an echo is no news.
             if same || (trusted && companion.version < known.version) {
                 known.epoch = known.epoch.max(companion.epoch);
@@ -534,6 +559,10 @@ impl World {
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         self.advance(kind, meta.version());
+        if self.graves.get(&key) == Some(&meta.uid) {
+            self.graves.remove(&key);
+            return Effect::default();
+        }
         match self.companions.get(&key) {
             Some(known) if known.uid == meta.uid && known.version <= meta.version() => {
                 self.forget_companion(&key)
@@ -552,6 +581,9 @@ impl World {
 
     /// We deleted it ourselves.
     pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+        if self.companions.get(key).is_some_and(|known| known.uid == uid) {
+            self.graves.insert(key.clone(), uid.to_owned());
+        }
         let effect = self.companion_vanished(key, uid);
         self.lost.remove(key);
         effect
@@ -560,7 +592,9 @@ impl World {
     fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
         self.unindex_companion(key);
         let source = self.companions.remove(key).and_then(|companion| companion.source);
-        if let Some(source) = source.as_ref().filter(|source| self.sources.contains_key(source)) {
+        if let Some(source) = source.as_ref().filter(|source| self.sources.contains_key(source))
+            && !self.is_going(&key.namespace)
+        {
             self.lost.insert(key.clone(), source.clone());
         }
         Effect { look_at: self.concerned(key, source.as_ref()), news: Vec::new() }
@@ -619,6 +653,7 @@ impl World {
             terminating: meta.is_terminating(),
             labels: meta.labels.clone(),
             accept_from,
+            fault: fault.clone(),
         };
         let before = self.namespaces.insert(meta.name.clone(), (namespace, epoch));
         let (now, _) = &self.namespaces[&meta.name];
@@ -643,6 +678,7 @@ impl World {
     /// Its companions go with it and say so themselves.
     pub fn delete_namespace(&mut self, name: &str) {
         self.namespaces.remove(name);
+        self.lost.retain(|companion, _| *companion.namespace != *name);
     }
 }
 

@@ -320,3 +320,46 @@ fn a_secret_of_a_new_type_has_its_companions_replaced() {
     cluster.settle(&key);
     assert_nothing(&cluster, &key);
 }
+
+#[test]
+fn a_companion_unlabelled_and_held_by_a_finalizer_comes_back() {
+    let (mut cluster, key) = settled();
+    cluster.edit(&away(), |object| {
+        object.metadata.labels.clear();
+        object.metadata.finalizers.push("example.com/stay".to_owned());
+    });
+    cluster.delete(&away());
+    for _ in 0..3 {
+        cluster.settle(&key);
+    }
+    assert!(cluster.object(&away()).is_some(), "it never comes back");
+}
+
+#[test]
+fn our_entry_alone_does_not_give_a_source_what_another_source_owns() {
+    let mut cluster = two_namespaces();
+    let first = cluster.put(source("home", "colors").data("sky", "blue"));
+    cluster.settle(&first);
+    let second =
+        cluster.put(source("home", "paint").data("sky", "red").annotate("companion-name", "colors-synced"));
+    cluster.edit(&home(), |object| object.metadata.annotations.clear());
+    cluster.restart();
+    // The controller ownerReference still names the first.
+    let plan = cluster.plan(&second);
+    assert_eq!(steps(&plan), [], "{:?}", plan.troubles);
+}
+
+#[test]
+fn our_entry_alone_does_not_make_two_sources_write_one_object() {
+    let mut cluster = two_namespaces();
+    let first = cluster.put(colors().annotate("target-namespaces", "away"));
+    cluster.settle(&first);
+    let second = cluster.put(
+        source("home", "paint")
+            .annotate("target-namespaces", "away")
+            .annotate("companion-name", "colors-synced"),
+    );
+    cluster.edit(&away(), |object| object.metadata.annotations.clear());
+    cluster.restart();
+    assert!(cluster.plan(&first).changes.is_empty() || cluster.plan(&second).changes.is_empty());
+}

@@ -447,3 +447,40 @@ fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
     assert_eq!(found.other_manager.as_deref(), Some("kubectl-edit"));
     assert_eq!(found.controller_uid.as_deref(), Some("d1"));
 }
+
+#[test]
+fn with_a_namespace_goes_the_memory_of_what_was_lost_there() {
+    let mut world = known();
+    see_namespace(&mut world, &namespace("away").terminating());
+    see_gone(&mut world, &synced().version(11));
+    world.delete_namespace("away");
+    assert!(!world.was_lost(&synced_key()));
+}
+
+#[test]
+fn an_accept_from_that_becomes_malformed_is_told() {
+    let mut world = world();
+    world.apply_namespace(namespace("away").meta());
+    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
+    assert!(fault.is_some());
+}
+
+#[test]
+fn what_we_deleted_is_not_lost_though_the_watch_was_behind() {
+    let mut world = known();
+    write(&mut world, synced().data("sky", "red").version(11));
+    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    // The watch now brings the update, then the delete.
+    let effect = see(&mut world, synced().data("sky", "red").version(11));
+    see_gone(&mut world, &synced().version(12));
+    assert!(!world.was_lost(&synced_key()), "and it was looked at: {effect:?}");
+}
+
+#[test]
+fn after_an_etcd_restore_a_version_that_is_used_again_is_not_taken_for_an_echo() {
+    let mut world = known();
+    world.begin(COMPANIONS);
+    let effect = see(&mut world, synced().data("sky", "red").version(10));
+    world.end(COMPANIONS, 10);
+    assert_eq!(effect.look_at, [colors_key()]);
+}

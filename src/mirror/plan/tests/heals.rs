@@ -101,7 +101,7 @@ fn a_stripped_label_is_restored_by_the_other_marks() {
         });
         assert!(cluster.world.companion(&away()).is_none());
         let (_, found) = cluster.world.read_companion(key.kind, cluster.object(&away()).unwrap().clone());
-        let seen = Seen { settled: true, lost: true, accepts: false };
+        let seen = Seen { settled: true, lost: true, accepts: false, first: true };
         let decision = decide(cluster.world.source(&key).unwrap(), &away(), Some(&found), seen);
         let Decision::Change(Change { action: Action::Update { why, .. }, .. }) = decision else {
             panic!("{decision:?}")
