@@ -104,14 +104,15 @@ async fn source_content_or_policy_changes_and_each_companion_follows_with_one_wr
                 object["metadata"]["annotations"][cluster.key("protect")] == "all"
             })
             .await;
-        let verbs: Vec<String> = cluster.audit(namespace).into_iter().map(|(verb, ..)| verb).collect();
+        let audit = cluster.audit_of(namespace, 3).await;
+        let verbs: Vec<&str> = audit.iter().map(|(verb, ..)| verb.as_str()).collect();
         assert_eq!(verbs, ["create", "patch", "patch"], "{namespace}");
     }
     // What does not concern companions is no reason to write.
     cluster.merge(&path, &json!({"metadata": {"annotations": {"unrelated": "1"}}})).await;
     cluster.merge(&path, &json!({"data": {"sea": "grey"}})).await;
     cluster.wait_data(&a, "colors-synced", json!({"sea": "grey"})).await;
-    assert_eq!(cluster.audit(&a).len(), 4);
+    assert_eq!(cluster.audit_of(&a, 4).await.len(), 4);
 }
 
 #[tokio::test]

@@ -281,6 +281,14 @@ impl Cluster {
             .collect()
     }
 
+    /// As [`Self::audit`], once there are so many entries: the log is written just after a request is answered.
+    pub async fn audit_of(&self, namespace: &str, entries: usize) -> Vec<(String, String, u64)> {
+        eventually(&format!("{entries} entries for {namespace} in the audit log"), || async {
+            Some(self.audit(namespace)).filter(|audit| audit.len() >= entries)
+        })
+        .await
+    }
+
     /// Starts a Lockstep for this test and waits until it is ready.
     pub async fn lockstep(&self) -> Lockstep {
         self.lockstep_with(&[]).await

@@ -60,6 +60,8 @@ async fn at_rest_nothing_is_written_and_nothing_is_read() {
     let looks = || lockstep.metric("lockstep_reconcile_duration_seconds_count");
     let events = || lockstep.metric("lockstep_api_calls_total{verb=\"create\",code=\"201\"}");
     eventually("all Events are written", || async { (events() >= 1.0 + 200.0 * 3.0).then_some(()) }).await;
+    cluster.audit_of(&away, 200).await;
+    cluster.audit_of(&home, 200).await;
     let (audited, calls, seen) = (count(&cluster, &home, &away), events(), looks());
     eventually("two resyncs", || async { (looks() >= seen + 400.0).then_some(()) }).await;
     assert_eq!(count(&cluster, &home, &away), audited, "the API server saw a read or a write");

@@ -104,7 +104,7 @@ async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_un
         (lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}") >= looks + 10.0).then_some(())
     })
     .await;
-    assert_eq!(cluster.audit(&home), [("create".to_owned(), "colors-synced".to_owned(), 422)]);
+    assert_eq!(cluster.audit_of(&home, 1).await, [("create".to_owned(), "colors-synced".to_owned(), 422)]);
 
     let smaller = json!({"metadata": {"annotations": {"example.com/large": "small"}}});
     cluster.merge(&configmap(&home, "colors"), &smaller).await;
