@@ -37,6 +37,9 @@ async fn main() {
     if wanted("memory") {
         memory(&stage).await;
     }
+    if wanted("large") {
+        large(&stage).await;
+    }
 }
 
 /// One source into 500 namespaces, beside 500 bare creates by the same client with as many writers.
@@ -71,6 +74,29 @@ async fn fan_out(stage: &Stage) {
             mirrored.as_secs_f64() / bare.as_secs_f64(),
         );
     }
+}
+
+/// What a large source and many targets do to it: what is under way at once is bounded, not what is to be done.
+async fn large(stage: &Stage) {
+    const TARGETS: usize = 150;
+    let namespaces = (0..TARGETS).map(|n| json!({"metadata": {"name": format!("large-{n}")}}));
+    stage.create_all(namespaces.map(|body| ("/api/v1/namespaces".into(), body))).await;
+    let lockstep = stage.lockstep();
+    let before = lockstep.resident();
+    let source = json!({
+        "metadata": {
+            "name": "large",
+            "labels": {"workshop.io/managed": "true"},
+            "annotations": {"workshop.io/target-namespaces": "large-*"},
+        },
+        "data": {"text": "x".repeat(1_000_000)},
+    });
+    stage.post(&configmaps("default"), &source).await;
+    lockstep.wait("lockstep_companion_writes_total{action=\"created\"}", TARGETS as f64).await;
+    println!(
+        "large: {before} KiB at rest, {} KiB at most while 1 MB went into {TARGETS} namespaces",
+        lockstep.peak()
+    );
 }
 
 /// What 5,000 ConfigMaps that are not ours do to the resident memory.
@@ -208,8 +234,17 @@ impl Lockstep {
 
     /// The resident memory, in KiB.
     fn resident(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most that was ever resident, in KiB.
+    fn peak(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a status");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 }

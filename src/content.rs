@@ -119,6 +119,19 @@ impl fmt::Debug for Digest {
     }
 }
 
+impl Payload {
+    /// How much of it there is, in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        [&self.data, &self.binary].into_iter().flatten().map(|raw| raw.get().len()).sum()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Payload(…)")

@@ -1,6 +1,6 @@
 //! What Lockstep writes on a companion besides content, and how it knows such marks when it sees them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::{
     content::{Digest, Hasher},
@@ -53,12 +53,10 @@ impl Marks {
     #[must_use]
     pub fn found(keys: &Keys, meta: &Meta) -> Self {
         let copied = meta.annotations.get(&keys.copied).map(String::as_str).unwrap_or_default();
+        let copied: HashSet<&str> = copied.split(',').collect();
         let ours = |from: &BTreeMap<String, String>, tag: char| {
             from.iter()
-                .filter(|(key, _)| {
-                    keys.is_ours(key)
-                        || copied.split(',').any(|item| item.strip_prefix(tag) == Some(&format!(":{key}")))
-                })
+                .filter(|(key, _)| keys.is_ours(key) || copied.contains(format!("{tag}:{key}").as_str()))
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect()
         };

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use serde::Deserialize;
 
+use crate::policy::names;
+
 /// The kinds that can be mirrored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -112,8 +114,8 @@ impl ObjectKey {
     #[must_use]
     pub fn parse(kind: Kind, text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/')?;
-        (!namespace.is_empty() && !name.is_empty() && !name.contains('/'))
-            .then(|| Self::new(kind, namespace, name))
+        // Anybody may have written it, and it ends up in URLs and logs.
+        (names::is_label(namespace) && names::is_subdomain(name)).then(|| Self::new(kind, namespace, name))
     }
 }
 
@@ -146,5 +148,28 @@ impl Meta {
     #[must_use]
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.owner_references.iter().find(|owner| owner.controller == Some(true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_annotation_that_names_no_object_is_not_believed() {
+        assert!(ObjectKey::parse(Kind::ConfigMap, "home/colors.v1").is_some());
+        for text in [
+            "",
+            "home",
+            "home/",
+            "/colors",
+            "home/a/b",
+            "home/ü x",
+            "default?x=/y",
+            "home/a\nb",
+            "../secrets",
+        ] {
+            assert!(ObjectKey::parse(Kind::ConfigMap, text).is_none(), "{text:?}");
+        }
     }
 }

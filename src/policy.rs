@@ -235,7 +235,7 @@ impl<'a> Reader<'a> {
                 return Err(Fault::NameTooLong { name: name.to_owned(), key: key.clone() });
             }
             Some(name) => {
-                return Err(fault(key, &format!("`{}` is not a name for an object", shorten(name))));
+                return Err(fault(key, &format!("`{}` is not a name for an object", shorten(name, 60))));
             }
             None => format!("{}{}", self.meta.name, self.keys.suffix),
         };
@@ -261,7 +261,7 @@ impl<'a> Reader<'a> {
         for item in items(text) {
             let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
             if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
-                return Err(fault(key, &format!("`{}` is not a key", shorten(bad))));
+                return Err(fault(key, &format!("`{}` is not a key", shorten(bad, 60))));
             }
             if !taken.insert(to) {
                 return Err(fault(
@@ -302,7 +302,7 @@ impl<'a> Reader<'a> {
             Some("all") => Ok(Protect::All),
             Some("none") => Ok(Protect::None),
             Some(other) => {
-                Err(fault(key, &format!("`{}` is none of `edits`, `all`, `none`", shorten(other))))
+                Err(fault(key, &format!("`{}` is none of `edits`, `all`, `none`", shorten(other, 60))))
             }
         }
     }
@@ -311,7 +311,9 @@ impl<'a> Reader<'a> {
         match self.get(key) {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
-            Some(other) => Err(fault(key, &format!("`{}` is neither `true` nor `false`", shorten(other)))),
+            Some(other) => {
+                Err(fault(key, &format!("`{}` is neither `true` nor `false`", shorten(other, 60))))
+            }
         }
     }
 }
@@ -322,12 +324,12 @@ fn is_prefix(prefix: &str) -> bool {
 }
 
 fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
-    Fault::Annotation { key: key.to_owned(), problem: problem.to_string() }
+    Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), 200) }
 }
 
-fn shorten(text: &str) -> String {
-    const SHOWN: usize = 60;
-    match text.char_indices().nth(SHOWN) {
+/// The start of a text that anybody may have made as long as they like.
+fn shorten(text: &str, shown: usize) -> String {
+    match text.char_indices().nth(shown) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }

@@ -21,7 +21,7 @@ pub struct Brake {
     /// How long companions stay; zero turns the brake off.
     grace: Duration,
     doomed: HashMap<ObjectKey, HashMap<ObjectKey, Doomed>>,
-    /// Of these, those that were not released, kept at hand: sources may be many, and each asks.
+    /// What of these counts, kept at hand: sources may be many, and each asks.
     count: Count,
     /// How many companions there were before any of these went.
     companions: usize,
@@ -34,14 +34,24 @@ pub struct Brake {
 #[derive(Debug)]
 struct Doomed {
     since: Instant,
+    fate: Fate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It would go, and counts.
+    Open,
+    /// It is part of what looks like an accident, and stays.
+    Held,
     /// It was held for the whole grace: it may go and counts no more.
-    released: bool,
+    Released,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
     companions: usize,
     sources: usize,
+    held: usize,
 }
 
 /// Whether deletes may go ahead.
@@ -89,10 +99,9 @@ impl Brake {
         self.companions =
             if self.doomed.is_empty() { whole.companions } else { self.companions.max(whole.companions) };
         let doomed = self.doomed.entry(source.clone()).or_default();
-        let counted = doomed.values().any(|doomed| !doomed.released);
-        let before = doomed.len();
+        let (before, counted) = (doomed.len(), doomed.values().any(Doomed::counts));
         for key in going {
-            doomed.entry(key.clone()).or_insert(Doomed { since: now, released: false });
+            doomed.entry(key.clone()).or_insert(Doomed { since: now, fate: Fate::Open });
         }
         let joined = doomed.len() - before;
         if joined > 0 {
@@ -100,35 +109,59 @@ impl Brake {
             self.count.companions += joined;
             self.count.sources += usize::from(!counted);
         }
-        let asked: Vec<&Doomed> = going.iter().filter_map(|key| doomed.get(key)).collect();
-        if asked.iter().all(|doomed| doomed.released) {
-            return Verdict::Go;
+        if self.count.companions * 2 > self.companions && self.count.sources > SOURCES {
+            self.hold(now, source);
         }
+
+        let asked: Vec<&Doomed> = going.iter().filter_map(|key| self.doomed.get(source)?.get(key)).collect();
         let first = asked.iter().map(|doomed| doomed.since).min().unwrap_or(now);
         let gathered = (self.joined.unwrap_or(now) + GATHER).min(first + MAX_GATHER);
-
-        let Count { companions, sources } = self.count;
-        if self.held_until.is_none() && companions * 2 > self.companions && sources > SOURCES {
-            self.held_until = Some(now + self.grace);
-        }
-        match self.held_until {
-            Some(until) => Verdict::Held { until, companions, sources },
-            None if whole.sources > SOURCES && now < gathered => Verdict::Gather(gathered),
-            None => Verdict::Go,
+        if let Some(until) = self.held_until.filter(|_| asked.iter().any(|doomed| doomed.fate == Fate::Held))
+        {
+            let Count { companions, sources, .. } = self.count;
+            Verdict::Held { until, companions, sources }
+        } else if asked.iter().any(|doomed| doomed.counts()) && whole.sources > SOURCES && now < gathered {
+            Verdict::Gather(gathered)
+        } else {
+            Verdict::Go
         }
     }
 
-    /// A source that stands keeps all its companions but these: what came back no longer counts.
+    /// Holds all that would go; while it lasts, what a source adds to it.
+    fn hold(&mut self, now: Instant, source: &ObjectKey) {
+        let hold = |doomed: &mut Doomed| {
+            let held = doomed.fate == Fate::Open;
+            if held {
+                doomed.fate = Fate::Held;
+            }
+            held
+        };
+        let held = if self.held_until.is_none() {
+            self.held_until = Some(now + self.grace);
+            self.doomed.values_mut().flat_map(HashMap::values_mut).map(hold).filter(|held| *held).count()
+        } else {
+            let doomed = self.doomed.get_mut(source).into_iter().flat_map(HashMap::values_mut);
+            doomed.map(hold).filter(|held| *held).count()
+        };
+        self.count.held += held;
+    }
+
+    /// A source that stands keeps all its companions but these: what came back no longer counts, and when all that
+    /// was held is back, the accident is over.
     pub fn keeps_all_but(&mut self, source: &ObjectKey, going: &[ObjectKey]) {
         let Some(doomed) = self.doomed.get_mut(source) else { return };
-        let before = counted(doomed);
+        let before = Count::of(doomed);
         let going: HashSet<&ObjectKey> = going.iter().collect();
         doomed.retain(|key, _| going.contains(key));
-        let after = counted(doomed);
-        self.count.companions -= before - after;
-        self.count.sources -= usize::from(before > 0 && after == 0);
+        let after = Count::of(doomed);
+        self.count.companions -= before.companions - after.companions;
+        self.count.sources -= before.sources - after.sources;
+        self.count.held -= before.held - after.held;
         if doomed.is_empty() {
             self.doomed.remove(source);
+        }
+        if self.count.held == 0 {
+            self.held_until = None;
         }
     }
 
@@ -148,24 +181,33 @@ impl Brake {
         if over {
             self.held_until = None;
             for doomed in self.doomed.values_mut().flat_map(HashMap::values_mut) {
-                doomed.released = true;
-                doomed.since = now;
+                *doomed = Doomed { since: now, fate: Fate::Released };
             }
         }
         for doomed in self.doomed.values_mut() {
             doomed.retain(|_, doomed| doomed.since + WINDOW > now);
         }
         self.doomed.retain(|_, doomed| !doomed.is_empty());
-        let counts = self.doomed.values().map(counted).filter(|count| *count > 0);
-        self.count = counts.fold(Count::default(), |all, count| Count {
-            companions: all.companions + count,
-            sources: all.sources + 1,
+        self.count = self.doomed.values().map(Count::of).fold(Count::default(), |all, one| Count {
+            companions: all.companions + one.companions,
+            sources: all.sources + one.sources,
+            held: all.held + one.held,
         });
     }
 }
 
-fn counted(doomed: &HashMap<ObjectKey, Doomed>) -> usize {
-    doomed.values().filter(|doomed| !doomed.released).count()
+impl Doomed {
+    fn counts(&self) -> bool {
+        self.fate != Fate::Released
+    }
+}
+
+impl Count {
+    fn of(doomed: &HashMap<ObjectKey, Doomed>) -> Self {
+        let companions = doomed.values().filter(|doomed| doomed.counts()).count();
+        let held = doomed.values().filter(|doomed| doomed.fate == Fate::Held).count();
+        Self { companions, sources: usize::from(companions > 0), held }
+    }
 }
 
 #[cfg(test)]
@@ -262,6 +304,37 @@ mod tests {
         assert!(!brake.is_holding(now));
         ask(&mut brake, now, 21, 30);
         assert!(brake.is_holding(now));
+    }
+
+    #[test]
+    fn when_all_is_back_the_accident_is_over_and_a_later_delete_is_free() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 30);
+        }
+        assert!(brake.is_holding(now));
+        for n in 0..29 {
+            brake.keeps_all_but(&source(n), &[]);
+            assert!(brake.is_holding(now), "one of them is still missing");
+        }
+        brake.keeps_all_but(&source(29), &[]);
+        assert!(!brake.is_holding(now));
+        ask(&mut brake, now, 0, 30);
+        assert_eq!(ask(&mut brake, now + GATHER, 0, 30), Verdict::Go);
+    }
+
+    #[test]
+    fn a_delete_beside_an_accident_that_is_nearly_undone_is_not_held() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 40);
+        }
+        for n in 5..30 {
+            brake.keeps_all_but(&source(n), &[]);
+        }
+        ask(&mut brake, now, 35, 40);
+        assert_eq!(ask(&mut brake, now + GATHER, 35, 40), Verdict::Go);
+        assert!(matches!(ask(&mut brake, now + GATHER, 0, 40), Verdict::Held { .. }));
     }
 
     #[test]

@@ -25,6 +25,8 @@ use crate::{keys::Keys, object::ObjectKey, ops::metrics::Metrics};
 const SAME: Duration = Duration::from_secs(600);
 /// The API server takes a note of 1 KiB at most.
 const NOTE: usize = 1000;
+/// How long one may take to be written.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Events that wait to be written; more are dropped and counted.
 const BACKLOG: usize = 10_000;
 
@@ -83,11 +85,15 @@ struct Told {
 impl Scribe {
     async fn run(mut self, mut inbox: mpsc::Receiver<Story>) {
         while let Some(story) = inbox.recv().await {
-            if let Err(error) = self.write(story).await {
-                // An Event is no more than a courtesy: its namespace may be gone by now.
-                self.metrics.events_dropped.inc();
-                tracing::debug!(error = %crate::client::Failure::from(error), "an Event could not be written");
+            // An Event is no more than a courtesy: its namespace may be gone by now.
+            match tokio::time::timeout(PATIENCE, self.write(story)).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => {
+                    tracing::debug!(error = %crate::client::Failure::from(error), "an Event could not be written");
+                }
+                Err(_) => tracing::debug!("an Event could not be written in time"),
             }
+            self.metrics.events_dropped.inc();
         }
     }
 

@@ -107,10 +107,16 @@ impl Ledger {
         self.obstacles.retain(|at, _| open(at));
     }
 
-    /// When the first obstacle is worth another try.
+    /// When the first obstacle is worth another try. One whose time has come waits for something else.
     #[must_use]
-    pub fn next_attempt(&self) -> Option<Instant> {
-        self.obstacles.values().map(|obstacle| obstacle.until).min()
+    pub fn next_attempt(&self, now: Instant) -> Option<Instant> {
+        self.obstacles.values().map(|obstacle| obstacle.until).filter(|until| *until > now).min()
+    }
+
+    /// Whether the last attempt at a place failed.
+    #[must_use]
+    pub fn is_obstructed(&self, at: &ObjectKey) -> bool {
+        self.obstacles.contains_key(at)
     }
 
     /// Whether a companion may be healed now; otherwise when. Each of many heals in a row waits twice as long.
@@ -190,6 +196,19 @@ mod tests {
         assert!(ledger.obstacle(&place(), digest("a"), now + Duration::from_secs(601)).is_none());
         ledger.cleared(&place());
         assert!(ledger.obstacle(&place(), digest("a"), now).is_none());
+    }
+
+    #[test]
+    fn an_obstacle_whose_time_has_come_calls_nobody_again() {
+        let (mut ledger, now) = (Ledger::default(), Instant::now());
+        ledger.obstructed(place(), None, Pace::Conflict, digest("a"), now);
+        let due = ledger.next_attempt(now).expect("an attempt");
+        assert!(due > now);
+        assert_eq!(
+            ledger.next_attempt(due),
+            None,
+            "or a heal that is put off would be looked at without end"
+        );
     }
 
     #[test]

@@ -27,8 +27,8 @@ use crate::{
     content::Digest,
     keys::Keys,
     object::ObjectKey,
-    ops::metrics::{ManagerLabel, Metrics, ResultLabel},
-    world::state::Source,
+    ops::metrics::{Metrics, ResultLabel},
+    world::state::{Source, World},
 };
 
 /// How long what is under way may take after a stop.
@@ -149,6 +149,7 @@ impl Inner {
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
         self.metrics.sources.set(sources.try_into().unwrap_or(i64::MAX));
         self.metrics.companions.set(companions.try_into().unwrap_or(i64::MAX));
+        self.metrics.deletes_held.set(self.brake().is_holding(Instant::now()).into());
     }
 
     fn plan(&self, key: ObjectKey) -> Pass {
@@ -160,7 +161,7 @@ impl Inner {
             if let Some(source) = &source {
                 ledger.uid.clone_from(&source.uid);
             }
-            Pass { plan: plan::plan(world, &key, settled), settled, source, key, ledger, started }
+            Pass { plan: plan_for(world, &key, settled, &ledger), settled, source, key, ledger, started }
         });
         if pass.source.is_some() {
             self.brake().keeps_all_but(&pass.key, &going(&pass.plan));
@@ -176,7 +177,8 @@ impl Inner {
     }
 
     fn close(&self, pass: Pass, result: &'static str) {
-        if pass.source.is_some() || !pass.ledger.is_empty() || !pass.plan.changes.is_empty() {
+        // Of a source that is gone, only what is still to be done or told is kept.
+        if pass.source.is_some() || !pass.ledger.troubles.is_empty() || !pass.plan.changes.is_empty() {
             self.ledgers().insert(pass.key.clone(), pass.ledger);
         }
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
@@ -245,8 +247,7 @@ impl Inner {
                 if matches!(done.deed, Deed::Healed(_))
                     && pass.ledger.healed(&at, done.manager.as_deref(), now)
                 {
-                    let manager = done.manager.clone().unwrap_or_default();
-                    self.metrics.fights.get_or_create(&ManagerLabel { manager }).inc();
+                    self.metrics.fight(done.manager.as_deref().unwrap_or_default());
                 }
                 result.deeds.entry(done.deed).or_default().push(done.place(&at));
             }
@@ -267,7 +268,7 @@ impl Inner {
         }
         let open: HashSet<&ObjectKey> = pass.plan.changes.iter().map(|change| &change.at).collect();
         pass.ledger.keep_obstacles(|at| open.contains(at));
-        if let Some(when) = pass.ledger.next_attempt() {
+        if let Some(when) = pass.ledger.next_attempt(now) {
             result.wake_at(when);
         }
         if result.behind {
@@ -300,7 +301,6 @@ impl Inner {
             .read(|world| Whole { companions: world.companion_count(), sources: world.mirrored_count() });
         let mut brake = self.brake();
         let verdict = brake.ask(now, &pass.key, &going(&pass.plan), whole);
-        self.metrics.deletes_held.set(brake.is_holding(now).into());
         drop(brake);
         if verdict == Verdict::Go {
             return doomed;
@@ -349,6 +349,14 @@ impl Findings {
             "unchanged"
         }
     }
+}
+
+/// Plans, and does not take for a heal what was tried before and failed.
+fn plan_for(world: &World, key: &ObjectKey, settled: bool, ledger: &Ledger) -> Plan {
+    let mut plan = plan::plan(world, key, settled);
+    let failed = plan.changes.iter_mut().filter(|change| ledger.is_obstructed(&change.at));
+    failed.for_each(|change| change.action.is_no_heal());
+    plan
 }
 
 /// The places that a plan would clear.

@@ -91,7 +91,8 @@ pub enum Trouble {
 pub enum Holder {
     /// Not ours, and not to be adopted.
     Foreign,
-    /// Not ours, and `adopt` does not reach it: it is controlled by something else, or is itself a source.
+    /// Not ours, and `adopt` does not reach it: it is controlled by something else, a finalizer waits for it, it is
+    /// itself a source, or it is going.
     Bound,
     /// Not ours, in a namespace that does not accept from ours.
     NotAccepting,
@@ -192,12 +193,14 @@ pub fn decide(source: &Source, at: &ObjectKey, found: Option<&Companion>, seen: 
         Ownership::Foreign => {
             let holder = if !wish.policy.adopt {
                 Holder::Foreign
-            } else if found.controller_uid.is_some() || found.is_source {
+            } else if found.controller_uid.is_some()
+                || found.is_source
+                || found.finalizers
+                || found.terminating
+            {
                 Holder::Bound
             } else if !seen.accepts {
                 Holder::NotAccepting
-            } else if found.terminating {
-                return Decision::Nothing;
             } else if must_replace(source, found) {
                 return change(Action::Replace { why: Why::Adopted, known: known() });
             } else {
@@ -250,14 +253,14 @@ enum Ownership {
     Foreign,
 }
 
-/// Whose an object is, by its marks. Our label alone is no proof, and our entry in managedFields names no source: it
-/// counts where no other source owns the object, for the first of those that want it.
+/// Whose an object is, by its marks. Our label alone is no proof, and our entry in managedFields names no source and
+/// outlives our marks: the two together count, where nobody else owns the object, for the first that wants it.
 fn whose(source: &Source, found: &Companion, first: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
         (None, Some(owner)) if *owner == source.uid => Ownership::Ours,
-        (None, None) if found.written_by_us && first => Ownership::Ours,
+        (None, None) if found.labelled && found.written_by_us && first && !found.is_source => Ownership::Ours,
         (None, _) => Ownership::Foreign,
     }
 }
@@ -300,6 +303,17 @@ fn must_replace(source: &Source, found: &Companion) -> bool {
 }
 
 impl Action {
+    /// What was planned before and could not be done is no heal now.
+    pub fn is_no_heal(&mut self) {
+        match self {
+            Self::Create { why } if matches!(why, Why::Healed(_)) => *why = Why::New,
+            Self::Update { why, .. } | Self::Replace { why, .. } if matches!(why, Why::Healed(_)) => {
+                *why = Why::SourceChanged;
+            }
+            _ => {}
+        }
+    }
+
     /// Who else wrote last what is to be put right.
     #[must_use]
     pub fn other_manager(&self) -> Option<String> {
@@ -420,7 +434,9 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Foreign => f.write_str("an object that is not ours (adopt=true would take it over)"),
-            Self::Bound => f.write_str("an object that another controller owns or that is itself a source"),
+            Self::Bound => {
+                f.write_str("an object that another controller owns or waits for, or that is itself a source")
+            }
             Self::NotAccepting => f.write_str(
                 "an object that is not ours, in a namespace whose accept-from does not let us adopt it",
             ),

@@ -30,7 +30,12 @@ pub struct Writer {
     client: Client,
     keys: std::sync::Arc<Keys>,
     permits: Semaphore,
+    writes: u32,
 }
+
+/// A request with so much content takes one of the permits, a larger one more of them: what is under way at once, and
+/// so the memory for it, is bounded.
+const SHARE: usize = 64 * 1024;
 
 /// A companion as it is created. Content is spliced in as it was packed, not parsed again.
 #[derive(Serialize)]
@@ -63,10 +68,12 @@ struct BodyMeta<'a> {
 impl Writer {
     #[must_use]
     pub fn new(client: Client, keys: std::sync::Arc<Keys>, writes: usize) -> Self {
-        Self { client, keys, permits: Semaphore::new(writes) }
+        let bound = u32::try_from(writes).unwrap_or(u32::MAX);
+        Self { client, keys, permits: Semaphore::new(writes), writes: bound }
     }
 
     pub async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        let _permit = self.permits.acquire().await;
         let request = collection(key).get(&key.name, &kube::api::GetParams::default());
         self.call(request).await
     }
@@ -74,6 +81,8 @@ impl Writer {
     /// Creates a companion and returns it as the API server has it.
     pub async fn create(&self, source: &Source, wish: &Wish, at: &ObjectKey) -> Result<Object, Failure> {
         let payload = &wish.payload;
+        // Before the body is built: of a thousand writes that wait, none holds one.
+        let _permit = self.permits.acquire_many(self.share(wish)).await;
         let body = Body {
             api_version: "v1",
             kind: at.kind.as_str(),
@@ -102,6 +111,7 @@ impl Writer {
         at: &ObjectKey,
         known: &Companion,
     ) -> Result<Object, Failure> {
+        let _permit = self.permits.acquire_many(self.share(wish)).await;
         let operations = operations(source, wish, at, known)?;
         let params = PatchParams { field_manager: Some(self.keys.manager.clone()), ..PatchParams::default() };
         let patch: Patch<()> = Patch::Json(operations);
@@ -113,6 +123,7 @@ impl Writer {
             uid: Some(known.uid.clone()),
             resource_version: Some(known.resource_version.clone()),
         });
+        let _permit = self.permits.acquire().await;
         let answer = self.call::<serde::de::IgnoredAny>(collection(at).delete(&at.name, &params)).await;
         match answer {
             Ok(_) | Err(Failure::NotFound) => Ok(()),
@@ -120,13 +131,15 @@ impl Writer {
         }
     }
 
+    fn share(&self, wish: &Wish) -> u32 {
+        u32::try_from(1 + wish.payload.len() / SHARE).unwrap_or(u32::MAX).min(self.writes)
+    }
+
     async fn call<T: serde::de::DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<T, Failure> {
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        // The semaphore is never closed.
-        let _permit = self.permits.acquire().await;
         match tokio::time::timeout(PATIENCE, self.client.request(request)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),

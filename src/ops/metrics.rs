@@ -1,6 +1,10 @@
 //! Every metric, in one place. Labels come from closed sets, never from content.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use http::StatusCode;
 use prometheus_client::{
@@ -22,7 +26,8 @@ pub struct Metrics {
     heals: Family<ReasonLabel, Counter>,
     pub conflicts: Gauge,
     pub troubles: Family<ReasonLabel, Gauge>,
-    pub fights: Family<ManagerLabel, Counter>,
+    fights: Family<ManagerLabel, Counter>,
+    managers: Arc<Mutex<HashSet<String>>>,
     pub sources: Gauge,
     pub companions: Gauge,
     pub deletes_held: Gauge,
@@ -48,8 +53,8 @@ pub struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ManagerLabel {
-    pub manager: String,
+struct ManagerLabel {
+    manager: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -84,6 +89,7 @@ impl Metrics {
             conflicts: Gauge::default(),
             troubles: Family::default(),
             fights: Family::default(),
+            managers: Arc::default(),
             sources: Gauge::default(),
             companions: Gauge::default(),
             deletes_held: Gauge::default(),
@@ -129,6 +135,16 @@ impl Metrics {
 
     pub fn heal(&self, heal: Heal) {
         self.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).inc();
+    }
+
+    /// Anybody can choose the name of a field manager: so many are told apart, the rest are `other`.
+    pub fn fight(&self, manager: &str) {
+        const TOLD_APART: usize = 50;
+        let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = managers.contains(manager) || managers.len() < TOLD_APART;
+        let manager = if known { manager } else { "other" }.to_owned();
+        managers.insert(manager.clone());
+        self.fights.get_or_create(&ManagerLabel { manager }).inc();
     }
 
     pub fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {

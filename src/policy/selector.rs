@@ -63,7 +63,7 @@ fn expression(text: &str) -> Result<Expression, BadSelector> {
         };
     };
     let (key, operator) = head.trim().split_once(char::is_whitespace).ok_or_else(bad)?;
-    let list = list.strip_suffix(')').ok_or_else(bad)?;
+    let list = list.strip_suffix(')').filter(|list| !list.trim().is_empty()).ok_or_else(bad)?;
     let values = list.split(',').map(label_value).collect::<Result<BTreeSet<_>, _>>()?;
     match operator.trim() {
         "in" => Ok(Expression::In(label_key(key)?, values)),
@@ -122,7 +122,9 @@ mod tests {
 
     #[test]
     fn malformed_selectors_are_errors() {
-        for selector in ["", " , ", "a b", "a in b", "a in (b", "=b", "a/b/c=d", "a=-b", "team of (a)", "!"] {
+        for selector in
+            ["", " , ", "a b", "a in b", "a in (b", "=b", "a/b/c=d", "a=-b", "team of (a)", "a in ()", "!"]
+        {
             assert!(parse(selector).is_err(), "{selector:?}");
         }
     }

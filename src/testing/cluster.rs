@@ -149,6 +149,7 @@ impl Cluster {
             let named = object.metadata.annotations.get(&keys().source);
             named.is_none_or(|text| ObjectKey::parse(at.kind, text).is_none())
                 && object.metadata.controller().is_none()
+                && object.metadata.labels.get(&keys().companion).is_some_and(|value| value == "true")
                 && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().manager)
         })
     }

@@ -147,13 +147,20 @@ pub struct World {
     /// All namespaces have been listed once.
     namespaces_listed: bool,
     /// Companions that vanished while their source still stood, with it: making them again is a heal.
-    lost: HashMap<ObjectKey, ObjectKey>,
+    lost: HashMap<ObjectKey, Lost>,
     epochs: HashMap<Stream, u32>,
     /// Companions that we deleted, by UID, until the watch has shown their end: what it still tells is the past.
     graves: HashMap<ObjectKey, String>,
     /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
     /// this and unknown, has come and gone already.
     horizon: HashMap<Kind, u64>,
+}
+
+/// A companion that vanished, or lost its label: to a watch, that is the same.
+struct Lost {
+    source: ObjectKey,
+    /// Should it turn up without its marks, this tells that it is ours.
+    uid: String,
 }
 
 /// A companion's name, in one namespace if only that can be meant.
@@ -374,7 +381,7 @@ impl World {
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
         self.unindex_wish(key);
         self.sources.remove(key);
-        self.lost.retain(|_, source| source != key);
+        self.lost.retain(|_, lost| lost.source != *key);
         Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
     }
 
@@ -452,7 +459,8 @@ impl World {
         let named = meta.annotations.get(&self.keys.source).and_then(|text| ObjectKey::parse(kind, text));
         let known = self.companions.get(&key).filter(|known| known.uid == meta.uid);
         // A UID that we know as our own work outweighs what somebody wrote into the annotation since.
-        let source = known.and_then(|known| known.source.clone()).or_else(|| {
+        let lost = self.lost.get(&key).filter(|lost| lost.uid == meta.uid).map(|lost| &lost.source);
+        let source = known.and_then(|known| known.source.as_ref()).or(lost).cloned().or_else(|| {
             let named = named?;
             Some(self.by_source.get_key_value(&named).map_or(named, |(same, _)| same.clone()))
         });
@@ -591,11 +599,12 @@ impl World {
 
     fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
         self.unindex_companion(key);
-        let source = self.companions.remove(key).and_then(|companion| companion.source);
+        let (uid, source) =
+            self.companions.remove(key).map(|gone| (gone.uid, gone.source)).unwrap_or_default();
         if let Some(source) = source.as_ref().filter(|source| self.sources.contains_key(source))
             && !self.is_going(&key.namespace)
         {
-            self.lost.insert(key.clone(), source.clone());
+            self.lost.insert(key.clone(), Lost { source: source.clone(), uid });
         }
         Effect { look_at: self.concerned(key, source.as_ref()), news: Vec::new() }
     }

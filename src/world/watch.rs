@@ -81,6 +81,7 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
     let mut complaint = String::new();
     loop {
         let attempt = Attempt { client: &client, request: &request, selector: selector.as_deref() };
+        let begun = Instant::now();
         let mut sink = |event: Event<T>| {
             alive = Instant::now();
             sink(event);
@@ -95,6 +96,8 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
                 position = None;
                 continue;
             }
+            // A server that ends every watch at once must not be asked without end.
+            Ok(()) if begun.elapsed() < Duration::from_secs(1) && position.is_some() && streaming => {}
             Ok(()) => {
                 retry = FIRST_RETRY;
                 complaint.clear();

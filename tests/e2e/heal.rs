@@ -93,6 +93,11 @@ async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
         for strip in [
             json!({"metadata": {"labels": {label.clone(): null}}}),
             json!({"metadata": {"labels": null, "annotations": null}, "data": {"sky": "mine"}}),
+            json!({"metadata": {
+                "labels": {label.clone(): "false"},
+                "annotations": {cluster.key("source"): format!("{home}/other")},
+                "managedFields": [{}],
+            }, "data": {"sky": "mine"}}),
         ] {
             cluster.merge(&path, &strip).await;
             let after = cluster

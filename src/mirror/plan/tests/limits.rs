@@ -1,7 +1,10 @@
 //! What a plan must not do: conflicts, adoption, refusals and the hard limits.
 
 use super::*;
-use crate::testing::{OWN_NAMESPACE, companion};
+use crate::{
+    object::ManagedFields,
+    testing::{OWN_NAMESPACE, companion, keys},
+};
 
 fn conflict(at: &ObjectKey, holder: Holder) -> Trouble {
     Trouble::Conflict { at: at.clone(), holder }
@@ -152,11 +155,50 @@ fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
 }
 
 #[test]
-fn what_is_not_ours_and_goes_is_waited_for() {
-    let mut cluster = two_namespaces();
-    cluster.put(companion("home", "colors-synced").finalizer("example.com/wait").terminating());
-    let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
-    assert_nothing(&cluster, &key);
+fn what_is_not_ours_and_goes_or_is_waited_for_is_not_adopted() {
+    for draft in [
+        companion("home", "colors-synced").finalizer("example.com/wait").terminating(),
+        companion("home", "colors-synced").finalizer("example.com/wait"),
+    ] {
+        let mut cluster = two_namespaces();
+        cluster.put(draft);
+        let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
+        let plan = cluster.plan(&key);
+        assert_eq!(steps(&plan), []);
+        assert!(
+            matches!(plan.troubles[..], [Trouble::Conflict { holder: Holder::Bound, .. }]),
+            "{:?}",
+            plan.troubles
+        );
+    }
+}
+
+#[test]
+fn our_entry_in_managed_fields_outlives_our_marks_and_is_no_proof_without_our_label() {
+    for made_a_source in [false, true] {
+        let (mut cluster, first) = settled();
+        // Its new owner has stripped our marks and uses it for something else.
+        cluster.edit(&away(), |object| {
+            object.metadata.annotations.clear();
+            object.metadata.labels.clear();
+            if made_a_source {
+                object.metadata.labels.insert(full("managed"), "true".to_owned());
+                object.metadata.labels.insert(full("companion"), "true".to_owned());
+            }
+            object.metadata.managed_fields =
+                vec![ManagedFields { manager: keys().manager.clone(), ..Default::default() }];
+        });
+        cluster.delete(&first);
+        cluster.restart();
+        let second = cluster.put(
+            source("home", "paint")
+                .annotate("target-namespaces", "away")
+                .annotate("companion-name", "colors-synced"),
+        );
+        let before = cluster.object(&away()).unwrap().metadata.resource_version.clone();
+        cluster.settle(&second);
+        assert_eq!(cluster.object(&away()).unwrap().metadata.resource_version, before, "{made_a_source}");
+    }
 }
 
 // --- refusals
