@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::join_all;
+use futures::{StreamExt, stream};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -192,7 +192,10 @@ impl Inner {
         let (mut changes, doomed) = self.due(&pass, &mut result);
         changes.extend(self.released(&pass, doomed, &mut result).await);
 
-        let outcomes = join_all(changes.into_iter().map(|change| self.write(&pass, change))).await;
+        // Side by side, but no more of them in line than can be under way: a small source need not wait for a large one.
+        let writes = changes.into_iter().map(|change| self.write(&pass, change));
+        let outcomes: Vec<Outcome> =
+            stream::iter(writes).buffer_unordered(self.writes as usize).collect().await;
         for outcome in outcomes {
             self.digest(&mut pass, outcome, &mut result);
         }
