@@ -132,7 +132,11 @@ pub async fn run(
     let outcome = tokio::select! {
         biased;
         _ = stopped.wait_for(|stop| *stop) => Ok(()),
-        ended = tasks.join_next() => Err(ended.and_then(Result::ok).unwrap_or("task")),
+        // A worker may see the stop before we do.
+        ended = tasks.join_next() => match ended.and_then(Result::ok) {
+            _ if *stop.borrow() => Ok(()),
+            ended => Err(ended.unwrap_or("task")),
+        },
     };
     passes.finish().await;
     drop(passes);
