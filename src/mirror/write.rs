@@ -148,11 +148,7 @@ impl Writer {
 }
 
 fn collection(key: &ObjectKey) -> Request {
-    let resource = match key.kind {
-        Kind::ConfigMap => "configmaps",
-        Kind::Secret => "secrets",
-    };
-    Request::new(format!("/api/v1/namespaces/{}/{resource}", key.namespace))
+    Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
 }
 
 fn owners(source: &Source, at: &ObjectKey) -> Vec<OwnerReference> {
