@@ -3,13 +3,16 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 ENV RUSTFLAGS="-C target-feature=+crt-static"
-RUN cargo build --locked --release --bin lockstep --target x86_64-unknown-linux-gnu
+# A target is named so that the flags are for the binary alone, not for what is run while building it.
+RUN host=$(rustc -vV | sed -n 's/^host: //p') \
+ && cargo build --locked --release --bin lockstep --target "$host" \
+ && cp "target/$host/release/lockstep" /lockstep
 
 FROM scratch
 LABEL org.opencontainers.image.title="lockstep" \
       org.opencontainers.image.description="Keeps read-only companions of ConfigMaps and Secrets in step with their sources" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /src/target/x86_64-unknown-linux-gnu/release/lockstep /lockstep
+COPY --from=build /lockstep /lockstep
 USER 65532:65532
 ENTRYPOINT ["/lockstep"]
 CMD ["run"]

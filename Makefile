@@ -1,8 +1,11 @@
 # make run: Lockstep on a Kubernetes control plane of its own. make test: everything that must hold.
 CARGO ?= cargo
 BIN := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+PROFILE ?= release
 
-.PHONY: run demo test lint unit e2e controlplane bench help
+.PHONY: run demo test lint unit e2e controlplane chart bench image image-tar test-node test-kind help
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -24,10 +27,34 @@ unit:
 	$(CARGO) test --locked --workspace --lib --bins
 
 e2e: controlplane
+	@$(BIN)/debug/controlplane build helm
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*'
+
+test-node: ## two replicas on a real kubelet; takes root, containerd, runc and iptables
+	@$(MAKE) --no-print-directory image-tar PROFILE=node
+	@$(BIN)/debug/controlplane build
+	@$(BIN)/debug/controlplane build node
+	LOCKSTEP_TEST_IMAGE=$(abspath $(BIN))/lockstep-node.tar $(CARGO) test --locked --workspace --test node
+
+test-kind: ## the same and the end-to-end tests on a kind cluster; takes docker, kind and kubectl
+	@tests/kind/run $(IMAGE)
+
+chart: ## write the Helm chart's templates anew, from deploy/
+	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::the_chart_is_made
 
 bench: controlplane ## measurements, each beside its floor
 	$(CARGO) bench --locked --bench mirror
+
+image: ## the image, with docker or buildah
+	@engine=$$(command -v docker || command -v buildah) || \
+	  { echo 'make image needs docker or buildah; make image-tar needs neither' >&2; exit 1; }; \
+	"$$engine" build --tag $(IMAGE) .
+
+image-tar: ## the same image as an OCI archive, without either, for docker load and ctr images import
+	RUSTFLAGS="-C target-feature=+crt-static" \
+	  $(CARGO) build --locked --profile $(PROFILE) --workspace --bin lockstep --target $(HOST)
+	$(CARGO) build --locked --workspace
+	@$(BIN)/debug/controlplane image $(BIN)/$(HOST)/$(PROFILE)/lockstep $(BIN)/lockstep-$(PROFILE).tar $(IMAGE)
 
 controlplane: ## build the control plane (about six minutes, once)
 	$(CARGO) build --locked --workspace

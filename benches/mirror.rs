@@ -153,7 +153,14 @@ impl Stage {
     async fn set() -> Self {
         let plane = ControlPlane::start().expect("a control plane");
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/base");
-        let applied = plane.kubectl().args(["apply", "-k"]).arg(deploy).output().expect("kubectl");
+        let mut apply = plane.kubectl();
+        apply
+            .arg("apply")
+            .arg("-f")
+            .arg(deploy.join("namespace.yaml"))
+            .arg("-f")
+            .arg(deploy.join("rbac.yaml"));
+        let applied = apply.output().expect("kubectl");
         assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
         let kubeconfig = Kubeconfig::read_from(plane.admin()).expect("a kubeconfig");
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
@@ -186,7 +193,7 @@ impl Stage {
             .and_then(|socket| socket.local_addr())
             .expect("a port");
         let child = Command::new(env!("CARGO_BIN_EXE_lockstep"))
-            .args(["run", "--ops-bind", &port.to_string()])
+            .args(["run", "--no-webhook", "--ops-bind", &port.to_string()])
             .env("KUBECONFIG", identity)
             .stderr(Stdio::null())
             .spawn()

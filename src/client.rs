@@ -49,6 +49,8 @@ pub enum Failure {
     Conflict,
     #[error("its namespace is terminating")]
     Terminating,
+    #[error("another replica writes now")]
+    NotLeading,
     #[error("invalid: {0}")]
     Invalid(String),
     #[error("forbidden: {0}")]

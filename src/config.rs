@@ -1,31 +1,38 @@
 //! Settings as they are given, and the checks that make them valid.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use crate::{
+    certs::{self, files::Files, phase::Pace},
+    guard::review::{People, Rules},
     keys::Keys,
-    mirror,
+    leader, mirror,
     object::Kind,
     ops::log,
     policy::{
-        names,
+        Protect, Targets, names,
         pattern::{Pattern, Patterns},
     },
-    world::state::Limits,
+    world::{Scope, state::Limits},
 };
+
+/// The domain, suffix and namespace where nothing else is said, as they stand in `deploy/`.
+pub const DOMAIN: &str = "workshop.io";
+pub const SUFFIX: &str = "-synced";
+pub const NAMESPACE: &str = "lockstep-system";
 
 /// `lockstep run`: every flag is also an environment variable, `LOCKSTEP_…`.
 #[derive(Debug, Clone, Args)]
 pub struct Run {
     /// Prefix of all labels and annotations; instances with different domains live side by side
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = "workshop.io", value_parser = domain)]
+    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
     pub domain: String,
 
     /// Appended to a source's name to make its companion's
-    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = "-synced", allow_hyphen_values = true, value_parser = suffix)]
+    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = SUFFIX, allow_hyphen_values = true, value_parser = suffix)]
     pub suffix: String,
 
     /// What is mirrored; Secrets need the RBAC of deploy/components/secrets
@@ -56,6 +63,70 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
     pub delete_grace: Duration,
 
+    /// Run the guard alone, without the mirror
+    #[arg(long, env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
+    pub no_controller: bool,
+
+    /// Write without asking other replicas: only where there are none
+    #[arg(long, env = "LOCKSTEP_NO_LEADER_ELECT")]
+    pub no_leader_elect: bool,
+
+    /// How long the Lease of a replica that is gone keeps the others from writing
+    #[arg(long, env = "LOCKSTEP_LEASE_DURATION", default_value = "15s", value_parser = lease_duration)]
+    pub lease_duration: Duration,
+
+    /// Where the guard serves admission reviews over HTTPS
+    #[arg(long, env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
+    pub webhook_bind: SocketAddr,
+
+    /// Run the mirror alone, without the guard
+    #[arg(long, env = "LOCKSTEP_NO_WEBHOOK")]
+    pub no_webhook: bool,
+
+    /// target-namespaces of sources that set no targets, where their namespace has no default
+    #[arg(long, env = "LOCKSTEP_DEFAULT_TARGETS", default_value = ".", value_parser = targets)]
+    pub default_targets: String,
+
+    /// protect of sources that do not set it, where their namespace has no default
+    #[arg(long, env = "LOCKSTEP_DEFAULT_PROTECT", default_value = "edits")]
+    pub default_protect: Protect,
+
+    /// Users whom the guard lets do anything
+    #[arg(long, env = "LOCKSTEP_EXEMPT_USER", value_name = "NAME", value_delimiter = ',')]
+    pub exempt_user: Vec<String>,
+
+    /// Groups whose members the guard lets do anything
+    #[arg(long, env = "LOCKSTEP_EXEMPT_GROUP", value_name = "NAME", value_delimiter = ',')]
+    pub exempt_group: Vec<String>,
+
+    /// Users who write sources on behalf of others (cert-manager, Argo CD): only accept-from counts, not their rights
+    #[arg(long, env = "LOCKSTEP_DEPUTY_USER", value_name = "NAME", value_delimiter = ',')]
+    pub deputy_user: Vec<String>,
+
+    /// Groups whose members write sources on behalf of others
+    #[arg(long, env = "LOCKSTEP_DEPUTY_GROUP", value_name = "NAME", value_delimiter = ',')]
+    pub deputy_group: Vec<String>,
+
+    /// Certificate chain of the guard, PEM, read again when it changes [default: generated]
+    #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key of the guard, PEM
+    #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// How long a generated CA is valid; it is replaced well before
+    #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = positive_duration)]
+    pub ca_validity: Duration,
+
+    /// How long a generated certificate is valid; it is replaced well before
+    #[arg(long, env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = positive_duration)]
+    pub leaf_validity: Duration,
+
+    /// How long the guard serves on after SIGTERM, while others learn that we go
+    #[arg(long, env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
+    pub drain: Duration,
+
     /// Where /metrics, /healthz and /readyz are served
     #[arg(long, env = "LOCKSTEP_OPS_BIND", default_value = "0.0.0.0:8080")]
     pub ops_bind: SocketAddr,
@@ -72,22 +143,65 @@ pub enum KindName {
 }
 
 impl Run {
+    /// What this instance looks at.
     #[must_use]
-    pub fn mirror(&self) -> mirror::Settings {
+    pub fn scope(&self) -> Scope {
         let mut kinds: Vec<Kind> = self.kinds.iter().map(|kind| Kind::from(*kind)).collect();
         kinds.sort_unstable();
         kinds.dedup();
-        mirror::Settings {
+        Scope {
             keys: Arc::new(Keys::new(&self.domain, &self.suffix)),
             limits: Limits {
                 own_namespace: self.namespace.clone().unwrap_or_else(own_namespace),
                 excluded: Patterns(self.exclude_namespaces.clone()),
             },
             kinds,
+        }
+    }
+
+    #[must_use]
+    pub fn leader(&self, scope: &Scope) -> leader::Settings {
+        leader::Settings {
+            namespace: scope.limits.own_namespace.clone(),
+            name: scope.keys.instance.clone(),
+            identity: leader::identity(),
+            duration: self.lease_duration,
+        }
+    }
+
+    /// What the guard goes by, when we are `identity`.
+    #[must_use]
+    pub fn rules(&self, keys: Arc<Keys>, identity: String) -> Rules {
+        let mut exempt = People { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
+        exempt.users.push(identity);
+        Rules {
+            keys,
+            exempt,
+            deputies: People { users: self.deputy_user.clone(), groups: self.deputy_group.clone() },
+            default_targets: self.default_targets.clone(),
+            default_protect: self.default_protect,
+        }
+    }
+
+    #[must_use]
+    pub fn mirror(&self, keys: Arc<Keys>) -> mirror::Settings {
+        mirror::Settings {
+            keys,
             workers: self.workers.into(),
             writes: self.writes.into(),
             resync: self.resync,
             delete_grace: self.delete_grace,
+        }
+    }
+
+    #[must_use]
+    pub fn certs(&self, scope: &Scope) -> certs::Settings {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        certs::Settings {
+            keys: scope.keys.clone(),
+            namespace: scope.limits.own_namespace.clone(),
+            pace: Pace { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },
+            files: files.map(|(certificate, key)| Files { certificate, key }),
         }
     }
 }
@@ -107,10 +221,11 @@ fn own_namespace() -> String {
         .ok()
         .map(|text| text.trim().to_owned())
         .filter(|text| !text.is_empty())
-        .unwrap_or_else(|| "lockstep-system".to_owned())
+        .unwrap_or_else(|| NAMESPACE.to_owned())
 }
 
-fn domain(text: &str) -> Result<String, String> {
+/// A domain, as `--domain` takes it.
+pub fn domain(text: &str) -> Result<String, String> {
     // `lockstep.<domain>` must fit into a field manager's 128 characters.
     if names::is_subdomain(text) && text.len() <= 100 {
         Ok(text.to_owned())
@@ -119,7 +234,8 @@ fn domain(text: &str) -> Result<String, String> {
     }
 }
 
-fn suffix(text: &str) -> Result<String, String> {
+/// A suffix, as `--suffix` takes it.
+pub fn suffix(text: &str) -> Result<String, String> {
     let fits = (1..=63).contains(&text.len()) && names::is_subdomain(&format!("x{text}"));
     if fits {
         Ok(text.to_owned())
@@ -128,7 +244,8 @@ fn suffix(text: &str) -> Result<String, String> {
     }
 }
 
-fn namespace(text: &str) -> Result<String, String> {
+/// A namespace, as `--namespace` takes it.
+pub fn namespace(text: &str) -> Result<String, String> {
     if names::is_label(text) {
         Ok(text.to_owned())
     } else {
@@ -140,6 +257,10 @@ fn pattern(text: &str) -> Result<Pattern, String> {
     text.trim().parse::<Pattern>().map_err(|error| error.to_string())
 }
 
+fn targets(text: &str) -> Result<String, String> {
+    Targets::default().add(text).map(|()| text.to_owned())
+}
+
 /// `90s`, `5m`, `1h30m`, `365d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let bad = || "a duration is needed, such as `30s`, `5m` or `365d`".to_owned();
@@ -148,7 +269,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(signed).map_err(|_| bad())
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+/// A Lease knows whole seconds.
+fn lease_duration(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| match duration.subsec_nanos() {
+        0 if duration.as_secs() >= 2 => Ok(duration),
+        _ => Err("whole seconds are needed, two at least".to_owned()),
+    })
+}
+
+pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
     })

@@ -1,5 +1,7 @@
 //! Every label, annotation and name that Lockstep reads or writes, derived from the domain.
 
+use std::collections::BTreeMap;
+
 /// The vocabulary of one instance. Several instances with different domains live side by side in a cluster.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -7,8 +9,8 @@ pub struct Keys {
     prefix: String,
     /// Appended to a source's name to make its companion's.
     pub suffix: String,
-    /// Who we are in `managedFields`.
-    pub manager: String,
+    /// Who we are: the field manager, and the name of what there is once an instance.
+    pub instance: String,
 
     // on a source
     pub managed: String,
@@ -32,6 +34,9 @@ pub struct Keys {
     // on a Namespace
     pub exclude: String,
     pub accept_from: String,
+    pub default_target_namespaces: String,
+    pub default_target_selector: String,
+    pub default_protect: String,
 }
 
 impl Keys {
@@ -41,7 +46,7 @@ impl Keys {
         Self {
             prefix: key(""),
             suffix: suffix.to_owned(),
-            manager: format!("lockstep.{domain}"),
+            instance: format!("lockstep.{domain}"),
             managed: key("managed"),
             target_namespaces: key("target-namespaces"),
             target_selector: key("target-selector"),
@@ -59,7 +64,16 @@ impl Keys {
             copied: key("copied"),
             exclude: key("exclude"),
             accept_from: key("accept-from"),
+            default_target_namespaces: key("default-target-namespaces"),
+            default_target_selector: key("default-target-selector"),
+            default_protect: key("default-protect"),
         }
+    }
+
+    /// Whether an object's labels make it a source.
+    #[must_use]
+    pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {
+        labels.get(&self.managed).is_some_and(|value| value == "true")
     }
 
     /// Whether a label or annotation key belongs to this instance.
@@ -71,7 +85,9 @@ impl Keys {
     /// Whether a label or annotation may be carried over to a companion.
     ///
     /// Left out is what is ours, what holds values (`last-applied-configuration`), and what makes Argo CD,
-    /// Flux, Helm or `kubectl apply --prune` take the companion for a part of theirs and delete it.
+    /// Flux, Helm or `kubectl apply --prune` take the companion for a part of theirs and delete it. And what makes a
+    /// source or a companion of another instance: its guard takes our writes for its own mirror's where both run as one
+    /// ServiceAccount, and asks nobody.
     #[must_use]
     pub fn may_carry(&self, key: &str) -> bool {
         const NEVER: [&str; 3] = [
@@ -89,7 +105,11 @@ impl Keys {
             "config.k8s.io/",
             "kubernetes.io/service-account.",
         ];
-        !self.is_ours(key) && !NEVER.contains(&key) && !NEVER_UNDER.iter().any(|p| key.starts_with(p))
+        let other_instance = key.ends_with("/managed") || key.ends_with("/companion");
+        !self.is_ours(key)
+            && !other_instance
+            && !NEVER.contains(&key)
+            && !NEVER_UNDER.iter().any(|p| key.starts_with(p))
     }
 }
 
@@ -109,6 +129,8 @@ mod tests {
             "helm.toolkit.fluxcd.io/namespace",
             "meta.helm.sh/release-name",
             "kubernetes.io/service-account.name",
+            "other-instance.io/managed",
+            "other-instance.io/companion",
         ] {
             assert!(!keys.may_carry(key), "{key}");
         }

@@ -3,3 +3,5 @@
 pub mod health;
 pub mod log;
 pub mod metrics;
+#[cfg(test)]
+mod monitoring;

@@ -4,7 +4,10 @@ pub mod names;
 pub mod pattern;
 pub mod selector;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
 
 use kube::core::{Selector, SelectorExt};
 
@@ -15,7 +18,8 @@ use crate::{
 };
 use pattern::{Pattern, Patterns, items};
 
-/// More names than this in `target-namespaces` belong in a prefix or a selector.
+/// More names than this in `target-namespaces` belong in a prefix or a selector. Nor are there more of anything else
+/// that is compared with every namespace or every label: an annotation has room for a hundred thousand.
 pub const MAX_NAMES: usize = 50;
 
 /// What a source asks for.
@@ -41,7 +45,7 @@ pub struct Targets {
 }
 
 /// What the guard keeps people from doing to a companion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Protect {
     #[default]
     Edits,
@@ -145,6 +149,36 @@ fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
 }
 
 impl Targets {
+    /// Adds what a comma list of `.`, names and prefixes stands for. An error says what is wrong with the list.
+    pub fn add(&mut self, text: &str) -> Result<(), String> {
+        for pattern in text.parse::<Patterns>().map_err(|error| error.to_string())?.0 {
+            match pattern {
+                Pattern::Exact(name) if name == "." => self.own = true,
+                Pattern::Exact(name) if names::is_label(&name) => {
+                    self.names.insert(name);
+                }
+                Pattern::Prefix(prefix) if prefix.is_empty() || is_prefix(&prefix) => {
+                    self.prefixes.push(prefix);
+                }
+                other => {
+                    return Err(format!(
+                        "`{other}` is neither `.`, a namespace nor a prefix such as `team-*`"
+                    ));
+                }
+            }
+        }
+        if self.names.len() > MAX_NAMES {
+            return Err(format!(
+                "{} names, {MAX_NAMES} are allowed: use a prefix such as `team-*` or a selector",
+                self.names.len()
+            ));
+        }
+        if self.prefixes.len() > MAX_NAMES {
+            return Err(format!("{} prefixes, {MAX_NAMES} are allowed: use a selector", self.prefixes.len()));
+        }
+        Ok(())
+    }
+
     /// Whether a namespace is wanted, by a source that lives in `home`.
     #[must_use]
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
@@ -178,6 +212,19 @@ impl Protect {
     }
 }
 
+impl FromStr for Protect {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "edits" => Ok(Self::Edits),
+            "all" => Ok(Self::All),
+            "none" => Ok(Self::None),
+            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, 60))),
+        }
+    }
+}
+
 /// Reads one annotation after the other; an error names the annotation.
 struct Reader<'a> {
     keys: &'a Keys,
@@ -200,30 +247,7 @@ impl<'a> Reader<'a> {
             targets.own = targets.selector.is_none();
             return Ok(targets);
         };
-        for pattern in text.parse::<Patterns>().map_err(|error| fault(key, &error))?.0 {
-            match pattern {
-                Pattern::Exact(name) if name == "." => targets.own = true,
-                Pattern::Exact(name) if names::is_label(&name) => {
-                    targets.names.insert(name);
-                }
-                Pattern::Prefix(prefix) if prefix.is_empty() || is_prefix(&prefix) => {
-                    targets.prefixes.push(prefix)
-                }
-                other => {
-                    return Err(fault(
-                        key,
-                        &format!("`{other}` is neither `.`, a namespace nor a prefix such as `team-*`"),
-                    ));
-                }
-            }
-        }
-        if targets.names.len() > MAX_NAMES {
-            let problem = format!(
-                "{} names, {MAX_NAMES} are allowed: use a prefix such as `team-*` or a selector",
-                targets.names.len()
-            );
-            return Err(fault(key, &problem));
-        }
+        targets.add(text).map_err(|problem| fault(key, &problem))?;
         Ok(targets)
     }
 
@@ -282,6 +306,13 @@ impl<'a> Reader<'a> {
     fn patterns(&self, key: &str) -> Result<Patterns, Fault> {
         let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
         let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
+        if patterns.0.len() > MAX_NAMES {
+            let problem = format!(
+                "{} items, {MAX_NAMES} are allowed: use a prefix such as `example.com/*`",
+                patterns.0.len()
+            );
+            return Err(fault(key, &problem));
+        }
         let bad = |pattern: &&Pattern| match pattern {
             Pattern::Exact(name) => !names::is_label_key(name),
             Pattern::Prefix(prefix) => !prefix.strip_suffix('/').is_some_and(names::is_subdomain),
@@ -296,15 +327,8 @@ impl<'a> Reader<'a> {
 
     fn protect(&self) -> Result<Protect, Fault> {
         let key = &self.keys.protect;
-        match self.get(key) {
-            None => Ok(Protect::default()),
-            Some("edits") => Ok(Protect::Edits),
-            Some("all") => Ok(Protect::All),
-            Some("none") => Ok(Protect::None),
-            Some(other) => {
-                Err(fault(key, &format!("`{}` is none of `edits`, `all`, `none`", shorten(other, 60))))
-            }
-        }
+        self.get(key)
+            .map_or(Ok(Protect::default()), |text| text.parse().map_err(|problem| fault(key, &problem)))
     }
 
     fn flag(&self, key: &str) -> Result<bool, Fault> {
@@ -393,7 +417,12 @@ mod tests {
     #[test]
     fn malformed_annotations_name_the_annotation() {
         let fifty_one = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
+        let prefixes = fifty_one.replace(',', "*,") + "*";
         for (key, value) in [
+            ("target-namespaces", prefixes.as_str()),
+            ("target-selector", fifty_one.as_str()),
+            ("copy-labels", fifty_one.as_str()),
+            ("copy-annotations", fifty_one.as_str()),
             ("target-namespaces", ""),
             ("target-namespaces", "a*b"),
             ("target-namespaces", "Not-A-Namespace"),

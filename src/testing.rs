@@ -1,8 +1,14 @@
-//! For tests: objects that read like a sentence, and a cluster to try plans on.
+//! For tests: objects that read like a sentence, a cluster to try plans on, and peers of the guard.
 
+mod captured;
 pub mod cluster;
+pub mod peer;
+mod scratch;
 
 use std::sync::Arc;
+
+pub use captured::Captured;
+pub use scratch::Scratch;
 
 use crate::{
     keys::Keys,

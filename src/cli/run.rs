@@ -1,55 +1,148 @@
 //! `lockstep run`: puts the parts together and takes them down in order.
 
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
+use axum::{
+    Router,
+    extract::Request,
+    http::{HeaderValue, Version, header::CONNECTION},
+    middleware::{self, Next},
+};
+use kube::Client;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
 };
 
 use crate::{
+    certs::{self, resolver::server_config},
     client::{self, Failure},
-    config, mirror,
+    config,
+    guard::{self, access::Access, http::Guard},
+    leader::{self, Claim, Election},
+    mirror::{self, queue::Queue},
+    object::ObjectKey,
     ops::{
-        health::{Pulse, routes},
+        health::{Milestone, Pulse, readyz, routes},
         log,
         metrics::Metrics,
     },
+    tls,
+    world::{Scope, SharedWorld, feed, state::World},
 };
 
 pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     log::init(settings.log_format);
     let metrics = Metrics::new();
     let client = client::build(client::config().await?, &metrics)?;
-    let mirror = settings.mirror();
-    let pulse = Pulse::new(mirror.streams());
+    let scope = settings.scope();
+    let pulse = Pulse::new(milestones(&settings, &scope));
 
-    let listener = TcpListener::bind(settings.ops_bind)
-        .await
-        .with_context(|| format!("cannot listen on {}: choose another --ops-bind", settings.ops_bind))?;
-    let ops_address = listener.local_addr().unwrap_or(settings.ops_bind);
-    let stop = stop_signal()?;
+    // Ports are taken first: that one is not to be had should not show after everything else.
+    let ops_listener = bind(settings.ops_bind, "--ops-bind").await?;
+    let webhook_listener = match settings.no_webhook {
+        true => None,
+        false => Some(bind(settings.webhook_bind, "--webhook-bind").await?),
+    };
+    let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
+    let (ops_address, webhook_address) = (address(&ops_listener), webhook_listener.as_ref().map(address));
+    let stop = stop_signal(pulse.clone(), if settings.no_webhook { Duration::ZERO } else { settings.drain })?;
     // Served to the very end: a probe must not fail while what is under way is finished.
-    let ops = tokio::spawn(axum::serve(listener, routes(metrics.clone(), pulse.clone())).into_future());
+    let mut tasks = JoinSet::new();
+    let ops = axum::serve(ops_listener, routes(metrics.clone(), pulse.clone()));
+    tasks.spawn(async move {
+        drop(ops.await);
+        "ops server"
+    });
 
-    tokio::select! {
+    let identity = tokio::select! {
         biased;
         () = stopped(stop.clone()) => return Ok(()),
-        name = introduce(&client) => tracing::info!(
-            version = env!("CARGO_PKG_VERSION"),
-            identity = name,
-            domain = settings.domain,
-            namespace = mirror.limits.own_namespace,
-            kinds = mirror.kinds.iter().map(|kind| kind.plural()).collect::<Vec<_>>().join(","),
-            ops = %ops_address,
-            "lockstep starts"
-        ),
-    }
+        identity = introduce(&client) => identity,
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        identity,
+        domain = settings.domain,
+        namespace = scope.limits.own_namespace,
+        kinds = scope.kinds.iter().map(|kind| kind.plural()).collect::<Vec<_>>().join(","),
+        ops = ops_address,
+        webhook = webhook_address,
+        "lockstep starts"
+    );
+    let world = SharedWorld::new(&scope);
+    let queue: Arc<Queue<ObjectKey>> = Arc::default();
+    let look_at = {
+        let queue = queue.clone();
+        move |keys| queue.push_all(keys)
+    };
+    feed::start(&mut tasks, &client, &scope, &world, &pulse, &metrics, look_at);
+
+    let guard = match webhook_listener {
+        None => None,
+        Some(listener) => {
+            if !identity.starts_with("system:serviceaccount:") {
+                tracing::warn!(
+                    identity,
+                    "the guard lets us do anything, and with us everybody who is {identity}: \
+                     use a ServiceAccount of our own, as in `lockstep manifests`"
+                );
+            }
+            let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &pulse)?;
+            let rules = settings.rules(scope.keys.clone(), identity);
+            let access = Access::new(client.clone(), metrics.clone());
+            let guard = Arc::new(Guard::new(rules, world.clone(), access, metrics.clone()));
+            Some((
+                listener,
+                server_config(resolver)?,
+                guard::http::routes(guard).merge(readyz(pulse.clone())),
+            ))
+        }
+    };
+
+    let work = async {
+        tokio::select! {
+            biased;
+            () = stopped(stop.clone()) => return Ok(()),
+            () = pulse.all_listed() => {}
+        }
+        tracing::info!(
+            sources = world.read(World::source_count),
+            companions = world.read(World::companion_count),
+            "everything is listed"
+        );
+        let webhook = async {
+            if let Some((listener, tls, router)) = guard {
+                // Not before everything is listed: a verdict needs the world. Until then, peers wait in line.
+                pulse.reached(Milestone::Serving);
+                let router = parting(router, pulse.clone());
+                tls::serve(listener, tls, router, metrics.clone(), stop.clone()).await;
+            }
+            Ok(())
+        };
+        let mirror = async {
+            if settings.no_controller {
+                stopped(stop.clone()).await;
+                return Ok(());
+            }
+            let (claim, election) = claim(&settings, &scope, &client, &metrics);
+            let mirror = settings.mirror(scope.keys.clone());
+            let outcome =
+                mirror::run(client, mirror, world.clone(), queue, claim, metrics.clone(), stop.clone()).await;
+            // Nothing is written any more: now another may.
+            if let Some(election) = election {
+                election.leave().await;
+            }
+            outcome
+        };
+        tokio::try_join!(mirror, webhook).map(drop)
+    };
     let outcome = tokio::select! {
-        outcome = mirror::run(client, mirror, metrics, pulse, stop) => outcome,
-        _ = ops => Err("ops server"),
+        outcome = work => outcome,
+        ended = tasks.join_next() => Err(ended.and_then(Result::ok).unwrap_or("task")),
     };
     outcome
         .map_err(|task| anyhow!("the {task} ended unexpectedly: see the log above, then restart Lockstep"))?;
@@ -57,8 +150,36 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The right to write: by election, or without rivals.
+fn claim(
+    settings: &config::Run,
+    scope: &Scope,
+    client: &Client,
+    metrics: &Metrics,
+) -> (Claim, Option<Election>) {
+    if settings.no_leader_elect {
+        return (Claim::unrivalled(), None);
+    }
+    let (claim, election) = leader::start(client.clone(), settings.leader(scope), metrics.clone());
+    (claim, Some(election))
+}
+
+fn milestones(settings: &config::Run, scope: &Scope) -> Vec<Milestone> {
+    let mut milestones: Vec<Milestone> = scope.streams().into_iter().map(Milestone::Listed).collect();
+    if !settings.no_webhook {
+        milestones.extend([Milestone::Certificate, Milestone::Bundle, Milestone::Serving]);
+    }
+    milestones
+}
+
+async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another {flag}"))
+}
+
 /// Asks who we are, for as long as it takes: an API server that is away for a while is no reason to give up.
-async fn introduce(client: &kube::Client) -> String {
+async fn introduce(client: &Client) -> String {
     let mut wait = Duration::from_millis(250);
     let mut complaint = String::new();
     loop {
@@ -86,15 +207,23 @@ async fn introduce(client: &kube::Client) -> String {
     }
 }
 
-/// Turns true on Ctrl+C or SIGTERM.
-fn stop_signal() -> anyhow::Result<watch::Receiver<bool>> {
+/// Turns true on Ctrl+C, and on SIGTERM when others have had time to learn that we go.
+fn stop_signal(pulse: Pulse, drain: Duration) -> anyhow::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl+C")?;
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {
+                pulse.lost(Milestone::Staying);
+                tracing::info!(drain = ?drain, "asked to stop: serving on until endpoints have dropped us");
+                tokio::select! {
+                    () = tokio::time::sleep(drain) => {}
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            }
+            _ = interrupt.recv() => pulse.lost(Milestone::Staying),
         }
         tracing::info!("stopping: what is under way is finished first");
         sender.send_replace(true);
@@ -102,6 +231,22 @@ fn stop_signal() -> anyhow::Result<watch::Receiver<bool>> {
         sender.closed().await;
     });
     Ok(receiver)
+}
+
+/// Once we go, every answer over HTTP/1.1 is the last on its connection, so that the API server looks for another
+/// replica. Closed while idle, a connection could cross a request, which would fail: it is not sent again.
+fn parting(router: Router, pulse: Pulse) -> Router {
+    router.layer(middleware::from_fn(move |request: Request, next: Next| {
+        let pulse = pulse.clone();
+        async move {
+            let http1 = request.version() <= Version::HTTP_11;
+            let mut answer = next.run(request).await;
+            if http1 && pulse.missing().contains(&Milestone::Staying) {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            answer
+        }
+    }))
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {

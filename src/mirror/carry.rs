@@ -68,8 +68,7 @@ impl Inner {
         let live = match (self.writer.get(&pass.key).await, &pass.source) {
             (Err(Failure::NotFound), None) => Live::Gone,
             (Ok(object), None) => {
-                let managed =
-                    object.metadata.labels.get(&self.keys.managed).is_some_and(|value| value == "true");
+                let managed = self.keys.is_source(&object.metadata.labels);
                 if managed { Live::Newer } else { Live::Unmanaged }
             }
             (Ok(object), Some(source)) if object.metadata.resource_version == source.resource_version => {
@@ -181,7 +180,7 @@ impl Inner {
 
 fn setback(at: &ObjectKey, failure: Failure) -> Setback {
     let (trouble, pace) = match &failure {
-        Failure::Conflict => return Setback::Behind,
+        Failure::Conflict | Failure::NotLeading => return Setback::Behind,
         Failure::Invalid(detail) => {
             let trouble = Trouble::Invalid { at: at.clone(), detail: detail.clone() };
             return Setback::Obstacle { trouble: Some(trouble), pace: Pace::Permanent, failure: None };

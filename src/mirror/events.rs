@@ -55,7 +55,7 @@ impl Teller {
         let (stories, inbox) = mpsc::channel(BACKLOG);
         let scribe = Scribe {
             client,
-            controller: keys.manager.clone(),
+            controller: keys.instance.clone(),
             told: HashMap::new(),
             metrics: metrics.clone(),
         };

@@ -12,7 +12,7 @@ use kube::Client;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{
-    Settings, SharedWorld,
+    Settings,
     brake::{Brake, Verdict, Whole},
     carry::{Deed, Outcome, Setback},
     events::Teller,
@@ -26,9 +26,13 @@ use crate::{
     client::Failure,
     content::Digest,
     keys::Keys,
+    leader::Claim,
     object::ObjectKey,
     ops::metrics::{Metrics, ResultLabel},
-    world::state::{Source, World},
+    world::{
+        SharedWorld,
+        state::{Source, World},
+    },
 };
 
 /// How long what is under way may take after a stop.
@@ -44,6 +48,7 @@ pub(super) struct Inner {
     pub(super) queue: Arc<Queue<ObjectKey>>,
     pub(super) writer: Writer,
     pub(super) teller: Teller,
+    claim: Claim,
     brake: Mutex<Brake>,
     ledgers: Mutex<HashMap<ObjectKey, Ledger>>,
     pub(super) metrics: Metrics,
@@ -83,11 +88,13 @@ impl Passes {
         world: SharedWorld,
         queue: Arc<Queue<ObjectKey>>,
         teller: Teller,
+        claim: Claim,
         metrics: Metrics,
     ) -> Self {
         let writes = settings.writes.max(1);
         Self(Arc::new(Inner {
-            writer: Writer::new(client, settings.keys.clone(), writes),
+            writer: Writer::new(client, settings.keys.clone(), claim.clone(), writes),
+            claim,
             keys: settings.keys.clone(),
             world,
             queue,
@@ -102,8 +109,10 @@ impl Passes {
 
     /// Takes keys and plans them until told to stop; what there is to write is written beside it.
     pub async fn work(&self, mut stop: watch::Receiver<bool>) {
+        let mut claim = self.0.claim.clone();
         loop {
             let next = async {
+                claim.held().await;
                 let permit = self.0.under_way.clone().acquire_owned().await;
                 (self.0.queue.next().await, permit)
             };
@@ -124,6 +133,14 @@ impl Passes {
 
     async fn carry_out(self, pass: Pass, _permit: OwnedSemaphorePermit) {
         self.0.carry_out(pass).await;
+    }
+
+    /// Another replica writes now: what we remember of our own work is out of date.
+    pub fn forget(&self) {
+        let forgotten: Vec<Ledger> = self.0.ledgers().drain().map(|(_, ledger)| ledger).collect();
+        for (trouble, _) in forgotten.iter().flat_map(|ledger| &ledger.troubles) {
+            self.0.gauge(trouble, -1);
+        }
     }
 
     /// Waits until nothing is under way.
@@ -177,6 +194,11 @@ impl Inner {
     }
 
     fn close(&self, pass: Pass, result: &'static str) {
+        let troubles: Vec<String> =
+            pass.ledger.troubles.iter().map(|(trouble, _)| trouble.to_string()).collect();
+        if self.world.read(|world| world.troubles(&pass.key) != troubles) {
+            self.world.write(|world| world.set_troubles(&pass.key, troubles));
+        }
         // Of a source that is gone, only what is still to be done or told is kept.
         if pass.source.is_some() || !pass.ledger.troubles.is_empty() || !pass.plan.changes.is_empty() {
             self.ledgers().insert(pass.key.clone(), pass.ledger);

@@ -103,7 +103,7 @@ impl Inner {
         }
     }
 
-    fn gauge(&self, trouble: &Trouble, by: i64) {
+    pub(super) fn gauge(&self, trouble: &Trouble, by: i64) {
         let reason = trouble.label();
         self.metrics.troubles.get_or_create(&ReasonLabel { reason }).inc_by(by);
         if matches!(trouble, Trouble::Conflict { .. }) {

@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use crate::{
     client::Failure,
     keys::Keys,
+    leader::Claim,
     marks,
     object::{Kind, Object, ObjectKey, OwnerReference},
     world::state::{Companion, Source, Wish},
@@ -29,6 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Writer {
     client: Client,
     keys: std::sync::Arc<Keys>,
+    claim: Claim,
     permits: Semaphore,
     writes: u32,
 }
@@ -67,9 +69,9 @@ struct BodyMeta<'a> {
 
 impl Writer {
     #[must_use]
-    pub fn new(client: Client, keys: std::sync::Arc<Keys>, writes: usize) -> Self {
+    pub fn new(client: Client, keys: std::sync::Arc<Keys>, claim: Claim, writes: usize) -> Self {
         let bound = u32::try_from(writes).unwrap_or(u32::MAX);
-        Self { client, keys, permits: Semaphore::new(writes), writes: bound }
+        Self { client, keys, claim, permits: Semaphore::new(writes), writes: bound }
     }
 
     pub async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
@@ -99,7 +101,7 @@ impl Writer {
             immutable: payload.immutable.then_some(true),
         };
         let body = serde_json::to_vec(&body).map_err(unsendable)?;
-        let params = PostParams { field_manager: Some(self.keys.manager.clone()), ..PostParams::default() };
+        let params = PostParams { field_manager: Some(self.keys.instance.clone()), ..PostParams::default() };
         self.call(collection(at).create(&params, body)).await
     }
 
@@ -113,7 +115,8 @@ impl Writer {
     ) -> Result<Object, Failure> {
         let _permit = self.permits.acquire_many(self.share(wish)).await;
         let operations = operations(source, wish, at, known)?;
-        let params = PatchParams { field_manager: Some(self.keys.manager.clone()), ..PatchParams::default() };
+        let params =
+            PatchParams { field_manager: Some(self.keys.instance.clone()), ..PatchParams::default() };
         let patch: Patch<()> = Patch::Json(operations);
         self.call(collection(at).patch(&at.name, &params, &patch)).await
     }
@@ -140,6 +143,10 @@ impl Writer {
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<T, Failure> {
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+        // The last moment: it may have waited long for a permit.
+        if !self.claim.holds() {
+            return Err(Failure::NotLeading);
+        }
         match tokio::time::timeout(PATIENCE, self.client.request(request)).await {
             Ok(answer) => answer.map_err(Failure::from),
             Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),

@@ -47,41 +47,20 @@ fn is_plain(levels: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::Write,
-        sync::{Arc, Mutex},
-    };
-
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Captured(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Captured {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::testing::Captured;
 
     #[test]
     fn what_kube_logs_of_an_answer_it_cannot_decode_never_shows() {
         for levels in ["info", "trace", "lockstep=trace"] {
             let captured = Captured::default();
-            let writer = captured.clone();
-            let subscriber =
-                fmt().with_env_filter(filter(levels)).with_writer(move || writer.clone()).finish();
-            tracing::subscriber::with_default(subscriber, || {
-                // As in kube_client::client::Client::request.
-                tracing::warn!(target: "kube_client::client", "hush");
-                tracing::trace!(target: "hyper::proto::h1::io", "hush");
-                tracing::info!(target: "lockstep::mirror", "shown");
-            });
-            let text = String::from_utf8(captured.0.lock().unwrap().clone()).unwrap();
+            let capturing = captured.start(levels);
+            // As in kube_client::client::Client::request.
+            tracing::warn!(target: "kube_client::client", "hush");
+            tracing::trace!(target: "hyper::proto::h1::io", "hush");
+            tracing::info!(target: "lockstep::mirror", "shown");
+            drop(capturing);
+            let text = captured.text();
             assert!(text.contains("shown"), "{levels}");
             assert!(!text.contains("hush"), "{levels}: {text}");
         }

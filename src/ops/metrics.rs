@@ -35,6 +35,40 @@ pub struct Metrics {
     watch_restarts: Family<WatchLabel, Counter>,
     api_calls: Family<CallLabel, Counter>,
     pub events_dropped: Counter,
+    pub ready: Gauge,
+    pub leader: Gauge,
+    pub review_seconds: Histogram,
+    reviews: Family<VerdictLabel, Counter>,
+    denials: Family<ReasonLabel, Counter>,
+    access_reviews: Family<ResultLabel, Counter>,
+    pub connections: Gauge,
+    handshakes: Family<ResultLabel, Counter>,
+    certificate_expiry: Family<CertificateLabel, Gauge>,
+    certificate_rotations: Family<CertificateLabel, Counter>,
+    pub bundle_writes: Counter,
+}
+
+/// What became of a review.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    Allowed,
+    /// Defaults were added.
+    Stamped,
+    Denied(&'static str),
+    /// It was no review of ours, or too much at a time.
+    Rejected,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VerdictLabel {
+    verdict: &'static str,
+}
+
+/// What a certificate is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Ca,
+    Leaf,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -68,6 +102,11 @@ struct CallLabel {
     code: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CertificateLabel {
+    certificate: &'static str,
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -97,6 +136,17 @@ impl Metrics {
             watch_restarts: Family::default(),
             api_calls: Family::default(),
             events_dropped: Counter::default(),
+            ready: Gauge::default(),
+            leader: Gauge::default(),
+            review_seconds: Histogram::new(buckets),
+            reviews: Family::default(),
+            denials: Family::default(),
+            access_reviews: Family::default(),
+            connections: Gauge::default(),
+            handshakes: Family::default(),
+            certificate_expiry: Family::default(),
+            certificate_rotations: Family::default(),
+            bundle_writes: Counter::default(),
         };
         let m = &metrics;
         registry.register("queue_depth", "Sources that wait for a worker", m.queue_depth.clone());
@@ -126,8 +176,50 @@ impl Metrics {
         registry.register("watch_restarts", "Watches begun anew with a fresh list", m.watch_restarts.clone());
         registry.register("api_calls", "Calls to the API server, by verb and code", m.api_calls.clone());
         registry.register("events_dropped", "Events that could not be written", m.events_dropped.clone());
+        registry.register("ready", "1 while /readyz says yes", m.ready.clone());
+        registry.register("leader", "1 while this replica is the one that writes", m.leader.clone());
+        registry.register(
+            "review_duration_seconds",
+            "Time from a review's first byte to its answer",
+            m.review_seconds.clone(),
+        );
+        registry.register("reviews", "Admission reviews, by verdict", m.reviews.clone());
+        registry.register("denials", "Requests refused by the guard, by reason", m.denials.clone());
+        registry.register(
+            "access_reviews",
+            "Questions to the API server about a user's rights, by answer",
+            m.access_reviews.clone(),
+        );
+        registry.register("webhook_connections", "Connections to the guard", m.connections.clone());
+        registry.register(
+            "webhook_handshakes",
+            "TLS handshakes with the guard, by result",
+            m.handshakes.clone(),
+        );
+        registry.register(
+            "certificate_expiry_timestamp_seconds",
+            "When a certificate expires",
+            m.certificate_expiry.clone(),
+        );
+        registry.register(
+            "certificate_rotations",
+            "Certificates replaced by this replica",
+            m.certificate_rotations.clone(),
+        );
+        registry.register("bundle_writes", "CA bundles written", m.bundle_writes.clone());
+        // Where all values of a label are known, series begin at zero: the first count is an increase, too.
         for heal in Heal::ALL {
             drop(m.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
+        }
+        for verdict in ["allowed", "stamped", "denied", "rejected"] {
+            drop(m.reviews.get_or_create(&VerdictLabel { verdict }));
+        }
+        drop(m.denials.get_or_create(&ReasonLabel { reason: "unanswered" }));
+        for result in ["allowed", "denied"] {
+            drop(m.access_reviews.get_or_create(&ResultLabel { result }));
+        }
+        for result in ["done", "failed"] {
+            drop(m.handshakes.get_or_create(&ResultLabel { result }));
         }
         metrics.registry = Arc::new(registry);
         metrics
@@ -147,6 +239,28 @@ impl Metrics {
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
     }
 
+    pub fn review(&self, verdict: Verdict) {
+        let (verdict, denial) = match verdict {
+            Verdict::Allowed => ("allowed", None),
+            Verdict::Stamped => ("stamped", None),
+            Verdict::Denied(reason) => ("denied", Some(reason)),
+            Verdict::Rejected => ("rejected", None),
+        };
+        self.reviews.get_or_create(&VerdictLabel { verdict }).inc();
+        if let Some(reason) = denial {
+            self.denials.get_or_create(&ReasonLabel { reason }).inc();
+        }
+    }
+
+    pub fn access_review(&self, allowed: bool) {
+        let result = if allowed { "allowed" } else { "denied" };
+        self.access_reviews.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    pub fn handshake(&self, done: bool) {
+        self.handshakes.get_or_create(&ResultLabel { result: if done { "done" } else { "failed" } }).inc();
+    }
+
     pub fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {
         let code = status.map_or_else(|| "error".to_owned(), |status| status.as_str().to_owned());
         self.api_calls.get_or_create(&CallLabel { verb, code }).inc();
@@ -160,6 +274,15 @@ impl Metrics {
         self.watch_restarts.get_or_create(&WatchLabel { watch: stream.to_string() }).inc();
     }
 
+    /// When the certificate in use expires, in seconds since 1970.
+    pub fn certificate_expiry(&self, role: Role, at: i64) {
+        self.certificate_expiry.get_or_create(&role.into()).set(at);
+    }
+
+    pub fn certificate_rotated(&self, role: Role) {
+        self.certificate_rotations.get_or_create(&role.into()).inc();
+    }
+
     /// The text that `/metrics` serves.
     #[must_use]
     pub fn render(&self) -> String {
@@ -168,6 +291,16 @@ impl Metrics {
             Ok(()) => text,
             Err(std::fmt::Error) => String::new(),
         }
+    }
+}
+
+impl From<Role> for CertificateLabel {
+    fn from(role: Role) -> Self {
+        let certificate = match role {
+            Role::Ca => "ca",
+            Role::Leaf => "leaf",
+        };
+        Self { certificate }
     }
 }
 
@@ -180,11 +313,17 @@ mod tests {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));
         metrics.heal(Heal::Deleted);
+        metrics.certificate_expiry(Role::Ca, 1_700_000_000);
+        metrics.certificate_rotated(Role::Leaf);
+        metrics.bundle_writes.inc();
         let text = metrics.render();
         for line in [
             "lockstep_api_calls_total{verb=\"create\",code=\"201\"} 1",
             "lockstep_heals_total{reason=\"deleted\"} 1",
             "lockstep_queue_depth 0",
+            "lockstep_certificate_expiry_timestamp_seconds{certificate=\"ca\"} 1700000000",
+            "lockstep_certificate_rotations_total{certificate=\"leaf\"} 1",
+            "lockstep_bundle_writes_total 1",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-use super::names;
+use super::{MAX_NAMES, names};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadSelector {
@@ -18,6 +18,8 @@ pub enum BadSelector {
     Key(String),
     #[error("`{0}` is not a label value")]
     Value(String),
+    #[error("{0} requirements, {MAX_NAMES} are allowed: label the namespaces with what they have in common")]
+    TooMany(usize),
 }
 
 /// Parses `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
@@ -26,7 +28,11 @@ pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     for requirement in requirements(text) {
         expressions.push(expression(requirement)?);
     }
-    if expressions.is_empty() { Err(BadSelector::Empty) } else { Ok(expressions.into_iter().collect()) }
+    match expressions.len() {
+        0 => Err(BadSelector::Empty),
+        1..=MAX_NAMES => Ok(expressions.into_iter().collect()),
+        more => Err(BadSelector::TooMany(more)),
+    }
 }
 
 /// Splits at the commas that are outside of parentheses.

@@ -150,7 +150,7 @@ impl Cluster {
             named.is_none_or(|text| ObjectKey::parse(at.kind, text).is_none())
                 && object.metadata.controller().is_none()
                 && object.metadata.labels.get(&keys().companion).is_some_and(|value| value == "true")
-                && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().manager)
+                && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().instance)
         })
     }
 
@@ -356,7 +356,7 @@ fn fill(object: &mut Object, source: &Source, wish: &Wish, at: &ObjectKey) {
     if at.namespace == source.key.namespace {
         object.metadata.owner_references.push(marks::owner(&source.key, &source.uid));
     }
-    write_entry(object, &keys().manager);
+    write_entry(object, &keys().instance);
 }
 
 fn write_entry(object: &mut Object, manager: &str) {

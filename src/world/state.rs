@@ -1,8 +1,9 @@
 //! PURE. What is known, and which sources to look at again when it changes.
 
+mod namespaces;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Bound,
     sync::Arc,
 };
 
@@ -11,8 +12,10 @@ use crate::{
     keys::Keys,
     marks::{self, Extras, Marks},
     object::{Kind, Meta, Object, ObjectKey, OwnerReference},
-    policy::{Fault, Policy, Targets, pattern::Patterns},
+    policy::{Fault, Policy, pattern::Patterns},
 };
+
+pub use namespaces::{Admission, Defaults, Namespace};
 
 /// One of the watches that feed the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,29 +98,6 @@ pub struct Companion {
     written: u32,
 }
 
-/// A namespace, reduced to what decides whether it is a target.
-#[derive(Debug, PartialEq)]
-pub struct Namespace {
-    labels: BTreeMap<String, String>,
-    terminating: bool,
-    excluded: bool,
-    accept_from: Patterns,
-    /// What is wrong with its `accept-from`, if anything.
-    fault: Option<Fault>,
-}
-
-/// Whether a namespace may hold companions of sources of another (or the same).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
-    Admitted,
-    /// Terminating, or not there at all: nothing to do until that changes.
-    Absent,
-    /// It bears the `exclude` label, or it is Lockstep's own.
-    Never,
-    /// It is excluded by a flag or is a `kube-*` one, and its `accept-from` does not name the source's namespace.
-    NotAccepted,
-}
-
 /// What an event about a source meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum News {
@@ -154,6 +134,8 @@ pub struct World {
     /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
     /// this and unknown, has come and gone already.
     horizon: HashMap<Kind, u64>,
+    /// What the mirror last found to stand in a source's way.
+    troubles: HashMap<ObjectKey, Vec<String>>,
 }
 
 /// A companion that vanished, or lost its label: to a watch, that is the same.
@@ -182,6 +164,7 @@ impl World {
             epochs: HashMap::new(),
             graves: HashMap::new(),
             horizon: HashMap::new(),
+            troubles: HashMap::new(),
         }
     }
 
@@ -229,6 +212,36 @@ impl World {
         self.companions.len()
     }
 
+    /// What the mirror last found to stand in a source's way.
+    #[must_use]
+    pub fn troubles(&self, source: &ObjectKey) -> &[String] {
+        self.troubles.get(source).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub fn set_troubles(&mut self, source: &ObjectKey, troubles: Vec<String>) {
+        if troubles.is_empty() || !self.sources.contains_key(source) {
+            self.troubles.remove(source);
+        } else {
+            self.troubles.insert(source.clone(), troubles);
+        }
+    }
+
+    /// The source that has, or comes first in line for, a place; another than `asking`. One that goes has no claim.
+    #[must_use]
+    pub fn claimant(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
+        let stands = |source: &&ObjectKey| {
+            self.sources.get(*source).is_some_and(|source| !source.terminating)
+                && self.admission(&source.namespace, &at.namespace) == Admission::Admitted
+        };
+        let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
+        match holder.filter(stands) {
+            Some(holder) => (Some(holder) != asking).then(|| holder.clone()),
+            None => {
+                self.concerned(at, None).into_iter().find(|source| Some(source) != asking && stands(&source))
+            }
+        }
+    }
+
     #[must_use]
     pub fn was_lost(&self, companion: &ObjectKey) -> bool {
         self.lost.contains_key(companion)
@@ -238,59 +251,6 @@ impl World {
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.concerned(at, None).first() == Some(source)
-    }
-
-    /// The namespaces that a policy asks for, in order, without judging whether they may be targets.
-    #[must_use]
-    pub fn wanted_namespaces<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
-        let mut wanted: BTreeSet<&str> = BTreeSet::new();
-        if targets.own {
-            wanted.insert(home);
-        }
-        wanted.extend(targets.names.iter().map(String::as_str));
-        for prefix in &targets.prefixes {
-            let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
-            let run = self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str());
-            wanted.extend(run.take_while(|name| name.starts_with(prefix.as_str())));
-        }
-        if targets.selector.is_some() {
-            let matching =
-                self.namespaces.iter().filter(|(name, (ns, _))| targets.wants(home, name, &ns.labels));
-            wanted.extend(matching.map(|(name, _)| name.as_str()));
-        }
-        wanted
-    }
-
-    /// Whether sources of `home` may have companions in `namespace`.
-    #[must_use]
-    pub fn admission(&self, home: &str, namespace: &str) -> Admission {
-        let Some((target, _)) = self.namespaces.get(namespace) else { return Admission::Absent };
-        if target.excluded || namespace == self.limits.own_namespace {
-            Admission::Never
-        } else if target.terminating {
-            Admission::Absent
-        } else if self.is_excluded(namespace) && !target.accept_from.matches(home) {
-            Admission::NotAccepted
-        } else {
-            Admission::Admitted
-        }
-    }
-
-    /// Whether a namespace has said that it takes what sources of `home` bring.
-    #[must_use]
-    pub fn accepts(&self, home: &str, namespace: &str) -> bool {
-        home == namespace
-            || self.namespaces.get(namespace).is_some_and(|(ns, _)| ns.accept_from.matches(home))
-    }
-
-    /// Whether companions in a namespace are beyond our care because it goes, or is gone.
-    #[must_use]
-    pub fn is_going(&self, namespace: &str) -> bool {
-        self.namespaces.get(namespace).is_none_or(|(ns, _)| ns.terminating)
-    }
-
-    fn is_excluded(&self, namespace: &str) -> bool {
-        namespace.starts_with("kube-") || self.limits.excluded.matches(namespace)
     }
 
     // --- relists
@@ -381,6 +341,7 @@ impl World {
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
         self.unindex_wish(key);
         self.sources.remove(key);
+        self.troubles.remove(key);
         self.lost.retain(|_, lost| lost.source != *key);
         Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
     }
@@ -412,7 +373,8 @@ impl World {
         }
     }
 
-    fn read_wish(&self, key: &ObjectKey, meta: &Meta, content: Content) -> Result<Wish, Fault> {
+    /// What companions of an object would have to be, were it a source.
+    pub fn read_wish(&self, key: &ObjectKey, meta: &Meta, content: Content) -> Result<Wish, Fault> {
         if *key.namespace == *self.limits.own_namespace {
             return Err(Fault::OwnNamespace);
         }
@@ -471,7 +433,7 @@ impl World {
             };
             source.namespace == key.namespace && meta.owner_references.iter().any(ours)
         });
-        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != self.keys.manager);
+        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != self.keys.instance);
         let companion = Companion {
             source,
             intact: meta.annotations.get(&self.keys.source_checksum) == Some(&digest.checksum()),
@@ -488,8 +450,8 @@ impl World {
             has_labels: !meta.labels.is_empty(),
             has_annotations: !meta.annotations.is_empty(),
             labelled: meta.labels.get(&self.keys.companion).is_some_and(|value| value == "true"),
-            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == self.keys.manager),
-            is_source: meta.labels.get(&self.keys.managed).is_some_and(|value| value == "true"),
+            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == self.keys.instance),
+            is_source: self.keys.is_source(&meta.labels),
             other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
             version: meta.version(),
             epoch: 0,
@@ -639,55 +601,6 @@ impl World {
             .get(source)
             .and_then(|source| source.wish.as_ref().ok())
             .is_some_and(|wish| wish.policy.targets.wants(&source.namespace, namespace, labels))
-    }
-
-    // --- namespaces
-
-    /// Returns what to look at, and what is wrong with the namespace's `accept-from`, if anything.
-    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<Fault>) {
-        let epoch = self.epoch(Stream::Namespaces);
-        let (accept_from, fault) = match meta.annotations.get(&self.keys.accept_from).map(|text| text.parse())
-        {
-            None => (Patterns::default(), None),
-            Some(Ok(patterns)) => (patterns, None),
-            Some(Err(error)) => {
-                let error: crate::policy::pattern::BadPattern = error;
-                let fault =
-                    Fault::Annotation { key: self.keys.accept_from.clone(), problem: error.to_string() };
-                (Patterns::default(), Some(fault))
-            }
-        };
-        let namespace = Namespace {
-            excluded: meta.labels.get(&self.keys.exclude).is_some_and(|value| value == "true"),
-            terminating: meta.is_terminating(),
-            labels: meta.labels.clone(),
-            accept_from,
-            fault: fault.clone(),
-        };
-        let before = self.namespaces.insert(meta.name.clone(), (namespace, epoch));
-        let (now, _) = &self.namespaces[&meta.name];
-        if before.as_ref().is_some_and(|(before, _)| before == now) {
-            return (Effect::default(), None);
-        }
-        if !self.namespaces_listed {
-            // Nobody plans before everything is listed, and then every source is looked at.
-            return (Effect::default(), fault);
-        }
-        let wanting = |source: &&Arc<Source>| {
-            source.wish.as_ref().is_ok_and(|wish| {
-                let wants =
-                    |ns: &Namespace| wish.policy.targets.wants(&source.key.namespace, &meta.name, &ns.labels);
-                wants(now) || before.as_ref().is_some_and(|(before, _)| wants(before))
-            })
-        };
-        let look_at = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
-        (Effect { look_at, news: Vec::new() }, fault)
-    }
-
-    /// Its companions go with it and say so themselves.
-    pub fn delete_namespace(&mut self, name: &str) {
-        self.namespaces.remove(name);
-        self.lost.retain(|companion, _| *companion.namespace != *name);
     }
 }
 

@@ -13,8 +13,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use super::state::Stream;
-use crate::{client::Failure, keys::Keys, object::Meta};
+use crate::{client::Failure, object::Meta};
 
 /// The API server ends a watch after this time; the next one resumes where it ended.
 const WATCH: Duration = Duration::from_secs(60);
@@ -24,6 +23,17 @@ const STALL: Duration = Duration::from_secs(180);
 const PAGE: u32 = 5000;
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(10);
+
+/// What to watch.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// What to call it in logs.
+    pub name: String,
+    /// The path of its collection.
+    pub path: String,
+    pub label_selector: Option<String>,
+    pub field_selector: Option<String>,
+}
 
 /// What a watch saw.
 pub enum Event<T> {
@@ -71,16 +81,26 @@ enum Broken {
 type Position = Option<String>;
 
 /// Watches for ever. Failures are logged, once until they change, and retried.
-pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut sink: impl FnMut(Event<T>)) {
-    let request = Request::new(path(stream));
-    let selector = selector(stream, keys);
+pub async fn run<T: Watched>(client: Client, subject: Subject, sink: impl FnMut(Event<T>)) {
+    run_for(client, subject, STALL, sink).await;
+}
+
+/// As [`run`], with another time after which a watch without life has stalled.
+pub async fn run_for<T: Watched>(
+    client: Client,
+    subject: Subject,
+    stall: Duration,
+    mut sink: impl FnMut(Event<T>),
+) {
+    let request = Request::new(&*subject.path);
+    let name = &*subject.name;
     let mut position: Position = None;
     let mut streaming = true;
     let mut alive = Instant::now();
     let mut retry = FIRST_RETRY;
     let mut complaint = String::new();
     loop {
-        let attempt = Attempt { client: &client, request: &request, selector: selector.as_deref() };
+        let attempt = Attempt { client: &client, request: &request, subject: &subject, stall };
         let begun = Instant::now();
         let mut sink = |event: Event<T>| {
             alive = Instant::now();
@@ -91,8 +111,8 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
             _ => attempt.watch(&mut position, &mut sink).await,
         };
         match outcome {
-            Ok(()) if alive.elapsed() > STALL => {
-                tracing::info!(watch = %stream, "the watch shows no life and begins anew with a fresh list");
+            Ok(()) if alive.elapsed() > stall => {
+                tracing::info!(watch = name, "the watch shows no life and begins anew with a fresh list");
                 position = None;
                 continue;
             }
@@ -104,18 +124,18 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
                 continue;
             }
             Err(Broken::NoStreaming) => {
-                tracing::info!(watch = %stream, "the API server does not stream lists, listing in pages");
+                tracing::info!(watch = name, "the API server does not stream lists, listing in pages");
                 streaming = false;
                 continue;
             }
             Err(Broken::Stale(why)) => {
-                tracing::info!(watch = %stream, why, "watch begins anew with a fresh list");
+                tracing::info!(watch = name, why, "watch begins anew with a fresh list");
                 position = None;
             }
             Err(Broken::Failed(failure)) => {
-                let text = explain(stream, &failure);
+                let text = explain(name, &failure);
                 if text != complaint {
-                    tracing::warn!(watch = %stream, "{text}; retrying");
+                    tracing::warn!(watch = name, "{text}; retrying");
                     complaint = text;
                 }
             }
@@ -128,7 +148,8 @@ pub async fn run<T: Watched>(client: Client, stream: Stream, keys: &Keys, mut si
 struct Attempt<'a> {
     client: &'a Client,
     request: &'a Request,
-    selector: Option<&'a str>,
+    subject: &'a Subject,
+    stall: Duration,
 }
 
 impl Attempt<'_> {
@@ -140,11 +161,11 @@ impl Attempt<'_> {
     ) -> Result<(), Broken> {
         let listing = position.is_none();
         let params = WatchParams {
-            label_selector: self.selector.map(str::to_owned),
+            label_selector: self.subject.label_selector.clone(),
+            field_selector: self.subject.field_selector.clone(),
             timeout: Some(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX)),
             bookmarks: true,
             send_initial_events: listing,
-            ..WatchParams::default()
         };
         if listing {
             // Before the request: what we write from now on, the list may not show yet.
@@ -153,7 +174,7 @@ impl Attempt<'_> {
         // An empty version asks for a consistent list; kube's own watcher would take any.
         let request =
             self.request.watch(&params, position.as_deref().unwrap_or_default()).map_err(bad_request)?;
-        let events = tokio::time::timeout(STALL, self.client.request_events::<T>(request))
+        let events = tokio::time::timeout(self.stall, self.client.request_events::<T>(request))
             .await
             .map_err(|_| Broken::Stale("no answer"))?
             .map_err(|error| refused(error, listing))?;
@@ -168,7 +189,7 @@ impl Attempt<'_> {
     ) -> Result<(), Broken> {
         let mut events = std::pin::pin!(events);
         loop {
-            let event = tokio::time::timeout(STALL, events.next())
+            let event = tokio::time::timeout(self.stall, events.next())
                 .await
                 .map_err(|_| Broken::Stale("the watch is silent"))?;
             let Some(event) = event else {
@@ -209,12 +230,15 @@ impl Attempt<'_> {
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), Broken> {
         sink(Event::Begin);
-        let mut params =
-            ListParams { label_selector: self.selector.map(str::to_owned), ..ListParams::default() }
-                .limit(PAGE);
+        let mut params = ListParams {
+            label_selector: self.subject.label_selector.clone(),
+            field_selector: self.subject.field_selector.clone(),
+            ..ListParams::default()
+        }
+        .limit(PAGE);
         loop {
             let request = self.request.list(&params).map_err(bad_request)?;
-            let page: ObjectList<T> = tokio::time::timeout(STALL, self.client.request(request))
+            let page: ObjectList<T> = tokio::time::timeout(self.stall, self.client.request(request))
                 .await
                 .map_err(|_| Broken::Stale("no answer"))?
                 .map_err(|error| refused(error, false))?;
@@ -250,35 +274,19 @@ fn bad_request(error: kube::core::request::Error) -> Broken {
     Broken::Failed(Failure::Unavailable(error.to_string()))
 }
 
-fn path(stream: Stream) -> String {
-    let resource = match stream {
-        Stream::Namespaces => "namespaces",
-        Stream::Companions(kind) | Stream::Sources(kind) => kind.plural(),
-    };
-    format!("/api/v1/{resource}")
-}
-
-fn selector(stream: Stream, keys: &Keys) -> Option<String> {
-    match stream {
-        Stream::Namespaces => None,
-        Stream::Companions(_) => Some(format!("{}=true", keys.companion)),
-        Stream::Sources(_) => Some(format!("{}=true", keys.managed)),
-    }
-}
-
 /// What is wrong, and what to do about it.
-fn explain(stream: Stream, failure: &Failure) -> String {
+fn explain(name: &str, failure: &Failure) -> String {
     match failure {
         Failure::Forbidden(detail) => {
             format!(
-                "the watch of {stream} is not allowed ({detail}): apply the RBAC of deploy/ for this identity"
+                "the watch of {name} is not allowed ({detail}): apply the RBAC of deploy/ for this identity"
             )
         }
         Failure::Unavailable(detail) => {
             format!(
-                "the API server cannot be reached for {stream} ({detail}): check the address and the network"
+                "the API server cannot be reached for {name} ({detail}): check the address and the network"
             )
         }
-        other => format!("the watch of {stream} failed: {other}"),
+        other => format!("the watch of {name} failed: {other}"),
     }
 }

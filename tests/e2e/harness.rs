@@ -8,7 +8,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -23,20 +23,26 @@ use serde_json::{Value, json};
 /// How long a test waits for what must come about. Machines are slow at times; what is right comes sooner.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
+/// A mirror without rivals and without a guard: neither needs rights by the name of a test's instance.
+pub const MIRROR_ALONE: &[&str] = &["--no-webhook", "--no-leader-elect"];
+
 /// The control plane of all tests that leave it alone.
 pub fn shared() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| boot(&[]))
 }
 
-/// A control plane with Lockstep's RBAC installed.
+/// A control plane with Lockstep's RBAC installed. Webhooks and policy are for those tests that [`Cluster::install`]
+/// them: nothing may stand in the way of the others.
 pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     let plane = ControlPlane::start_with(apiserver_flags).unwrap_or_else(|error| panic!("{error}"));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
-    for arguments in [["-k", "base"], ["-f", "components/secrets/rbac.yaml"]] {
-        let [flag, path] = arguments;
-        run(plane.kubectl().arg("apply").arg(flag).arg(deploy.join(path)));
+    let mut apply = plane.kubectl();
+    apply.arg("apply");
+    for file in ["base/namespace.yaml", "base/rbac.yaml", "components/secrets/rbac.yaml"] {
+        apply.arg("-f").arg(deploy.join(file));
     }
+    run(&mut apply);
     plane
 }
 
@@ -58,6 +64,26 @@ pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// As [`run`], with something on standard input.
+pub fn pipe(command: &mut Command, input: &str) -> String {
+    let output = output(command, input);
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command with something on standard input.
+pub fn output(command: &mut Command, input: &str) -> Output {
+    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    child.stdin.take().unwrap().write_all(input.as_bytes()).expect("it reads its input");
+    child.wait_with_output().expect("it ends")
+}
+
+/// What `lockstep manifests` prints.
+pub fn manifests(flags: &[&str]) -> String {
+    run(Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("manifests").args(flags))
+}
+
 /// Waits for a condition: `None` means not yet.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut condition: impl FnMut() -> F) -> T {
     let start = Instant::now();
@@ -70,12 +96,23 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut condit
     }
 }
 
+/// A client for a kubeconfig.
+pub async fn client_of(kubeconfig: &Path) -> Client {
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a config");
+    Client::try_from(config).expect("a client")
+}
+
 /// One test's part of the cluster: its own domain, its own namespaces, an admin's client.
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     /// Unique to the test: the domain is `<id>.test`, namespaces start with `<id>-`.
     pub id: String,
-    client: Client,
+    /// Where the test's guard listens: an address or a port of its own, so that none is fought over.
+    pub address: String,
+    pub client: Client,
 }
 
 impl Cluster {
@@ -87,12 +124,15 @@ impl Cluster {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unique = (std::process::id() * 1000 + NEXT.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
         let id = format!("{test}-{unique}");
-        drop(rustls::crypto::ring::default_provider().install_default());
-        let kubeconfig = Kubeconfig::read_from(plane.admin()).expect("the admin's kubeconfig");
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-            .await
-            .expect("a config");
-        Self { plane, id, client: Client::try_from(config).expect("a client") }
+        let client = client_of(&plane.admin()).await;
+        // An existing cluster may not be on this machine's loopback; then it is told how to reach us.
+        let address = match std::env::var("LOCKSTEP_TEST_HOST") {
+            Ok(host) => format!("{host}:{}", 10_000 + unique % 20_000),
+            Err(_) => {
+                format!("127.{}.{}.{}:9443", 64 + unique / 65_536, unique / 256 % 256, unique % 256)
+            }
+        };
+        Self { plane, id, address, client }
     }
 
     /// As [`Self::new`], for a test that reads the audit log; none where an existing cluster has none for us.
@@ -106,6 +146,11 @@ impl Cluster {
 
     pub fn domain(&self) -> String {
         format!("{}.test", self.id)
+    }
+
+    /// Where the API server reaches the test's guard.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.address)
     }
 
     pub fn key(&self, name: &str) -> String {
@@ -289,16 +334,78 @@ impl Cluster {
         .await
     }
 
-    /// Starts a Lockstep for this test and waits until it is ready.
+    /// Installs what `lockstep manifests` prints for this test's domain, until the result is dropped.
+    pub fn install(&self, flags: &[&str]) -> Installed {
+        let installed = Installed { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
+        self.apply(flags);
+        installed
+    }
+
+    /// Installs it again, with other flags.
+    pub fn apply(&self, flags: &[&str]) {
+        let text = manifests(&[&["--domain", &self.domain(), "--secrets"], flags].concat());
+        pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &text);
+    }
+
+    /// Starts a mirror for this test and waits until it is ready.
     pub async fn lockstep(&self) -> Lockstep {
         self.lockstep_with(&[]).await
     }
 
+    /// As [`Self::lockstep`], with more flags.
     pub async fn lockstep_with(&self, flags: &[&str]) -> Lockstep {
+        self.start(&[MIRROR_ALONE, flags].concat()).await
+    }
+
+    /// Installs the webhook configurations for this test, and starts mirror and guard with these flags.
+    pub async fn guarded(&self, flags: &[&str]) -> (Installed, Lockstep) {
+        let installed = self.install(&["--webhook-url", &self.url()]);
+        (installed, self.guard(flags).await)
+    }
+
+    /// Starts mirror and guard, where the webhook configurations are installed.
+    pub async fn guard(&self, flags: &[&str]) -> Lockstep {
+        self.start(&[&["--webhook-bind", &self.address], flags].concat()).await
+    }
+
+    async fn start(&self, flags: &[&str]) -> Lockstep {
         let kubeconfig = self.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
         let mut lockstep = Lockstep::spawn(&self.domain(), &kubeconfig, flags);
         lockstep.wait_ready().await;
         lockstep
+    }
+}
+
+/// What one test has installed. All goes when dropped, but for what tests share: namespace and ServiceAccount.
+pub struct Installed {
+    plane: &'static ControlPlane,
+    instance: String,
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let name = &self.instance;
+        let mut delete = self.plane.kubectl();
+        delete.args(["delete", "--ignore-not-found", "--namespace", "lockstep-system"]);
+        for kind in [
+            "validatingwebhookconfiguration",
+            "mutatingwebhookconfiguration",
+            "validatingadmissionpolicybinding",
+            "validatingadmissionpolicy",
+            "clusterrolebinding",
+            "clusterrole",
+            "rolebinding",
+            "role",
+            "secret",
+            "lease.coordination.k8s.io",
+        ] {
+            delete.arg(format!("{kind}/{name}"));
+        }
+        delete.args([format!("clusterrolebinding/{name}-secrets"), format!("clusterrole/{name}-secrets")]);
+        // A test that fails must show its own reason.
+        if !delete.output().is_ok_and(|output| output.status.success()) && !std::thread::panicking() {
+            panic!("{delete:?} failed");
+        }
     }
 }
 
@@ -364,6 +471,7 @@ impl Lockstep {
             .args(["--log-format", "json"])
             .args(flags)
             .env("KUBECONFIG", kubeconfig)
+            .env("LOCKSTEP_DRAIN", "0s")
             .stdin(Stdio::null())
             .stderr(File::create(&log).expect("a log file"))
             .spawn()

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::json;
 
-use crate::harness::{Cluster, Lockstep, eventually};
+use crate::harness::{Cluster, Lockstep, MIRROR_ALONE, eventually};
 
 fn lockstep(arguments: &[&str], kubeconfig: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep"))
@@ -52,6 +52,15 @@ fn an_invalid_flag_names_itself_and_what_it_takes() {
     }
 }
 
+#[test]
+fn an_address_that_cannot_be_the_guards_is_one_clear_message() {
+    let output = lockstep(&["manifests", "--webhook-url", "http://guard:9443"], "");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--webhook-url") && text.contains("https, a host, no path"), "{text}");
+    assert!(output.stdout.is_empty());
+}
+
 #[tokio::test]
 async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
     let kubeconfig = std::env::temp_dir().join(format!("unreachable-{}", std::process::id()));
@@ -62,7 +71,7 @@ async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
         "current-context": "c",
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
-    let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, &[]);
+    let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, MIRROR_ALONE);
     lockstep.wait_log("the API server cannot be reached").await;
     assert!(lockstep.log().contains("check the address"), "{}", lockstep.log());
     assert!(lockstep.stop().await.success());
@@ -77,7 +86,7 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
     let account = json!({"metadata": {"name": "poor"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
     let kubeconfig = cluster.plane.service_account(&home, "poor").unwrap();
-    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &[]);
+    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, MIRROR_ALONE);
     lockstep.wait_log("is not allowed").await;
     let log = lockstep.log();
     assert!(log.contains("cannot watch resource") && log.contains("apply the RBAC of deploy/"), "{log}");
@@ -90,7 +99,7 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
         })
     };
     let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
-    for role in ["lockstep", "lockstep-secrets"] {
+    for role in ["lockstep.workshop.io", "lockstep.workshop.io-secrets"] {
         cluster.post(bindings, &binding(role)).await;
     }
     lockstep.wait_ready().await;
@@ -98,7 +107,7 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
 
     // A right that goes missing later is told on the source, and nothing is lost.
-    cluster.delete(&format!("{bindings}/{}-lockstep", cluster.id)).await;
+    cluster.delete(&format!("{bindings}/{}-lockstep.workshop.io", cluster.id)).await;
     let body = |colour: &str| json!({"data": {"sky": colour}});
     eventually("the loss is noticed", || async {
         cluster
@@ -108,7 +117,17 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
     })
     .await;
     cluster.merge(&crate::harness::configmap(&home, "colors"), &body("red")).await;
-    cluster.post(bindings, &binding("lockstep")).await;
+    cluster.post(bindings, &binding("lockstep.workshop.io")).await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
     lockstep.wait_metric("lockstep_troubles{reason=\"forbidden\"}", 0.0).await;
+}
+
+#[tokio::test]
+async fn whoever_runs_it_under_an_identity_that_people_use_is_told() {
+    let cluster = Cluster::new("person").await;
+    let flags = ["--webhook-bind", &cluster.address];
+    let lockstep = Lockstep::spawn(&cluster.domain(), &cluster.plane.admin(), &flags);
+    lockstep.wait_log("use a ServiceAccount of our own").await;
+    // Nobody installed the webhook configurations, either.
+    lockstep.wait_log("lockstep manifests | kubectl apply -f -").await;
 }

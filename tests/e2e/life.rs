@@ -1,8 +1,20 @@
 //! Starts, stops, rests, and what happens meanwhile.
 
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use lockstep::{
+    object::Object,
+    world::watch::{self, Event, Subject},
+};
 use serde_json::json;
 
-use crate::harness::{Cluster, configmap, eventually, own};
+use crate::harness::{Cluster, client_of, configmap, eventually, own};
 
 #[tokio::test]
 async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write() {
@@ -135,4 +147,43 @@ async fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
     cluster.wait_data(&home, "early-synced", json!({"sky": "blue"})).await;
     cluster.source(&home, "late").create().await;
     cluster.wait_data(&home, "late-synced", json!({"sky": "blue"})).await;
+}
+
+#[tokio::test]
+async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
+    let cluster = Cluster::new("silent").await;
+    let Some((relay, kubeconfig)) = cluster.line().await else { return };
+    let home = cluster.namespace("home").await;
+    let subject = Subject {
+        name: "a test".to_owned(),
+        path: format!("/api/v1/namespaces/{home}/configmaps"),
+        label_selector: Some(format!("{}=true", cluster.key("managed"))),
+        field_selector: None,
+    };
+    let (lists, names) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (began, seen) = (lists.clone(), names.clone());
+    let sink = move |event: Event<Object>| match event {
+        Event::Begin => drop(began.fetch_add(1, Ordering::SeqCst)),
+        Event::Applied(object) => seen.lock().unwrap().push(object.metadata.name),
+        _ => {}
+    };
+    let client = client_of(&kubeconfig).await;
+    tokio::spawn(async move { watch::run_for(client, subject, Duration::from_secs(2), sink).await });
+    let sees = |name: &'static str| {
+        let names = names.clone();
+        eventually(name, move || {
+            let found = names.lock().unwrap().iter().any(|seen| seen == name).then_some(());
+            async move { found }
+        })
+    };
+    cluster.source(&home, "before").create().await;
+    sees("before").await;
+
+    let before = lists.load(Ordering::SeqCst);
+    relay.cut(true);
+    cluster.source(&home, "meanwhile").create().await;
+    eventually("it begins anew", || async { (lists.load(Ordering::SeqCst) > before).then_some(()) }).await;
+    assert!(!names.lock().unwrap().iter().any(|name| name == "meanwhile"));
+    relay.cut(false);
+    sees("meanwhile").await;
 }

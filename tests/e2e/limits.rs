@@ -58,3 +58,54 @@ async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_all
     cluster.merge(&format!("/api/v1/namespaces/{kube}"), &shut).await;
     cluster.wait_gone(&configmap(&kube, "colors-synced")).await;
 }
+
+#[tokio::test]
+async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
+    let cluster = Cluster::new("patterns").await;
+    let home = cluster.namespace("home").await;
+    let labels = json!({"env": cluster.id});
+    let accept = json!({cluster.key("accept-from"): home});
+    let own = cluster.namespace_with("system", labels.clone(), accept).await;
+    let kube = format!("kube-{}", cluster.id);
+    cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": kube, "labels": labels}})).await;
+    let theirs = json!({"metadata": {"name": "vital"}, "data": {"theirs": "1"}});
+    for namespace in [&own, &kube] {
+        cluster.post(&format!("/api/v1/namespaces/{namespace}/configmaps"), &theirs).await;
+    }
+    let _lockstep = cluster.lockstep_with(&["--namespace", &own]).await;
+    let source = |name: &str| cluster.source(&home, name).ask("adopt", "true");
+    let prefixes = format!(".,{kube}*,{own}*");
+    source("one").ask("target-namespaces", &prefixes).ask("companion-name", "vital").create().await;
+    let selector = format!("env={}", cluster.id);
+    let both = source("two").ask("target-namespaces", ".").ask("target-selector", &selector);
+    both.create().await;
+    for name in ["vital", "two-synced"] {
+        cluster.wait_data(&home, name, json!({"sky": "blue"})).await;
+    }
+    for namespace in [&own, &kube] {
+        assert_eq!(cluster.configmap(namespace, "vital").await.unwrap()["data"], theirs["data"]);
+        assert!(cluster.configmap(namespace, "two-synced").await.is_none(), "{namespace}");
+    }
+    // Where it is accepted, the same reaches it.
+    let accept = json!({"metadata": {"annotations": {cluster.key("accept-from"): home}}});
+    cluster.merge(&format!("/api/v1/namespaces/{kube}"), &accept).await;
+    for name in ["vital", "two-synced"] {
+        cluster.wait_data(&kube, name, json!({"sky": "blue"})).await;
+    }
+    assert_eq!(cluster.configmap(&own, "vital").await.unwrap()["data"], theirs["data"]);
+}
+
+#[tokio::test]
+async fn a_namespaces_default_targets_count_for_nothing_until_they_are_stamped() {
+    let cluster = Cluster::new("unstamped").await;
+    let away = cluster.namespace_with("away", json!({"env": cluster.id}), json!({})).await;
+    let defaults = json!({
+        cluster.key("default-target-namespaces"): away,
+        cluster.key("default-target-selector"): format!("env={}", cluster.id),
+    });
+    let home = cluster.namespace_with("home", json!({}), defaults).await;
+    let _lockstep = cluster.lockstep().await;
+    cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    assert!(cluster.configmap(&away, "colors-synced").await.is_none());
+}

@@ -440,7 +440,7 @@ fn what_a_flag_excludes_is_a_target_only_where_it_accepts() {
 #[test]
 fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
     let world = known();
-    let manager = &crate::testing::keys().manager;
+    let manager = &crate::testing::keys().instance;
     let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
     let (_, found) = world.read_companion(draft.kind, draft.controlled_by("Deployment", "d1").object());
     assert!(found.written_by_us && !found.labelled && found.source.is_none());

@@ -3,9 +3,10 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use crate::{Error, compile};
+use crate::Error;
+use crate::compile::{Set, compiled};
 
-/// A directory with the four programs of a control plane, each under its usual name.
+/// A directory with the programs of a control plane or of a node, each under its usual name.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     dir: PathBuf,
@@ -29,7 +30,23 @@ impl Binaries {
     /// # Errors
     /// [`Error::NoGo`] without a Go toolchain, [`Error::Build`] when it fails.
     pub fn build() -> Result<Self, Error> {
-        compile::compiled().map(|dir| Self { dir })
+        compiled(Set::ControlPlane).map(|dir| Self { dir })
+    }
+
+    /// kubelet, kube-scheduler, kube-proxy and `pause`, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_node() -> Result<Self, Error> {
+        compiled(Set::Node).map(|dir| Self { dir })
+    }
+
+    /// `helm`, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_helm() -> Result<Self, Error> {
+        compiled(Set::Helm).map(|dir| Self { dir })
     }
 
     /// Checks that everything is there, with the file that people most often lack named best.

@@ -11,60 +11,125 @@ use crate::Error;
 const GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.mod"));
 const GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.sum"));
 
+const HELM_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm/go.mod"));
+const HELM_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm/go.sum"));
+
+const PAUSE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/pause/main.go"));
+
 const KUBERNETES: &str = "k8s.io/kubernetes";
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
+const HELM: &str = "helm.sh/helm/v4";
+
+/// Programs that are compiled together, and have a directory of the cache to themselves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Set {
+    /// etcd, kube-apiserver, kube-controller-manager and kubectl.
+    ControlPlane,
+    /// kubelet, kube-scheduler, kube-proxy, and the program of pause containers.
+    Node,
+    /// helm, from a module of its own: its dependencies are none of the control plane's.
+    Helm,
+}
+
+impl Set {
+    /// The name of its directory.
+    fn name(self) -> Result<String, Error> {
+        let kubernetes = pinned(KUBERNETES)?;
+        match self {
+            Self::ControlPlane => Ok(format!("{kubernetes}-etcd{}", pinned(ETCD)?.trim_start_matches('v'))),
+            Self::Node => Ok(format!("{kubernetes}-node")),
+            Self::Helm => Ok(format!("helm-{}", pinned(HELM)?)),
+        }
+    }
+
+    /// What the Go module is made of.
+    fn files(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::ControlPlane | Self::Node => {
+                &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("pause/main.go", PAUSE)]
+            }
+            Self::Helm => &[("go.mod", HELM_GO_MOD), ("go.sum", HELM_GO_SUM)],
+        }
+    }
+
+    /// The Go packages.
+    fn packages(self) -> Vec<String> {
+        let (programs, other): (&[&str], _) = match self {
+            Self::ControlPlane => (&["kube-apiserver", "kube-controller-manager", "kubectl"], ETCD),
+            Self::Node => (&["kubelet", "kube-proxy", "kube-scheduler"], "./pause"),
+            Self::Helm => (&[], "helm.sh/helm/v4/cmd/helm"),
+        };
+        let programs = programs.iter().map(|name| format!("{KUBERNETES}/cmd/{name}"));
+        programs.chain([other.to_owned()]).collect()
+    }
+
+    fn announce(self) -> Result<String, Error> {
+        let (kubernetes, etcd) = (pinned(KUBERNETES)?, pinned(ETCD)?);
+        Ok(match self {
+            Self::ControlPlane => format!(
+                "building Kubernetes {kubernetes} and etcd {etcd} with Go, once: about six minutes on two cores"
+            ),
+            Self::Node => format!(
+                "building the kubelet of Kubernetes {kubernetes} with Go, once: about three minutes on two cores"
+            ),
+            Self::Helm => {
+                format!("building Helm {} with Go, once: about three minutes on two cores", pinned(HELM)?)
+            }
+        })
+    }
+}
 
 /// The directory with the compiled binaries: from the cache, or compiled now, which takes minutes.
 ///
 /// A directory in the cache is complete, because it only gets its name when everything is in it.
 /// Any number of processes may call this at once: one compiles, the others wait for it.
-pub(crate) fn compiled() -> Result<PathBuf, Error> {
-    let (kubernetes, etcd) = (pinned(KUBERNETES)?, pinned(ETCD)?);
-    let cache = cache_dir()?.join("lockstep/controlplane");
-    let name = format!("{kubernetes}-etcd{}", etcd.trim_start_matches('v'));
+pub(crate) fn compiled(set: Set) -> Result<PathBuf, Error> {
+    let cache = cache_dir()?;
+    let name = set.name()?;
     let finished = cache.join(&name);
     if finished.is_dir() {
         return Ok(finished);
     }
 
     fs::create_dir_all(&cache).map_err(Error::at(&cache))?;
-    let _lock = lock(&cache.join("lock"))?;
+    let _lock = lock(&cache.join("lock"), "builds the control plane")?;
     if !finished.is_dir() {
         let scratch = cache.join(format!("{name}.unfinished"));
-        let binaries = compile(kubernetes, etcd, &scratch)?;
+        let binaries = compile(set, &scratch)?;
         fs::rename(&binaries, &finished).map_err(Error::at(&finished))?;
         fs::remove_dir_all(&scratch).map_err(Error::at(&scratch))?;
-        say(&format!("the control plane is built: {}", finished.display()));
+        say(&format!("built: {}", finished.display()));
     }
     Ok(finished)
 }
 
 /// Compiles everything below `scratch`, and returns the directory with the binaries.
-fn compile(kubernetes: &str, etcd: &str, scratch: &Path) -> Result<PathBuf, Error> {
+fn compile(set: Set, scratch: &Path) -> Result<PathBuf, Error> {
     match Command::new("go").arg("version").stdout(Stdio::null()).status() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoGo),
         other => other.map_err(Error::at(Path::new("go")))?,
     };
-    say(&format!(
-        "building Kubernetes {kubernetes} and etcd {etcd} with Go, once: about six minutes on two cores"
-    ));
+    say(&set.announce()?);
 
     // Left over from a build that was interrupted. Ours alone: we hold the lock.
     let _ = fs::remove_dir_all(scratch);
     let binaries = scratch.join("bin");
-    fs::create_dir_all(&binaries).map_err(Error::at(&binaries))?;
-    for (name, content) in [("go.mod", GO_MOD), ("go.sum", GO_SUM)] {
+    for dir in [&binaries, &scratch.join("pause")] {
+        fs::create_dir_all(dir).map_err(Error::at(dir))?;
+    }
+    for (name, content) in set.files() {
         let path = scratch.join(name);
         fs::write(&path, content).map_err(Error::at(&path))?;
     }
 
+    let linker_flags = match set {
+        Set::ControlPlane | Set::Node => linker_flags(pinned(KUBERNETES)?),
+        Set::Helm => "-s -w".to_owned(),
+    };
     let status = Command::new("go")
-        .args(["build", "-mod=readonly", "-trimpath", "-ldflags", &linker_flags(kubernetes), "-o", "bin/"])
-        .args(
-            ["kube-apiserver", "kube-controller-manager", "kubectl"]
-                .map(|name| format!("{KUBERNETES}/cmd/{name}")),
-        )
-        .arg(ETCD)
+        .args(["build", "-mod=readonly", "-trimpath", "-ldflags", &linker_flags])
+        .args(["-o", "bin/"])
+        .args(set.packages())
         .current_dir(scratch)
         // The user's Go workspace knows nothing of these modules.
         .envs([("CGO_ENABLED", "0"), ("GOWORK", "off")])
@@ -75,9 +140,11 @@ fn compile(kubernetes: &str, etcd: &str, scratch: &Path) -> Result<PathBuf, Erro
         return Err(Error::Build(status));
     }
 
-    // Go names a program after its package.
-    let server = binaries.join("server");
-    fs::rename(&server, binaries.join("etcd")).map_err(Error::at(&server))?;
+    if set == Set::ControlPlane {
+        // Go names a program after its package.
+        let server = binaries.join("server");
+        fs::rename(&server, binaries.join("etcd")).map_err(Error::at(&server))?;
+    }
     Ok(binaries)
 }
 
@@ -94,28 +161,30 @@ fn linker_flags(version: &str) -> String {
 
 /// The version of a module in `go.mod`, like `v1.36.3`.
 fn pinned(module: &'static str) -> Result<&'static str, Error> {
-    GO_MOD
+    let go_mod = if module == HELM { HELM_GO_MOD } else { GO_MOD };
+    go_mod
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix(module)?.split_whitespace().next())
         .find(|version| version.starts_with('v'))
         .ok_or(Error::NotPinned(module))
 }
 
-/// `$XDG_CACHE_HOME`, which counts only when it is absolute, or `~/.cache`.
-fn cache_dir() -> Result<PathBuf, Error> {
+/// Our part of `$XDG_CACHE_HOME`, which counts only when it is absolute, or of `~/.cache`.
+pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
     env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .filter(|dir| dir.is_absolute())
         .or_else(|| env::home_dir().map(|home| home.join(".cache")))
+        .map(|cache| cache.join("lockstep/controlplane"))
         .ok_or(Error::NoCacheDir)
 }
 
-/// Held until the returned file is dropped, or this process ends.
-fn lock(path: &Path) -> Result<File, Error> {
+/// Held until the returned file is dropped, or this process ends. `what` others do meanwhile is said while waiting.
+pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
     let file = File::create(path).map_err(Error::at(path))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
-        Err(TryLockError::WouldBlock) => say("waiting for another process that builds the control plane"),
+        Err(TryLockError::WouldBlock) => say(&format!("waiting for another process that {what}")),
         Err(TryLockError::Error(error)) => return Err(Error::at(path)(error)),
     }
     file.lock().map_err(Error::at(path))?;
@@ -135,7 +204,7 @@ mod tests {
 
     #[test]
     fn versions_come_from_go_mod() {
-        for module in [KUBERNETES, ETCD] {
+        for module in [KUBERNETES, ETCD, HELM] {
             let version = pinned(module).unwrap();
             assert_eq!(version.split('.').count(), 3, "{module} {version}");
         }

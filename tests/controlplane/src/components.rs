@@ -3,13 +3,14 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rcgen::KeyPair;
 
 use crate::binaries::Binaries;
 use crate::pki::Authority;
+use crate::port::Port;
 use crate::process::{Probe, Spec};
 use crate::{Error, files};
 
@@ -30,9 +31,37 @@ rules:
 - level: Metadata
 ";
 
+/// Where the API server runs.
+pub(crate) struct Site {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) port: u16,
+    /// What keeps others from taking the port, where they could.
+    pub(crate) reservation: Option<Port>,
+    /// A program to start it with, and that one's arguments, where it is to be in another network.
+    pub(crate) enter: Option<(PathBuf, Vec<String>)>,
+    pub(crate) flags: Vec<String>,
+}
+
+impl Site {
+    /// The loopback interface of this machine.
+    pub(crate) fn machine() -> Result<Self, Error> {
+        let port = Port::reserve()?;
+        Ok(Self {
+            address: Ipv4Addr::LOCALHOST,
+            port: port.number(),
+            reservation: Some(port),
+            enter: None,
+            flags: vec![],
+        })
+    }
+}
+
 /// Writes the files that the flags below refer to. Only the authority's own key is not among them.
-pub(crate) fn write_files(dir: &Path, authority: &Authority) -> Result<(), Error> {
-    let server = authority.server(&SERVER_NAMES)?;
+pub(crate) fn write_files(dir: &Path, authority: &Authority, site: &Site) -> Result<(), Error> {
+    let address = site.address.to_string();
+    let mut names = SERVER_NAMES.to_vec();
+    names.extend((site.address != Ipv4Addr::LOCALHOST).then_some(address.as_str()));
+    let server = authority.server(&names)?;
     let service_accounts = KeyPair::generate()?;
     for (name, content) in [
         ("ca.crt", authority.certificate()),
@@ -73,8 +102,9 @@ pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
     }
 }
 
-/// `extra` comes last, and so wins over what is set here.
-pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, port: u16, extra: &[&str], ready: Probe) -> Spec {
+/// Flags of the site and `extra` come last, and so win over what is set here.
+pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, site: &Site, extra: &[&str], ready: Probe) -> Spec {
+    let (address, port) = (site.address, site.port);
     let file = |name: &str| dir.join(name).display().to_string();
     let mut args = vec![
         format!("--etcd-servers=unix://{}", file("etcd.sock")),
@@ -101,14 +131,18 @@ pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, port: u16, extra: &[&st
         "--audit-log-mode=blocking".into(),
         "--audit-log-maxsize=1000000".into(),
     ];
+    args.extend(site.flags.iter().cloned());
     args.extend(extra.iter().map(ToString::to_string));
-    Spec {
-        name: "kube-apiserver",
-        program: binaries.program("kube-apiserver"),
-        args,
-        // Connecting is cheap, and spares asking in vain.
-        ready: Box::new(move || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() && ready()),
+    let mut program = binaries.program("kube-apiserver");
+    if let Some((enter, how)) = &site.enter {
+        args.splice(0..0, how.iter().cloned().chain([program.display().to_string()]));
+        program.clone_from(enter);
     }
+    // Connecting is cheap, and spares asking in vain.
+    let ready: Probe = Box::new(move || {
+        TcpStream::connect_timeout(&(address, port).into(), Duration::from_secs(1)).is_ok() && ready()
+    });
+    Spec { name: "kube-apiserver", program, args, ready }
 }
 
 /// `kubeconfig` is the one that it uses itself.

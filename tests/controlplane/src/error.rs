@@ -22,7 +22,7 @@ pub enum Error {
     Build(ExitStatus),
 
     /// `go.mod` does not say which version of a module to build.
-    #[error("tests/controlplane/go.mod does not pin {0}")]
+    #[error("neither tests/controlplane/go.mod nor tests/helm/go.mod pins {0}")]
     NotPinned(&'static str),
 
     /// There is no place to cache the built binaries in.
@@ -84,6 +84,19 @@ pub enum Error {
         /// The arguments.
         command: String,
         /// What kubectl said.
+        stderr: String,
+    },
+
+    /// There can be no node here.
+    #[error("no node can run on this machine: {0}")]
+    NoNode(String),
+
+    /// A command that sets up the node failed.
+    #[error("`{command}` failed: {stderr}")]
+    Command {
+        /// Program and arguments.
+        command: String,
+        /// What it said.
         stderr: String,
     },
 

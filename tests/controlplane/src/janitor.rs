@@ -5,12 +5,14 @@
 //! - The **keeper** leads a process group which every process of the control plane joins. While it
 //!   lives, the number of the group cannot be given to others.
 //! - The **sweeper** reads a pipe whose only writer is this process. At its end, which the kernel
-//!   brings about when we are gone, it kills the whole group and removes the data directory.
+//!   brings about when we are gone, it kills the whole group and removes the data directory. What else
+//!   there is to do, a script in that directory says: see [`SCRIPT`].
 //!
 //! Nothing can slip through between start and record. A child joins the group before it executes
 //! its program, and until then holds a copy of the pipe (close-on-exec): when the sweeper sees the
 //! end of the pipe, every child is in the group.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,9 @@ use std::process::{Child, Command, Stdio};
 use crate::Error;
 
 const SHELL: &str = "sh";
+
+/// A script in the data directory which the sweeper runs between killing and removing.
+pub(crate) const SCRIPT: &str = "sweep.sh";
 
 /// Passes on the one line that says the sweeper is ready, then waits for the sweeper to end.
 const KEEPER: &str = r#"read -r ready && echo "$ready" && read -r never"#;
@@ -31,9 +36,10 @@ trap '' HUP INT TERM
 mkdir -m 700 "$1" || exit 1
 echo ready
 while read -r _; do :; done
-kill -KILL "-$2"
+kill -KILL "-$2" 2>/dev/null
+[ ! -e "$1/sweep.sh" ] || sh "$1/sweep.sh" 2>/dev/null
 tries=0
-until rm -rf "$1" || [ "$tries" -ge 100 ]; do
+until rm -rf "$1" 2>/dev/null || [ "$tries" -ge 100 ]; do
     tries=$((tries + 1))
     sleep 0.1
 done
@@ -52,6 +58,16 @@ pub(crate) struct Janitor {
 impl Janitor {
     /// Creates `dir`, which must not exist, with access for the owner only.
     pub(crate) fn start(dir: PathBuf) -> Result<Self, Error> {
+        Self::start_with(dir, Stdio::null())
+    }
+
+    /// As [`start`](Self::start), with a locked file that is unlocked when all is cleared up, and not before.
+    pub(crate) fn start_locked(dir: PathBuf, lock: File) -> Result<Self, Error> {
+        Self::start_with(dir, lock.into())
+    }
+
+    /// What is handed to the sweeper as its standard error stays open for as long as the sweeper lives.
+    fn start_with(dir: PathBuf, held: Stdio) -> Result<Self, Error> {
         let mut keeper = shell(KEEPER, "controlplane-keeper")
             .arg(&dir)
             .stdin(Stdio::piped())
@@ -64,6 +80,7 @@ impl Janitor {
             .arg(keeper.id().to_string())
             .stdin(Stdio::piped())
             .stdout(keeper_in.map_or_else(Stdio::null, Stdio::from))
+            .stderr(held)
             .spawn()
             .map_err(Error::at(Path::new(SHELL)))?;
         let janitor = Self { dir, keeper, sweeper };
@@ -142,5 +159,20 @@ mod tests {
             Command::new("sh").args(["-c", "kill -STOP $$"]).process_group(group).spawn().unwrap();
         drop(janitor);
         assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn the_script_runs_before_the_lock_is_released() {
+        let (dir, path) = (directory("script"), directory("lock"));
+        let lock = File::create(&path).unwrap();
+        lock.lock().unwrap();
+        let janitor = Janitor::start_locked(dir.clone(), lock).unwrap();
+        let other = File::open(&path).unwrap();
+        assert!(other.try_lock().is_err());
+        let script = format!("rm '{}'", path.display());
+        fs::write(dir.join(SCRIPT), script).unwrap();
+        drop(janitor);
+        other.try_lock().unwrap();
+        assert!(!path.exists() && !dir.exists());
     }
 }

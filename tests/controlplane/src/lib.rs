@@ -20,7 +20,10 @@
 //!
 //! The rooms: `compile` and `binaries` find the programs, `pki` and `port` make what they need,
 //! `components` are their flags, `process` and `janitor` run and end them, `access` lets people in,
-//! `plane` puts it together.
+//! `plane` puts it together. `image` wraps a static program for container runtimes.
+//!
+//! [`Node`] adds a real node to it, for root on a machine with containerd, runc and iptables: `node/space` is where it
+//! lives, `node/programs` what runs there, `node/obstacle` why it cannot.
 
 #![forbid(unsafe_code)]
 
@@ -30,9 +33,11 @@ mod compile;
 mod components;
 mod error;
 mod files;
+mod image;
 mod janitor;
 mod kubeconfig;
 mod kubectl;
+mod node;
 mod pki;
 mod plane;
 mod port;
@@ -41,6 +46,8 @@ mod wait;
 
 pub use binaries::Binaries;
 pub use error::Error;
+pub use image::Image;
+pub use node::Node;
 pub use plane::ControlPlane;
 pub use process::Process;
 pub use wait::eventually;

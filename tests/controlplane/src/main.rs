@@ -1,19 +1,31 @@
-//! `controlplane build` compiles the binaries; `controlplane up` runs a control plane by hand.
+//! `controlplane build` compiles the binaries; `controlplane up` runs a control plane by hand, with a node if told to;
+//! `controlplane image` writes an image.
 
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::{env, thread};
 
-use controlplane::{Binaries, ControlPlane, Error};
+use controlplane::{Binaries, ControlPlane, Error, Image, Node};
 
 fn main() -> ExitCode {
-    let done = match env::args().nth(1).as_deref() {
-        Some("build") => build(),
-        Some("up") => up(),
+    let args: Vec<String> = env::args().skip(1).collect();
+    let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["build"] => show(Binaries::build()),
+        ["build", "node"] => show(Binaries::build_node()),
+        ["build", "helm"] => show(Binaries::build_helm()),
+        ["up"] => ControlPlane::start().and_then(|plane| stay(&plane)),
+        ["up", "node", ref images @ ..] => {
+            let images: Vec<&Path> = images.iter().map(Path::new).collect();
+            Node::start(&images).and_then(|node| stay(node.plane()))
+        }
+        ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
-            eprintln!("usage: controlplane build|up");
+            eprintln!(
+                "usage: controlplane build [node | helm] | up [node [ARCHIVE…]] | image BINARY ARCHIVE NAME"
+            );
             return ExitCode::from(2);
         }
     };
@@ -26,16 +38,22 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the directory of the binaries, built if necessary.
-fn build() -> Result<(), Error> {
-    writeln!(io::stdout(), "{}", Binaries::build()?.dir().display())?;
+/// Prints the directory of the binaries.
+fn show(built: Result<Binaries, Error>) -> Result<(), Error> {
+    writeln!(io::stdout(), "{}", built?.dir().display())?;
     Ok(())
 }
 
-/// Boots, says how to get at it, and stays. There is nothing to catch a signal for: whatever ends
-/// this process, everything else goes with it.
-fn up() -> Result<(), Error> {
-    let plane = ControlPlane::start()?;
+/// Writes the image of Lockstep around a static binary.
+fn image(binary: &Path, archive: &Path, name: &str) -> Result<(), Error> {
+    Image::lockstep(binary, name)?.write(archive)?;
+    writeln!(io::stdout(), "{}", archive.display())?;
+    Ok(())
+}
+
+/// Says how to get at it, and stays. There is nothing to catch a signal for: whatever ends this process, everything
+/// else goes with it.
+fn stay(plane: &ControlPlane) -> Result<(), Error> {
     let mut out = io::stdout();
     writeln!(out, "export KUBECONFIG='{}'", plane.admin().display())?;
     for (name, value) in plane.kubectl().get_envs() {

@@ -8,11 +8,12 @@ use std::{env, fmt, fs};
 
 use crate::access::Access;
 use crate::binaries::{self, Binaries};
+use crate::components::Site;
 use crate::janitor::Janitor;
 use crate::kubectl::Kubectl;
 use crate::pki::Authority;
 use crate::port::Port;
-use crate::process::Process;
+use crate::process::{Probe, Process, Spec};
 use crate::{Error, components, kubeconfig};
 
 /// A running control plane, or an existing cluster used as one.
@@ -35,7 +36,7 @@ struct Processes {
     controller_manager: Process,
     apiserver: Process,
     etcd: Process,
-    _port: Port,
+    _port: Option<Port>,
 }
 
 // ---------------------------------------------------------------- start and stop
@@ -83,11 +84,19 @@ impl ControlPlane {
 
     fn boot(binaries: &Binaries, apiserver_flags: &[&str]) -> Result<Self, Error> {
         let janitor = Janitor::start(new_data_dir()?)?;
+        Self::boot_at(Site::machine()?, binaries, janitor, Authority::new()?, apiserver_flags)
+    }
+
+    pub(crate) fn boot_at(
+        site: Site,
+        binaries: &Binaries,
+        janitor: Janitor,
+        authority: Authority,
+        apiserver_flags: &[&str],
+    ) -> Result<Self, Error> {
         let dir = janitor.dir();
-        let authority = Authority::new()?;
-        components::write_files(dir, &authority)?;
-        let port = Port::reserve()?;
-        let access = Access::own(dir, &format!("https://127.0.0.1:{}", port.number()), authority);
+        components::write_files(dir, &authority, &site)?;
+        let access = Access::own(dir, &format!("https://{}:{}", site.address, site.port), authority);
         let kubectl = Kubectl::new(binaries.program("kubectl"), dir);
         let admin = access.admin()?;
 
@@ -96,7 +105,7 @@ impl ControlPlane {
         let etcd = start(components::etcd(binaries, dir))?;
         etcd.wait_ready().map_err(keep_log)?;
         let ready = kubectl.succeeds(&admin, &["get", "--raw=/readyz"]);
-        let apiserver = start(components::apiserver(binaries, dir, port.number(), apiserver_flags, ready))?;
+        let apiserver = start(components::apiserver(binaries, dir, &site, apiserver_flags, ready))?;
         apiserver.wait_ready().map_err(keep_log)?;
 
         // Not earlier: it gives up when the API server is not ready within ten seconds.
@@ -106,7 +115,7 @@ impl ControlPlane {
         let controller_manager = start(components::controller_manager(binaries, dir, &own, ready))?;
         controller_manager.wait_ready().map_err(keep_log)?;
 
-        let processes = Some(Processes { controller_manager, apiserver, etcd, _port: port });
+        let processes = Some(Processes { controller_manager, apiserver, etcd, _port: site.reservation });
         Ok(Self { processes, access, kubectl, admin, janitor })
     }
 
@@ -236,6 +245,18 @@ impl ControlPlane {
         self.janitor.dir()
     }
 
+    /// Starts another process, which ends with the control plane at the latest, and waits until it is ready.
+    pub(crate) fn add(&self, spec: Spec) -> Result<Process, Error> {
+        let process = Process::start(spec, &self.janitor)?;
+        process.wait_ready().map_err(keep_log)?;
+        Ok(process)
+    }
+
+    /// See [`Kubectl::succeeds`].
+    pub(crate) fn asks(&self, args: &'static [&'static str]) -> Probe {
+        self.kubectl.succeeds(&self.admin, args)
+    }
+
     fn own(&self, what: &'static str) -> Result<&Processes, Error> {
         self.processes.as_ref().ok_or(Error::ExistingCluster(what))
     }
@@ -252,7 +273,7 @@ impl fmt::Debug for ControlPlane {
 }
 
 /// A path that no other process and no other control plane of this one uses.
-fn new_data_dir() -> Result<PathBuf, Error> {
+pub(crate) fn new_data_dir() -> Result<PathBuf, Error> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
@@ -264,7 +285,7 @@ fn new_data_dir() -> Result<PathBuf, Error> {
 }
 
 /// Moves the log that an error names out of the data directory, which does not outlive the error.
-fn keep_log(mut error: Error) -> Error {
+pub(crate) fn keep_log(mut error: Error) -> Error {
     if let Error::Ended { log, .. } | Error::NotReady { log, .. } = &mut error
         && let Some((dir, name)) = log.parent().zip(log.file_name())
     {

@@ -1,13 +1,14 @@
-//! `demo run LOCKSTEP` and `demo play LOCKSTEP`: a control plane, its RBAC, and a Lockstep that runs as its
-//! ServiceAccount. The first stays until Ctrl+C, the second plays the walk-through and checks every output.
+//! `demo run LOCKSTEP` and `demo play LOCKSTEP`: a control plane, and a Lockstep that runs as its ServiceAccount. The first stays until Ctrl+C, the second plays the walk-through and checks every output.
 #![forbid(unsafe_code)]
 
 mod play;
 
 use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{ExitCode, Stdio},
-    time::Duration,
+    process::{Command as StdCommand, ExitCode, Stdio},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -36,7 +37,8 @@ async fn main() -> ExitCode {
 
 /// Lockstep in the foreground, on a control plane that goes with it.
 async fn run(lockstep: &str) -> Result<()> {
-    let stage = Stage::set()?;
+    let stage = Stage::set(lockstep)?;
+    let mut child = stage.lockstep(lockstep, Stdio::inherit()).await?;
     println!("\nA Kubernetes control plane is up. In another terminal:\n");
     println!("  export KUBECONFIG={}", stage.plane.admin().display());
     println!("  export PATH={}:$PATH\n", stage.kubectl_dir().display());
@@ -46,7 +48,6 @@ async fn run(lockstep: &str) -> Result<()> {
     }
     println!("\nCtrl+C stops everything.\n");
 
-    let mut child = stage.lockstep(lockstep, Stdio::inherit())?;
     // Ctrl+C reaches Lockstep too: it finishes what it holds while the control plane is still there.
     let status = loop {
         tokio::select! {
@@ -59,10 +60,10 @@ async fn run(lockstep: &str) -> Result<()> {
 }
 
 async fn demonstrate(lockstep: &str) -> Result<()> {
-    let stage = Stage::set()?;
+    let stage = Stage::set(lockstep)?;
     let log = stage.plane.data_dir().join("lockstep.log");
     let file = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    let mut child = stage.lockstep(lockstep, file.into())?;
+    let mut child = stage.lockstep(lockstep, file.into()).await?;
     let outcome = play::play(&stage).await;
     if outcome.is_err() {
         eprintln!("--- what lockstep logged\n{}", std::fs::read_to_string(&log).unwrap_or_default());
@@ -72,36 +73,71 @@ async fn demonstrate(lockstep: &str) -> Result<()> {
     outcome
 }
 
-/// A control plane with Lockstep's RBAC, and the kubeconfig of its ServiceAccount.
+/// An address of this machine that nobody listens on.
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
+}
+
+/// A control plane with everything of Lockstep installed but the program itself.
 pub struct Stage {
     plane: ControlPlane,
     identity: PathBuf,
+    webhook: SocketAddr,
+    ops: SocketAddr,
 }
 
 impl Stage {
-    fn set() -> Result<Self> {
+    fn set(lockstep: &str) -> Result<Self> {
         eprintln!("demo: booting etcd, kube-apiserver and kube-controller-manager");
         let plane = ControlPlane::start()?;
-        let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-        for (flag, path) in [("-k", "base"), ("-f", "components/secrets/rbac.yaml")] {
-            let output = plane.kubectl().arg("apply").arg(flag).arg(deploy.join(path)).output()?;
-            if !output.status.success() {
-                bail!("the RBAC cannot be applied: {}", String::from_utf8_lossy(&output.stderr).trim());
-            }
+        let (webhook, ops) = (free_address()?, free_address()?);
+        let manifests = StdCommand::new(lockstep)
+            .args(["manifests", "--secrets", "--webhook-url", &format!("https://{webhook}")])
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {lockstep}"))?;
+        let input = manifests.stdout.context("lockstep manifests prints nothing")?;
+        let output = plane.kubectl().args(["apply", "-f", "-"]).stdin(input).output()?;
+        if !output.status.success() {
+            bail!("the manifests cannot be applied: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
         let identity = plane.service_account("lockstep-system", "lockstep")?;
-        Ok(Self { plane, identity })
+        Ok(Self { plane, identity, webhook, ops })
     }
 
-    fn lockstep(&self, path: &str, log: Stdio) -> Result<Child> {
-        Command::new(path)
-            .args(["run", "--kinds", "configmaps,secrets", "--ops-bind", "127.0.0.1:0"])
+    /// Starts Lockstep and waits until it is ready.
+    async fn lockstep(&self, path: &str, log: Stdio) -> Result<Child> {
+        let mut child = Command::new(path)
+            .args(["run", "--kinds", "configmaps,secrets", "--ops-bind", &self.ops.to_string()])
+            .args(["--webhook-bind", &self.webhook.to_string()])
             .env("KUBECONFIG", &self.identity)
             .stdin(Stdio::null())
             .stderr(log)
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("cannot start {path}"))
+            .with_context(|| format!("cannot start {path}"))?;
+        let start = Instant::now();
+        while !self.is_ready() {
+            if let Some(status) = child.try_wait()? {
+                bail!("lockstep ended with {status}");
+            }
+            if start.elapsed() > Duration::from_secs(30) {
+                bail!("lockstep is not ready after 30 s");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(child)
+    }
+
+    fn is_ready(&self) -> bool {
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect(self.ops)?;
+            stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        ask().is_ok_and(|answer| answer.contains(" 200 "))
     }
 
     fn kubectl_dir(&self) -> PathBuf {

@@ -38,7 +38,14 @@ pub fn walk_through() -> Vec<Step> {
             Is("configmap/colors patched"),
         ),
         step(r#"kubectl get configmap colors-synced -o jsonpath='{.data}{"\n"}'"#, Is(r#"{"sky":"orange"}"#)),
-        step("kubectl delete configmap colors-synced", Has(&[r#"configmap "colors-synced" deleted"#])),
+        step(
+            r#"kubectl patch configmap colors-synced --type merge -p '{"data":{"sky":"green"}}'"#,
+            Has(&["(Forbidden)", "Change the source instead: kubectl edit configmap colors -n default"]),
+        ),
+        step(
+            "kubectl delete configmap colors-synced",
+            Has(&["Warning: default/colors-synced is a companion", r#"configmap "colors-synced" deleted"#]),
+        ),
         step(r#"kubectl get configmap colors-synced -o jsonpath='{.data}{"\n"}'"#, Is(r#"{"sky":"orange"}"#)),
         step(
             "kubectl annotate --overwrite configmap colors workshop.io/target-namespaces='team-*'",

@@ -58,7 +58,7 @@ fn each_other_mark_alone_is_proof() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().annotate("target-namespaces", "."));
     let uid = cluster.object(&key).unwrap().metadata.uid.clone();
-    let manager = crate::testing::keys().manager.clone();
+    let manager = crate::testing::keys().instance.clone();
     for marked in [
         companion("home", "colors-synced").of("home/colors"),
         companion("home", "colors-synced").controlled_by("ConfigMap", &uid),
@@ -186,7 +186,7 @@ fn our_entry_in_managed_fields_outlives_our_marks_and_is_no_proof_without_our_la
                 object.metadata.labels.insert(full("companion"), "true".to_owned());
             }
             object.metadata.managed_fields =
-                vec![ManagedFields { manager: keys().manager.clone(), ..Default::default() }];
+                vec![ManagedFields { manager: keys().instance.clone(), ..Default::default() }];
         });
         cluster.delete(&first);
         cluster.restart();

@@ -1,0 +1,286 @@
+//! PURE. Makes CAs and leaves, and says of a pair that it is read whether it can be used. Time is an argument.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
+
+use k8s_openapi::{ByteString, jiff::Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PublicKeyData,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
+use x509_parser::{certificate::X509Certificate, time::ASN1Time};
+
+use super::Error;
+use crate::policy::names::is_subdomain;
+
+/// Certificates begin in the past, for clocks that are behind ours.
+pub const BACKDATE: Duration = Duration::from_mins(5);
+/// What fits into a common name, beside a random part of 16 digits: 64 characters in all.
+const NAME: usize = 47;
+
+/// What a leaf is valid for: DNS names and IP addresses, as text.
+pub type Names = BTreeSet<String>;
+
+/// A certificate and what we need to know of it. Two are the same when every byte is.
+#[derive(Clone)]
+pub struct Certificate {
+    der: CertificateDer<'static>,
+    pub subject: String,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+}
+
+/// A certificate that may sign others, with its key. It shows its subject only.
+pub struct Ca {
+    pub certificate: Certificate,
+    key: KeyPair,
+}
+
+/// A certificate to serve with, its key, and who signed it. It shows its subject only.
+pub struct Leaf {
+    pub certificate: Certificate,
+    pub issuer: Certificate,
+    pub names: Names,
+    key: KeyPair,
+}
+
+/// Why a CA cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Unusable {
+    #[error("it is missing")]
+    Missing,
+    #[error("its certificate cannot be read")]
+    Certificate,
+    #[error("its key cannot be read")]
+    Key,
+    #[error("its key belongs to another certificate")]
+    Mismatch,
+    #[error("its certificate may not sign others")]
+    NotCa,
+    #[error("it has expired")]
+    Expired,
+    #[error("it is not valid yet: check the clocks")]
+    NotYet,
+}
+
+impl Certificate {
+    pub fn parse(der: CertificateDer<'static>) -> Result<Self, Unusable> {
+        let (subject, not_before, not_after) = {
+            let x509 = parse(&der)?;
+            let time =
+                |time: ASN1Time| Timestamp::from_second(time.timestamp()).map_err(|_| Unusable::Certificate);
+            let validity = x509.validity();
+            (x509.subject().to_string(), time(validity.not_before)?, time(validity.not_after)?)
+        };
+        Ok(Self { der, subject, not_before, not_after })
+    }
+
+    /// Every certificate of a PEM text; whatever else it holds is not looked at.
+    pub fn parse_all(pem: &[u8]) -> Result<Vec<Self>, Unusable> {
+        CertificateDer::pem_slice_iter(pem)
+            .map(|der| der.map_err(|_| Unusable::Certificate).and_then(Self::parse))
+            .collect()
+    }
+
+    #[must_use]
+    pub const fn der(&self) -> &CertificateDer<'static> {
+        &self.der
+    }
+
+    /// Written anew rather than kept as it was read: this text is published, and a field that should hold a
+    /// certificate may hold a key beside it.
+    #[must_use]
+    pub fn pem(&self) -> String {
+        const LINE: usize = 64;
+        let encoded = serde_json::to_value(ByteString(self.der.to_vec())).unwrap_or_default();
+        let mut rest = encoded.as_str().unwrap_or_default();
+        let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
+        while !rest.is_empty() {
+            let (line, after) = rest.split_at(rest.len().min(LINE));
+            text.push_str(line);
+            text.push('\n');
+            rest = after;
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+        text
+    }
+
+    /// When it was issued: the beginning is back-dated.
+    #[must_use]
+    pub fn issued(&self) -> Timestamp {
+        let issued = later(self.not_before, BACKDATE);
+        // Made by somebody else, for less than our back-dating.
+        if issued < self.not_after { issued } else { self.not_before }
+    }
+
+    /// When it should be replaced: after two thirds of its life.
+    #[must_use]
+    pub fn due(&self) -> Timestamp {
+        later(self.issued(), between(self.issued(), self.not_after) * 2 / 3)
+    }
+
+    pub fn check(&self, now: Timestamp) -> Result<(), Unusable> {
+        if now >= self.not_after {
+            Err(Unusable::Expired)
+        } else if now < self.not_before {
+            Err(Unusable::NotYet)
+        } else {
+            Ok(())
+        }
+    }
+
+    #[must_use]
+    pub fn is_valid(&self, now: Timestamp) -> bool {
+        self.check(now).is_ok()
+    }
+}
+
+impl Ca {
+    /// A new CA. Its subject is new as well, or a verifier could not tell two generations apart.
+    pub fn generate(instance: &str, validity: Duration, now: Timestamp) -> Result<Self, Error> {
+        let instance: String = instance.chars().take(NAME).collect();
+        let mut params = params(now, later(now, validity))?;
+        params.distinguished_name.push(DnType::CommonName, format!("{instance} {:016x}", fastrand::u64(..)));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate()?;
+        let certificate = Certificate::parse(params.self_signed(&key)?.into())?;
+        Ok(Self { certificate, key })
+    }
+
+    /// Reads a pair. Whether it is valid at a time is another question: [`Certificate::check`].
+    pub fn parse(certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, Unusable> {
+        let (Some(certificate), Some(key)) = (certificate, key) else { return Err(Unusable::Missing) };
+        let mut certificates = Certificate::parse_all(certificate)?;
+        let (Some(certificate), true) = (certificates.pop(), certificates.is_empty()) else {
+            return Err(Unusable::Certificate);
+        };
+        let key = std::str::from_utf8(key).map_err(|_| Unusable::Key)?;
+        let key = KeyPair::from_pem(key).map_err(|_| Unusable::Key)?;
+        let x509 = parse(&certificate.der)?;
+        if key.subject_public_key_info() != x509.public_key().raw {
+            return Err(Unusable::Mismatch);
+        }
+        let is_ca = matches!(x509.basic_constraints(), Ok(Some(constraints)) if constraints.value.ca);
+        let may_sign = match x509.key_usage() {
+            Ok(usage) => usage.is_none_or(|usage| usage.value.key_cert_sign()),
+            Err(_) => false,
+        };
+        if !is_ca || !may_sign {
+            return Err(Unusable::NotCa);
+        }
+        // A subject that cannot be written again would only be found out when a leaf is due.
+        Issuer::from_ca_cert_der(&certificate.der, &key).map_err(|_| Unusable::Certificate)?;
+        Ok(Self { certificate, key })
+    }
+
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
+    /// A leaf for these names. It never outlives its CA.
+    pub fn issue(&self, names: &Names, validity: Duration, now: Timestamp) -> Result<Leaf, Error> {
+        let mut params = params(now, later(now, validity).min(self.certificate.not_after))?;
+        params.subject_alt_names = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())
+            .map_err(Error::Issue)?
+            .subject_alt_names;
+        params.distinguished_name.push(DnType::CommonName, "lockstep");
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate()?;
+        let issuer = Issuer::from_ca_cert_der(&self.certificate.der, &self.key)?;
+        let certificate = Certificate::parse(params.signed_by(&key, &issuer)?.into())?;
+        Ok(Leaf { certificate, issuer: self.certificate.clone(), names: names.clone(), key })
+    }
+}
+
+impl Leaf {
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
+    #[must_use]
+    pub fn key_der(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
+    }
+}
+
+/// A DNS name or an IP address as it is written into a leaf; none if it is neither.
+#[must_use]
+pub fn name(host: &str) -> Option<String> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        return Some(address.to_string());
+    }
+    let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+    is_subdomain(&host).then_some(host)
+}
+
+/// rcgen's own validity is 1975–4096.
+fn params(now: Timestamp, end: Timestamp) -> Result<CertificateParams, Error> {
+    let time = |at: Timestamp| ASN1Time::from_timestamp(at.as_second()).map_err(|_| Unusable::Certificate);
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.not_before = time(earlier(now, BACKDATE))?.to_datetime();
+    params.not_after = time(end)?.to_datetime();
+    Ok(params)
+}
+
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Unusable> {
+    match x509_parser::parse_x509_certificate(der) {
+        Ok(([], x509)) => Ok(x509),
+        _ => Err(Unusable::Certificate),
+    }
+}
+
+// ---------------------------------------------------------------- time
+
+#[must_use]
+pub fn later(at: Timestamp, by: Duration) -> Timestamp {
+    at.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn earlier(at: Timestamp, by: Duration) -> Timestamp {
+    at.saturating_sub(by).unwrap_or(Timestamp::MIN)
+}
+
+/// The time from one instant to a later one; none if it is not later.
+#[must_use]
+pub fn between(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::try_from(to.duration_since(from)).unwrap_or_default()
+}
+
+// ---------------------------------------------------------------- what may be shown
+
+impl PartialEq for Certificate {
+    fn eq(&self, other: &Self) -> bool {
+        self.der == other.der
+    }
+}
+
+impl Eq for Certificate {}
+
+impl fmt::Debug for Certificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} – {})", self.subject, self.not_before, self.not_after)
+    }
+}
+
+impl fmt::Debug for Ca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.certificate.fmt(f)
+    }
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.certificate.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! The certificate that TLS serves with, swapped while it runs.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use rustls::{
+    ServerConfig,
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, PrivateKeyDer},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+use super::Error;
+
+/// Answers every handshake with the latest certificate; with none, the handshake fails.
+#[derive(Default)]
+pub struct Resolver(RwLock<Option<Arc<CertifiedKey>>>);
+
+impl Resolver {
+    /// Serves with this chain and key from now on, if they belong together.
+    pub fn serve(
+        &self,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<(), Error> {
+        let pair = CertifiedKey::from_der(chain, key, &provider())?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pair));
+        Ok(())
+    }
+
+    /// The chain that is being served.
+    #[must_use]
+    pub fn chain(&self) -> Option<Vec<CertificateDer<'static>>> {
+        self.get().map(|pair| pair.cert.clone())
+    }
+
+    fn get(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ResolvesServerCert for Resolver {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.get()
+    }
+}
+
+/// rustls asks for it; a key must not show.
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver").finish_non_exhaustive()
+    }
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1, no client certificates.
+pub fn server_config(resolver: Arc<Resolver>) -> Result<Arc<ServerConfig>, Error> {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_no_client_auth()
+        .with_cert_resolver(resolver);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Named here rather than taken from the process, so that the order of a start does not matter.
+fn provider() -> CryptoProvider {
+    ring::default_provider()
+}

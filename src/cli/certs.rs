@@ -1,0 +1,157 @@
+//! `lockstep certs`: a CA and a leaf as files, for development.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::{
+    certs::issue::{self, Ca, Names},
+    config,
+};
+
+#[derive(Debug, Clone, Args)]
+pub struct Certs {
+    /// Where the files go
+    #[arg(long, default_value = "certs")]
+    pub dir: PathBuf,
+
+    /// What the API server calls the guard by: DNS names or IP addresses
+    #[arg(long, value_name = "NAME_OR_IP", default_values = ["localhost", "127.0.0.1"], value_parser = host)]
+    pub host: Vec<String>,
+
+    /// How long the CA is valid
+    #[arg(long, default_value = "365d", value_parser = config::positive_duration)]
+    pub ca_validity: Duration,
+
+    /// How long the certificate is valid
+    #[arg(long, default_value = "7d", value_parser = config::positive_duration)]
+    pub leaf_validity: Duration,
+
+    /// Overwrite what is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+pub fn run(settings: &Certs) -> anyhow::Result<()> {
+    print!("{}", make(settings, Timestamp::now())?);
+    Ok(())
+}
+
+/// Writes the files, and returns what to say about them.
+fn make(settings: &Certs, now: Timestamp) -> anyhow::Result<String> {
+    let names: Names = settings.host.iter().cloned().collect();
+    let ca = Ca::generate("lockstep certs", settings.ca_validity, now)?;
+    let leaf = ca.issue(&names, settings.leaf_validity, now)?;
+    // The CA's key is not kept: another leaf comes with another CA, and nobody can sign with this one.
+    let files = [
+        ("ca.crt", ca.certificate.pem(), 0o644),
+        ("tls.crt", leaf.certificate.pem(), 0o644),
+        ("tls.key", leaf.key_pem(), 0o600),
+    ]
+    .map(|(name, text, mode)| (settings.dir.join(name), text, mode));
+    // All are looked at before any is written, or a refusal would leave files that do not belong together.
+    if let Some((path, ..)) = files.iter().find(|(path, ..)| !settings.force && path.exists()) {
+        bail!("{} exists already: choose another --dir, or overwrite it with --force", path.display());
+    }
+    fs::create_dir_all(&settings.dir)
+        .with_context(|| format!("{} cannot be made: choose another --dir", settings.dir.display()))?;
+    for (path, text, mode) in &files {
+        write(path, text, *mode)
+            .with_context(|| format!("{} cannot be written: choose another --dir", path.display()))?;
+    }
+    let [ca_file, certificate, key] = files.map(|(path, ..)| path.display().to_string());
+    Ok(format!(
+        "{ca_file}: the CA, for caBundle in the webhook configurations, until {}\n\
+         {certificate}, {key}: a certificate for {}, until {}\n\
+         \n\
+         lockstep run --tls-cert {certificate} --tls-key {key}\n",
+        ca.certificate.not_after,
+        leaf.names.iter().map(String::as_str).collect::<Vec<_>>().join(", "),
+        leaf.certificate.not_after,
+    ))
+}
+
+/// Made anew, never opened: a file that is there may be readable by others, or a link to somewhere else.
+fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(text.as_bytes())
+}
+
+fn host(text: &str) -> Result<String, String> {
+    issue::name(text).ok_or_else(|| "a DNS name or an IP address is needed".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::{
+        certs::{files::Files, issue::Certificate, resolver::Resolver},
+        testing::Scratch,
+    };
+
+    fn settings(dir: &Path) -> Certs {
+        Certs {
+            dir: dir.join("new/certs"),
+            host: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+            ca_validity: Duration::from_hours(24),
+            leaf_validity: Duration::from_hours(1),
+            force: false,
+        }
+    }
+
+    #[test]
+    fn the_files_can_be_served_with_and_the_key_is_for_the_owner_only() {
+        let scratch = Scratch::new();
+        let settings = settings(scratch.path());
+        let said = make(&settings, Timestamp::now()).unwrap();
+        let file = |name: &str| settings.dir.join(name);
+        let files = Files { certificate: file("tls.crt"), key: file("tls.key") };
+        files.serve(&Resolver::default()).unwrap();
+        assert_eq!(fs::metadata(file("tls.key")).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!file("ca.key").exists());
+        assert_eq!(Certificate::parse_all(&fs::read(file("ca.crt")).unwrap()).unwrap().len(), 1);
+        for name in ["ca.crt", "tls.crt", "tls.key"] {
+            assert!(said.contains(&file(name).display().to_string()), "{said}");
+        }
+        assert!(!said.contains("PRIVATE") && said.contains("lockstep run --tls-cert"), "{said}");
+    }
+
+    #[test]
+    fn what_is_there_is_overwritten_only_when_told_to() {
+        let scratch = Scratch::new();
+        let mut settings = settings(scratch.path());
+        fs::create_dir_all(&settings.dir).unwrap();
+        let key = settings.dir.join("tls.key");
+        fs::write(&key, "mine").unwrap();
+        let error = make(&settings, Timestamp::now()).unwrap_err().to_string();
+        assert!(error.contains("tls.key exists already") && error.contains("--force"), "{error}");
+        assert_eq!(fs::read_to_string(&key).unwrap(), "mine");
+        assert!(!settings.dir.join("ca.crt").exists(), "nothing is written when something is refused");
+
+        settings.force = true;
+        make(&settings, Timestamp::now()).unwrap();
+        assert!(fs::read_to_string(&key).unwrap().contains("PRIVATE KEY"));
+        assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn hosts_are_checked() {
+        assert_eq!(host("Guard.Example"), Ok("guard.example".to_owned()));
+        assert_eq!(host("[::1]"), Ok("::1".to_owned()));
+        assert!(host("a host").is_err() && host("").is_err() && host("https://x").is_err());
+    }
+}

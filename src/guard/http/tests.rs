@@ -1,0 +1,490 @@
+//! What peers send, through the router.
+
+mod fuzz;
+
+use std::{convert::Infallible, future::pending};
+
+use axum::body::to_bytes;
+use futures::{FutureExt, future::join_all};
+use kube::client::Body as KubeBody;
+use serde_json::{Value, json};
+use tower::{ServiceExt, service_fn};
+
+use super::*;
+use crate::{
+    client,
+    guard::review::People,
+    policy::Protect,
+    testing::{
+        Captured,
+        cluster::Cluster,
+        keys,
+        peer::{PATIENCE, Served, post, read as read_answer},
+        source,
+    },
+    tls::Limits,
+    world::Scope,
+};
+
+/// What the API server says about rights.
+#[derive(Clone, Copy)]
+enum Answer {
+    Yes,
+    No,
+    /// It never comes.
+    Never,
+}
+
+fn api_server(answer: Answer) -> kube::Client {
+    let service = service_fn(move |request: http::Request<KubeBody>| async move {
+        let allowed = match answer {
+            Answer::Yes => true,
+            Answer::No => false,
+            Answer::Never => pending().await,
+        };
+        assert_eq!(request.uri().path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "metadata": {}, "spec": {}, "status": {"allowed": allowed},
+        });
+        Ok::<_, Infallible>(http::Response::new(Body::from(review.to_string())))
+    });
+    kube::Client::new(service, "default")
+}
+
+/// A world with `colors` in `home`, mirrored there and to `away`.
+pub fn world() -> SharedWorld {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster
+        .put(source("home", "colors").data("sky", "hush-blue").annotate("target-namespaces", ".,away"));
+    cluster.settle(&key);
+    let limits = crate::world::state::Limits {
+        own_namespace: crate::testing::OWN_NAMESPACE.to_owned(),
+        excluded: crate::policy::pattern::Patterns::default(),
+    };
+    let shared = SharedWorld::new(&Scope { keys: keys(), limits, kinds: Kind::ALL.to_vec() });
+    shared.write(|world| *world = cluster.world);
+    shared
+}
+
+pub fn rules() -> Rules {
+    Rules {
+        keys: keys(),
+        exempt: People { users: vec!["lockstep".to_owned()], groups: Vec::new() },
+        deputies: People::default(),
+        default_targets: ".".to_owned(),
+        default_protect: Protect::Edits,
+    }
+}
+
+fn guard_with(client: kube::Client) -> Arc<Guard> {
+    let metrics = Metrics::new();
+    Arc::new(Guard::new(rules(), world(), Access::new(client, metrics.clone()), metrics))
+}
+
+fn guard(answer: Answer) -> Arc<Guard> {
+    guard_with(api_server(answer))
+}
+
+fn object(name: &str, label: &str, annotations: &Value) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "home", "uid": "u-1", "resourceVersion": "7",
+            "labels": {format!("workshop.io/{label}"): "true"}, "annotations": annotations},
+        "data": {"sky": "hush-blue"},
+    })
+}
+
+pub fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
+    json!({
+        "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
+        "request": {
+            "uid": "u-i-d",
+            "resource": {"group": "", "version": "v1", "resource": "configmaps"},
+            "namespace": "home", "operation": operation,
+            "userInfo": {"username": "alice", "groups": ["system:authenticated"], "extra": {"scopes": ["hush-scope"]}},
+            "object": new, "oldObject": old,
+        },
+    })
+}
+
+/// Somebody edits a companion: no question about rights.
+pub fn an_edit() -> Value {
+    let old = object("colors-synced", "companion", &json!({"workshop.io/source": "home/colors"}));
+    let mut new = old.clone();
+    new["data"]["sky"] = "hush-red".into();
+    review_of("UPDATE", &old, &new)
+}
+
+/// Somebody makes a source: a question about rights.
+pub fn a_source() -> Value {
+    review_of("CREATE", &Value::Null, &object("shapes", "managed", &json!({})))
+}
+
+fn post_to(path: &str, body: impl Into<Body>) -> HttpRequest<Body> {
+    HttpRequest::post(path).header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
+}
+
+async fn send(guard: &Arc<Guard>, request: HttpRequest<Body>) -> (StatusCode, String) {
+    let response = routes(guard.clone()).oneshot(request).await.unwrap();
+    let status = response.status();
+    let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+/// The response within the review that answers this one.
+async fn answered(guard: &Arc<Guard>, review: &Value) -> Value {
+    let (status, body) = send(guard, post_to("/validate", review.to_string())).await;
+    assert_eq!(status, StatusCode::OK, "{body}");
+    let mut answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(answer["response"]["uid"], review["request"]["uid"]);
+    answer["response"].take()
+}
+
+fn reason(response: &Value) -> &str {
+    match response["allowed"].as_bool().unwrap() {
+        true => "allowed",
+        false => {
+            assert_eq!(response["status"]["code"], 403);
+            response["auditAnnotations"]["denied"].as_str().unwrap()
+        }
+    }
+}
+
+fn counted(guard: &Guard, line: &str) -> bool {
+    let text = guard.metrics.render();
+    text.lines().any(|found| found == line)
+}
+
+#[tokio::test]
+async fn a_review_is_answered_and_counted() {
+    let guard = guard(Answer::Yes);
+    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(reason(&answered(&guard, &a_source()).await), "allowed");
+    let (status, body) = send(&guard, post_to("/mutate", a_source().to_string())).await;
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(answer["response"]["patchType"], "JSONPatch");
+    assert_eq!(send(&guard, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
+    for line in [
+        "lockstep_reviews_total{verdict=\"denied\"} 1",
+        "lockstep_reviews_total{verdict=\"allowed\"} 1",
+        "lockstep_reviews_total{verdict=\"stamped\"} 1",
+        "lockstep_reviews_total{verdict=\"rejected\"} 1",
+        "lockstep_denials_total{reason=\"edit\"} 1",
+        "lockstep_review_duration_seconds_count 4",
+    ] {
+        assert!(counted(&guard, line), "{line} in\n{}", guard.metrics.render());
+    }
+}
+
+#[tokio::test]
+async fn only_json_is_read() {
+    let guard = guard(Answer::Yes);
+    for (kind, expected) in [
+        (None, StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("text/plain"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("application/yaml"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (Some("application/json"), StatusCode::OK),
+        (Some("application/json; charset=utf-8"), StatusCode::OK),
+    ] {
+        let mut request = post_to("/validate", an_edit().to_string());
+        request.headers_mut().remove(header::CONTENT_TYPE);
+        if let Some(kind) = kind {
+            request.headers_mut().insert(header::CONTENT_TYPE, kind.parse().unwrap());
+        }
+        assert_eq!(send(&guard, request).await.0, expected, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn there_are_three_paths_and_a_method_for_each() {
+    let guard = guard(Answer::Yes);
+    for (method, path, expected) in [
+        ("GET", "/validate", StatusCode::METHOD_NOT_ALLOWED),
+        ("PUT", "/validate", StatusCode::METHOD_NOT_ALLOWED),
+        ("DELETE", "/mutate", StatusCode::METHOD_NOT_ALLOWED),
+        ("POST", "/", StatusCode::NOT_FOUND),
+        ("POST", "/validate/", StatusCode::NOT_FOUND),
+        ("POST", "/metrics", StatusCode::NOT_FOUND),
+        ("POST", "/../validate", StatusCode::NOT_FOUND),
+    ] {
+        let mut request = post_to(path, an_edit().to_string());
+        *request.method_mut() = method.parse().unwrap();
+        let (status, body) = send(&guard, request).await;
+        assert_eq!(status, expected, "{method} {path}");
+        assert!(!body.contains("allowed"));
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_review_is_never_allowed_and_never_quoted() {
+    let guard = guard(Answer::Yes);
+    let whole = an_edit().to_string();
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let bodies: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        b"hush".to_vec(),
+        b"null".to_vec(),
+        deep.clone().into_bytes(),
+        whole[..whole.len() - 1].into(),
+        [whole.as_bytes(), b"hush"].concat(),
+        whole.replace("\"u-i-d\"", &deep).into_bytes(),
+        whole.replace("\"u-i-d\"", "1e99999").into_bytes(),
+        whole.replace("hush-red", "hush\u{0}").into_bytes(),
+        whole.replace("\"hush-red\"", "\"hush\\ud800\"").into_bytes(),
+        [&whole.as_bytes()[..whole.len() - 3], b"\xff\xfe}}}"].concat(),
+        [&b"\xef\xbb\xbf"[..], whole.as_bytes()].concat(),
+    ];
+    for body in bodies {
+        let shown = String::from_utf8_lossy(&body[..body.len().min(99)]).into_owned();
+        let (status, text) = send(&guard, post_to("/validate", body)).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{shown}");
+        assert!(!text.contains("allowed") && !text.contains("hush") && text.len() < 200, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_a_413() {
+    let guard = guard(Answer::Yes);
+    let known = post_to("/validate", vec![b' '; (32 << 20) + 1]);
+    let chunk = axum::body::Bytes::from(vec![b' '; 1 << 20]);
+    let chunks = futures::stream::repeat_with(move || Ok::<_, Infallible>(chunk.clone()));
+    for request in [known, post_to("/validate", Body::from_stream(chunks))] {
+        assert_eq!(send(&guard, request).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    // A review may have as much.
+    let body = format!("{}{}", " ".repeat((32 << 20) - 2000), an_edit());
+    assert_eq!(send(&guard, post_to("/validate", body)).await.0, StatusCode::OK);
+}
+
+/// A body of which only the beginning comes.
+fn stalled(beginning: &'static str) -> Body {
+    let beginning = futures::stream::iter([Ok::<_, Infallible>(beginning)]);
+    Body::from_stream(futures::StreamExt::chain(beginning, futures::stream::pending()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_stalls_is_a_408_and_delays_nobody() {
+    let guard = guard(Answer::Yes);
+    let start = Instant::now();
+    let hostile: Vec<_> = (0..500)
+        .map(|_| {
+            let guard = guard.clone();
+            tokio::spawn(async move { send(&guard, post_to("/validate", stalled("{\"kind\":"))).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    for outcome in join_all(hostile).await {
+        assert_eq!(outcome.unwrap().0, StatusCode::REQUEST_TIMEOUT);
+    }
+    assert!(start.elapsed() >= READ && start.elapsed() < READ + Duration::from_millis(100));
+}
+
+#[tokio::test]
+async fn rights_that_cannot_be_asked_for_are_refused() {
+    // Nobody listens there.
+    let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+    let guard = guard_with(client::build(config, &Metrics::new()).unwrap());
+    let response = answered(&guard, &a_source()).await;
+    assert_eq!(reason(&response), "unanswered");
+    assert!(counted(&guard, "lockstep_denials_total{reason=\"unanswered\"} 1"));
+}
+
+#[tokio::test]
+async fn rights_that_somebody_lacks_are_refused() {
+    let guard = guard(Answer::No);
+    assert_eq!(reason(&answered(&guard, &a_source()).await), "no_right");
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_that_hang_are_given_up_and_delay_no_review_that_asks_none() {
+    let guard = guard(Answer::Never);
+    let start = Instant::now();
+    let hostile: Vec<_> = (0..300)
+        .map(|number| {
+            let guard = guard.clone();
+            let mut review = a_source();
+            review["request"]["userInfo"]["username"] = format!("mallory-{number}").into();
+            tokio::spawn(async move { answered(&guard, &review).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    for response in join_all(hostile).await {
+        assert_eq!(reason(&response.unwrap()), "unanswered");
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "the API server waits no longer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_nobody_knows_is_waited_for_by_its_own_reviews_only() {
+    let guard = guard(Answer::Yes);
+    let start = Instant::now();
+    let mut review = a_source();
+    review["request"]["namespace"] = "nowhere".into();
+    let hostile: Vec<_> = (0..300)
+        .map(|_| {
+            let (guard, review) = (guard.clone(), review.clone());
+            tokio::spawn(async move { answered(&guard, &review).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    join_all(hostile).await;
+    assert!(start.elapsed() >= NEW_NAMESPACE && start.elapsed() < NEW_NAMESPACE * 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_comes_in_time_is_one_we_know() {
+    let guard = guard(Answer::Yes);
+    let mut review = a_source();
+    review["request"]["namespace"] = "fresh".into();
+    let world = guard.world.clone();
+    let late = async {
+        tokio::time::sleep(NEW_NAMESPACE / 2).await;
+        let mut meta = crate::testing::namespace("fresh").object.metadata;
+        meta.annotations.insert("workshop.io/default-protect".to_owned(), "all".to_owned());
+        world.write(|world| world.apply_namespace(&meta));
+    };
+    let request = post_to("/mutate", review.to_string());
+    let ((status, body), ()) = futures::future::join(send(&guard, request), late).await;
+    assert_eq!(status, StatusCode::OK);
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    let patch: k8s_openapi::ByteString = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
+    assert!(String::from_utf8(patch.0).unwrap().contains(r#""value":"all""#));
+}
+
+#[test]
+fn a_peer_that_leaves_takes_nothing_with_it_that_is_still_being_read() {
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
+    runtime.unwrap().block_on(async {
+        let guard = guard(Answer::Yes);
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let blocker = tokio::task::spawn_blocking(move || blocked.recv().is_ok());
+        let size = 2 << 20;
+        let body = format!("{}{}", " ".repeat(size), an_edit());
+        let free = guard.intake.free();
+        // It has come, and waits for a thread.
+        assert!(send(&guard, post_to("/validate", body)).now_or_never().is_none());
+        assert!(free - guard.intake.free() >= size && guard.places.available_permits() == AT_A_TIME - 1);
+        release.send(()).unwrap();
+        assert!(blocker.await.unwrap());
+        while guard.intake.free() < free || guard.places.available_permits() < AT_A_TIME {
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_an_answer_holds_next_to_nothing() {
+    let guard = guard(Answer::Never);
+    let mut review = a_source();
+    review["request"]["object"]["data"]["sky"] = "x".repeat(200 << 10).into();
+    let free = guard.intake.free();
+    let mut waiting = Box::pin(answered(&guard, &review));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    assert_eq!(guard.asking.available_permits(), ASKING - 1);
+    assert_eq!(free - guard.intake.free(), 1 << 10);
+    assert_eq!(reason(&waiting.await), "unanswered");
+    assert_eq!(guard.intake.free(), free);
+}
+
+/// Threads, by their entries in `/proc`: what they have done counts, whatever else the machine has to do meanwhile.
+#[derive(Clone, Default)]
+struct Threads(Arc<Mutex<Vec<std::path::PathBuf>>>);
+
+impl Threads {
+    fn add_this(&self) {
+        let thread = std::fs::canonicalize("/proc/thread-self");
+        self.0.lock().unwrap().extend(thread.map(|path| path.join("schedstat")));
+    }
+
+    /// The time they have spent on a processor; none where that is not told.
+    fn worked(&self) -> Option<Duration> {
+        let each = |path: &std::path::PathBuf| {
+            // One that is gone has done nothing of late.
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse().ok()).unwrap_or(0_u64)
+        };
+        let all = self.0.lock().unwrap().iter().map(each).sum();
+        (all > 0).then(|| Duration::from_nanos(all))
+    }
+}
+
+/// Every character is escaped, in six, and each side is as large as the API server lets it be.
+fn two_large_secrets() -> String {
+    let mut old = object("large", "managed", &json!({}));
+    old["type"] = "Opaque".into();
+    let mut new = old.clone();
+    old["data"] = json!({"a": "\u{1}<".repeat(512 << 10)});
+    new["data"] = json!({"a": "<\u{1}".repeat(512 << 10)});
+    let mut review = review_of("UPDATE", &old, &new);
+    review["request"]["resource"]["resource"] = "secrets".into();
+    // As Go escapes it.
+    review.to_string().replace('<', "\\u003c")
+}
+
+#[test]
+fn a_review_of_two_large_secrets_is_decided_well_inside_the_timeout() {
+    let threads = Threads::default();
+    let starting = threads.clone();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .on_thread_start(move || starting.add_this())
+        .build()
+        .unwrap();
+    let body = two_large_secrets();
+    assert!(body.len() > 12 << 20);
+    let asking = async move {
+        let served = Served::start(routes(guard(Answer::Yes)), Limits::default()).await;
+        for protocol in ["HTTP/2", "HTTP/1.1"] {
+            let (before, start) = (threads.worked(), std::time::Instant::now());
+            let request = post("/validate", body.clone());
+            let (status, answer) = if protocol == "HTTP/2" {
+                let (mut client, _connection) = served.http2().await;
+                read_answer(client.send_request(request).await.unwrap()).await
+            } else {
+                let (mut client, _connection) = served.http1().await;
+                read_answer(client.send_request(request).await.unwrap()).await
+            };
+            let passed = start.elapsed();
+            let worked = threads.worked().zip(before).map_or(passed, |(after, before)| after - before);
+            println!("{} MiB over {protocol}: {worked:?} of work in {passed:?}", body.len() >> 20);
+            assert!(worked < PATIENCE / 2, "{worked:?}");
+            // Where others keep the machine so busy that the body does not come in time, that is all there is to see.
+            if passed < PATIENCE {
+                assert_eq!(status, StatusCode::OK, "{answer}");
+                let answer: Value = serde_json::from_str(&answer).unwrap();
+                assert_eq!(reason(&answer["response"]), "allowed");
+            }
+        }
+    };
+    runtime.block_on(async { tokio::spawn(asking).await.unwrap() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_denials_floods_no_log_and_forges_no_line() {
+    let guard = guard(Answer::No);
+    let log = Captured::default();
+    let capturing = log.start("trace");
+    let mut review = a_source();
+    let user = format!("alice\n2026 INFO forged\u{1b}[31m{}", "x".repeat(100_000));
+    review["request"]["userInfo"]["username"] = user.into();
+    for _ in 0..200 {
+        assert_eq!(reason(&answered(&guard, &review).await), "no_right");
+    }
+    drop(capturing);
+    let text = log.text();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("INFO")).collect();
+    assert_eq!(lines.len(), 20);
+    for line in lines {
+        assert!(line.contains("INFO lockstep::guard::http") && line.contains("denied: alice 2026"), "{line}");
+        assert!(line.len() < 6000 && !line.contains('\u{1b}'), "{}", line.len());
+    }
+    assert!(!text.contains("hush"));
+}

@@ -1,0 +1,45 @@
+//! For tests: what was logged.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+};
+
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt;
+
+use crate::ops::log::filter;
+
+#[derive(Clone, Default)]
+pub struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Captured {
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    pub fn clear(&self) {
+        self.0.lock().unwrap().clear();
+    }
+
+    /// Everything that these levels let through in this thread, for as long as the guard lives.
+    #[must_use]
+    pub fn start(&self, levels: &str) -> DefaultGuard {
+        let writer = self.clone();
+        let subscriber =
+            fmt().with_env_filter(filter(levels)).with_ansi(false).with_writer(move || writer.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+}
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

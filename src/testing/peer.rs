@@ -1,0 +1,113 @@
+//! A listener with a certificate of its own, and peers that talk to it, politely or not.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+};
+use http::{Request, StatusCode, header};
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig, crypto::ring::default_provider, pki_types::PrivateKeyDer,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::{
+    ops::metrics::Metrics,
+    tls::{Limits, Server},
+};
+
+/// The API server gives up on a webhook after this time.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A server under test.
+pub struct Served {
+    pub address: SocketAddr,
+    pub metrics: Metrics,
+    pub stop: watch::Sender<bool>,
+    pub task: JoinHandle<()>,
+    roots: RootCertStore,
+}
+
+impl Served {
+    pub async fn start(router: Router, limits: Limits) -> Self {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (metrics, (stop, stopping)) = (Metrics::new(), watch::channel(false));
+        let server = Server { config: Arc::new(config), router, metrics: metrics.clone(), limits };
+        let task = tokio::spawn(server.serve(listener, stopping));
+        Self { address, metrics, stop, task, roots }
+    }
+
+    pub async fn tcp(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    pub async fn tls(&self, protocol: &str) -> TlsStream<TcpStream> {
+        let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(self.roots.clone())
+            .with_no_client_auth();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let name = "localhost".try_into().unwrap();
+        TlsConnector::from(Arc::new(config)).connect(name, self.tcp().await).await.unwrap()
+    }
+
+    /// A client over HTTP/2, and what becomes of its connection.
+    pub async fn http2(&self) -> (http2::SendRequest<Body>, JoinHandle<hyper::Result<()>>) {
+        let io = TokioIo::new(self.tls("h2").await);
+        let (client, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+        (client, tokio::spawn(connection))
+    }
+
+    /// A client over HTTP/1.1, and what becomes of its connection.
+    pub async fn http1(&self) -> (http1::SendRequest<Body>, JoinHandle<hyper::Result<()>>) {
+        let io = TokioIo::new(self.tls("http/1.1").await);
+        let (client, connection) = http1::handshake(io).await.unwrap();
+        (client, tokio::spawn(connection))
+    }
+
+    /// What a newcomer is told, if it is told in time.
+    pub async fn ask(&self, request: Request<Body>) -> (StatusCode, String) {
+        let answered = async {
+            let (mut client, _connection) = self.http2().await;
+            read(client.send_request(request).await.unwrap()).await
+        };
+        timeout(PATIENCE, answered).await.expect("an answer in time")
+    }
+}
+
+pub async fn read(response: http::Response<hyper::body::Incoming>) -> (StatusCode, String) {
+    let status = response.status();
+    let body = to_bytes(Body::new(response.into_body()), usize::MAX).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+pub fn get(path: &str) -> Request<Body> {
+    Request::get(format!("https://localhost{path}")).body(Body::empty()).unwrap()
+}
+
+pub fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    let request = Request::post(format!("https://localhost{path}"));
+    request.header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
+}

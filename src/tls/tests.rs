@@ -1,0 +1,416 @@
+//! Peers that stall, flood and babble, while others are served.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::{
+    body::{Body, Bytes},
+    routing::{get as on_get, post as on_post},
+};
+use futures::future::join_all;
+use http::StatusCode;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    sync::{Notify, Semaphore},
+};
+
+use super::*;
+use crate::testing::peer::{PATIENCE, Served, get, post, read};
+
+/// Answers with the length of what it was sent.
+fn router() -> Router {
+    Router::new()
+        .route("/length", on_post(|body: Bytes| async move { body.len().to_string() }))
+        .route("/healthz", on_get(|| async { "ok\n" }))
+}
+
+async fn start() -> Served {
+    Served::start(router(), Limits::default()).await
+}
+
+async fn still_serves(served: &Served) {
+    assert_eq!(served.ask(post("/length", "12345")).await, (StatusCode::OK, "5".to_owned()));
+}
+
+/// Reads until the other side closes, however it does that.
+async fn until_closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    let reading = async {
+        while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+            bytes.extend_from_slice(&buffer[..read]);
+        }
+    };
+    timeout(PATIENCE, reading).await.expect("it is closed in time");
+    bytes
+}
+
+/// Waits for a number that the metrics show.
+async fn metric(served: &Served, line: &str) {
+    let shows = async {
+        while !served.metrics.render().lines().any(|found| found == line) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let outcome = timeout(PATIENCE, shows).await;
+    outcome.unwrap_or_else(|_| panic!("{line} in\n{}", served.metrics.render()));
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_answered() {
+    let served = start().await;
+    let (mut first, _connection) = served.http1().await;
+    let (mut second, _connection) = served.http2().await;
+    for _ in 0..3 {
+        let request = post("/length", "1234567");
+        assert_eq!(read(first.send_request(request).await.unwrap()).await.1, "7");
+        let request = post("/length", vec![b' '; 2_000_000]);
+        assert_eq!(read(second.send_request(request).await.unwrap()).await.1, "2000000");
+    }
+    metric(&served, "lockstep_webhook_connections 2").await;
+    metric(&served, "lockstep_webhook_handshakes_total{result=\"done\"} 2").await;
+}
+
+#[tokio::test]
+async fn nobody_is_delayed_by_who_stalls() {
+    let served = start().await;
+    let silent = served.tcp().await;
+    let mut hello = served.tcp().await;
+    hello.write_all(&[0x16, 3, 1, 0x02, 0]).await.unwrap();
+    let mut headers = served.tls("http/1.1").await;
+    headers.write_all(b"POST /length HTTP/1.1\r\nhost: loc").await.unwrap();
+    let mut body = served.tls("http/1.1").await;
+    body.write_all(b"POST /length HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n12345")
+        .await
+        .unwrap();
+    let preface = served.tls("h2").await;
+    let (mut stream, _connection) = served.http2().await;
+    let stalled = Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
+    let unanswered = stream.send_request(post("/length", stalled));
+    still_serves(&served).await;
+    // Beside it, on the same connection.
+    assert_eq!(read(stream.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    drop((silent, hello, headers, body, preface, unanswered));
+}
+
+#[tokio::test]
+async fn what_is_no_tls_is_turned_away() {
+    let served = start().await;
+    for garbage in [
+        &b"GET /validate HTTP/1.1\r\nhost: a\r\n\r\n"[..],
+        &[0xff; 4096],
+        &[0; 64],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
+        let mut stream = served.tcp().await;
+        drop(stream.write_all(garbage).await);
+        let answer = until_closed(stream).await;
+        assert!(answer.is_empty() || answer[0] == 0x15, "nothing but an alert: {answer:?}");
+    }
+    metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 4").await;
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn tls_before_1_2_is_refused() {
+    let served = start().await;
+    let protocol_version = [0x15, 3, 3, 0, 2, 2, 70];
+    // A hello in every way that of TLS 1.2, but for its version.
+    for (minor, refused) in [(1, true), (2, true), (3, false)] {
+        let mut hello = vec![3, minor];
+        hello.extend([7; 32]);
+        // No session, ECDHE with ECDSA and AES, no compression; x25519, SHA-256 with P-256, plain points.
+        hello.extend([0, 0, 2, 0xc0, 0x2b, 1, 0]);
+        let extensions = [0, 10, 0, 4, 0, 2, 0, 29, 0, 13, 0, 4, 0, 2, 4, 3, 0, 11, 0, 2, 1, 0];
+        hello.extend([0, 22]);
+        hello.extend(extensions);
+        let length = u8::try_from(hello.len()).unwrap();
+        let mut record = vec![0x16, 3, 1, 0, length + 4, 1, 0, 0, length];
+        record.extend(hello);
+        let mut stream = served.tcp().await;
+        stream.write_all(&record).await.unwrap();
+        let mut answer = [0; 7];
+        timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(answer == protocol_version, refused, "{minor}: {answer:?}");
+        assert_eq!(answer[0] == 0x16, !refused, "{minor}: {answer:?}");
+    }
+}
+
+fn many_files() {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: most.maximum, maximum: most.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+}
+
+#[tokio::test]
+async fn a_thousand_idle_connections_keep_nobody_out() {
+    many_files();
+    let served = start().await;
+    let Limits { connections, leaving, .. } = Limits::default();
+    let (mut early, _connection) = served.http2().await;
+    assert_eq!(read(early.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    let mut idle = Vec::new();
+    for _ in 0..1000 {
+        idle.push(served.tcp().await);
+    }
+    still_serves(&served).await;
+    let mut shaken = Vec::new();
+    for _ in 0..connections + leaving {
+        shaken.push(served.tls("http/1.1").await);
+    }
+    still_serves(&served).await;
+    // Who asked before stays, and all the others fit within the bounds.
+    assert_eq!(read(early.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    let text = served.metrics.render();
+    let shown = text.lines().find_map(|line| line.strip_prefix("lockstep_webhook_connections ")).unwrap();
+    assert!(shown.parse::<usize>().unwrap() <= connections + leaving, "{shown}");
+}
+
+#[tokio::test]
+async fn stalled_bodies_on_every_connection_keep_nobody_out() {
+    let begun = Arc::new(Semaphore::new(0));
+    let beginning = begun.clone();
+    let slow = on_post(move |body: Body| async move {
+        beginning.add_permits(1);
+        drop(axum::body::to_bytes(body, usize::MAX).await);
+    });
+    let limits = Limits { connections: 16, leaving: 4, ..Limits::default() };
+    let served = Served::start(router().route("/slow", slow), limits).await;
+    let mut stalled = Vec::new();
+    for _ in 0..40 {
+        let mut stream = served.tls("http/1.1").await;
+        stream.write_all(b"POST /slow HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n1").await.unwrap();
+        begun.acquire().await.unwrap().forget();
+        stalled.push(stream);
+    }
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_not_used_is_closed() {
+    let limits = Limits {
+        unused: Duration::from_millis(50),
+        sweep: Duration::from_millis(10),
+        handshake: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    let served = Served::start(router(), limits).await;
+    let (mut asked, _connection) = served.http2().await;
+    assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    until_closed(served.tcp().await).await;
+    until_closed(served.tls("h2").await).await;
+    let mut headers = served.tls("http/1.1").await;
+    headers.write_all(b"POST /length HTTP/1.1\r\nhost: loc").await.unwrap();
+    until_closed(headers).await;
+    assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    metric(&served, "lockstep_webhook_connections 1").await;
+}
+
+#[tokio::test]
+async fn headers_that_never_end_are_given_up() {
+    let limits = Limits { headers: Duration::from_millis(50), ..Limits::default() };
+    let served = Served::start(router(), limits).await;
+    let mut stream = served.tls("http/1.1").await;
+    stream
+        .write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: lo")
+        .await
+        .unwrap();
+    assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_the_answers_under_way_and_for_nothing_else() {
+    let (begun, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));
+    let (beginning, going) = (begun.clone(), go.clone());
+    let slow = on_get(move || async move {
+        beginning.add_permits(1);
+        going.notified().await;
+        "done"
+    });
+    // The stop itself would take longer than anybody waits.
+    let limits = Limits { finish: PATIENCE * 100, ..Limits::default() };
+    let served = Served::start(router().route("/slow", slow), limits).await;
+    let (mut idle, idle_connection) = served.http2().await;
+    assert_eq!(read(idle.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
+    let mut partly = served.tls("http/1.1").await;
+    partly.write_all(b"GET /healthz HTTP/1.1\r\nhost: loc").await.unwrap();
+    let (unused, silent) = (served.tls("h2").await, served.tcp().await);
+    let (mut first, _connection) = served.http1().await;
+    let (mut second, _connection) = served.http2().await;
+    let first = tokio::spawn(async move { read(first.send_request(get("/slow")).await.unwrap()).await });
+    let second = tokio::spawn(async move { read(second.send_request(get("/slow")).await.unwrap()).await });
+    drop(begun.acquire_many(2).await.unwrap());
+
+    served.stop.send_replace(true);
+    // GOAWAY: the connection ends without an error.
+    timeout(PATIENCE, idle_connection).await.unwrap().unwrap().unwrap();
+    until_closed(partly).await;
+    until_closed(unused).await;
+    until_closed(silent).await;
+    assert!(tokio::net::TcpStream::connect(served.address).await.is_err(), "no newcomers");
+    assert!(!served.task.is_finished());
+    go.notify_waiters();
+    for answer in [first, second] {
+        assert_eq!(answer.await.unwrap(), (StatusCode::OK, "done".to_owned()));
+    }
+    timeout(PATIENCE, served.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_stop_ends_although_an_answer_never_comes() {
+    let limits = Limits { finish: Duration::from_millis(50), ..Limits::default() };
+    let stuck = on_get(std::future::pending::<&'static str>);
+    let served = Served::start(Router::new().route("/stuck", stuck), limits).await;
+    let (mut client, _connection) = served.http2().await;
+    let unanswered = tokio::spawn(async move { client.send_request(get("/stuck")).await.is_err() });
+    metric(&served, "lockstep_webhook_connections 1").await;
+    served.stop.send_replace(true);
+    timeout(PATIENCE, served.task).await.unwrap().unwrap();
+    assert!(unanswered.await.unwrap());
+}
+
+// --- HTTP/2, frame by frame
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The headers of a request: method (2: GET, 3: POST), https, localhost, path.
+fn request_headers(method: u8, path: &str) -> Vec<u8> {
+    let length = |text: &str| u8::try_from(text.len()).unwrap();
+    let mut block = vec![0x80 | method, 0x87, 0x01, 9];
+    block.extend(b"localhost");
+    block.extend([0x04, length(path)]);
+    block.extend(path.bytes());
+    block
+}
+
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    [vec![0], text(name), text(value)].concat()
+}
+
+/// Sends for as long as it is let, at most so much; what comes back until the end, as (kind, stream, payload).
+async fn flood(served: &Served, frames: impl Iterator<Item = Vec<u8>>) -> (usize, Vec<(u8, u32, Vec<u8>)>) {
+    let (reader, mut writer) = tokio::io::split(served.tls("h2").await);
+    let reading = tokio::spawn(until_closed(reader));
+    let sending = async {
+        let mut sent = 0;
+        writer.write_all(PREFACE).await.unwrap();
+        for frame in frames {
+            if reading.is_finished() || writer.write_all(&frame).await.is_err() {
+                break;
+            }
+            sent += frame.len();
+        }
+        drop(writer.flush().await);
+        sent
+    };
+    let sent = timeout(PATIENCE, sending).await.expect("it is not held up");
+    let bytes = reading.await.unwrap();
+    let mut rest = &*bytes;
+    let mut frames = Vec::new();
+    while rest.len() >= 9 {
+        let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
+        let stream = u32::from_be_bytes([rest[5], rest[6], rest[7], rest[8]]);
+        let end = (9 + length).min(rest.len());
+        frames.push((rest[3], stream, rest[9..end].to_vec()));
+        rest = &rest[end..];
+    }
+    (sent, frames)
+}
+
+/// The error of the last GOAWAY.
+fn goaway(frames: &[(u8, u32, Vec<u8>)]) -> Option<u8> {
+    frames.iter().rev().find(|(kind, ..)| *kind == 7).map(|(_, _, payload)| payload[7])
+}
+
+const ENHANCE_YOUR_CALM: u8 = 11;
+
+#[tokio::test]
+async fn rapid_reset_ends_the_connection() {
+    let (begun, counter) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counting = counter.clone();
+    let stuck = on_get(move || async move {
+        counting.fetch_add(1, Ordering::Relaxed);
+        std::future::pending::<&'static str>().await
+    });
+    let served = Served::start(router().route("/stuck", stuck), Limits::default()).await;
+    let streams = begun.clone();
+    let frames = (0..200_000_u32).map(move |number| {
+        streams.fetch_add(1, Ordering::Relaxed);
+        let stream = 2 * number + 1;
+        let open = frame(HEADERS, END_STREAM | END_HEADERS, stream, &request_headers(2, "/stuck"));
+        [open, frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])].concat()
+    });
+    let (_, answers) = flood(&served, frames).await;
+    assert_eq!(goaway(&answers), Some(ENHANCE_YOUR_CALM), "{answers:?}");
+    assert!(begun.load(Ordering::Relaxed) < 200_000 && counter.load(Ordering::Relaxed) < 2000);
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn headers_without_end_end_the_connection() {
+    let served = start().await;
+    let open = frame(HEADERS, END_STREAM, 1, &request_headers(2, "/healthz"));
+    let filler: Vec<u8> = (0..60).flat_map(|_| literal("x-a", &"b".repeat(100))).collect();
+    let more = std::iter::repeat_with(move || frame(CONTINUATION, 0, 1, &filler)).take(20_000);
+    let (sent, answers) = flood(&served, std::iter::once(open).chain(more)).await;
+    assert!(goaway(&answers).is_some(), "{answers:?}");
+    // What the two sockets hold, and no more.
+    assert!(sent < 16 << 20, "{sent}");
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn headers_that_unpack_to_much_are_not_unpacked() {
+    let served = start().await;
+    // One large header into the table, then a reference to it, a thousand times.
+    let mut block = request_headers(2, "/healthz");
+    block.extend([0x40, 3, b'x', b'-', b'a', 0x7f, 0xa1, 0x17]);
+    block.extend([b'b'; 3104]);
+    block.extend([0xbe; 1000]);
+    let open = frame(HEADERS, END_STREAM | END_HEADERS, 1, &block);
+    let (_, answers) = flood(&served, std::iter::once(open)).await;
+    let refused = answers.iter().any(|(kind, _, payload)| match *kind {
+        HEADERS => payload.windows(3).any(|text| text == b"431") || payload.first() == Some(&0x48),
+        RST_STREAM | 7 => true,
+        _ => false,
+    });
+    assert!(refused, "{answers:?}");
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn more_streams_than_allowed_are_refused() {
+    let counter = Arc::new(AtomicUsize::new(0));
+    let counting = counter.clone();
+    let stuck = on_get(move || async move {
+        counting.fetch_add(1, Ordering::Relaxed);
+        std::future::pending::<&'static str>().await
+    });
+    let limits = Limits { idle: Duration::from_millis(100), ..Limits::default() };
+    let served = Served::start(router().route("/stuck", stuck), limits).await;
+    let frames = (0..5000_u32).map(|number| {
+        frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &request_headers(2, "/stuck"))
+    });
+    let (_, answers) = flood(&served, frames).await;
+    assert!(counter.load(Ordering::Relaxed) <= 64, "{counter:?}");
+    let refused = answers.iter().filter(|(kind, _, payload)| *kind == RST_STREAM && payload[3] == 7).count();
+    assert!(refused > 0 && goaway(&answers) == Some(ENHANCE_YOUR_CALM), "{refused} {answers:?}");
+    still_serves(&served).await;
+}
+
+#[tokio::test]
+async fn a_crowd_that_comes_at_once_is_answered() {
+    let served = start().await;
+    let asked = (0..20).map(|_| still_serves(&served));
+    join_all(asked).await;
+}

@@ -1,0 +1,157 @@
+//! Watches → world: one task a watch, and word of every source that should be looked at again.
+
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::task::JoinSet;
+
+use super::{
+    Scope, SharedWorld,
+    state::{Effect, News, Stream, World},
+    watch::{self, Event, Subject},
+};
+use crate::{
+    keys::Keys,
+    object::{Kind, NamespaceObject, Object, ObjectKey},
+    ops::{
+        health::{Milestone, Pulse},
+        metrics::Metrics,
+    },
+};
+
+/// Starts the watches. None of the tasks ever ends.
+pub fn start(
+    tasks: &mut JoinSet<&'static str>,
+    client: &Client,
+    scope: &Scope,
+    world: &SharedWorld,
+    pulse: &Pulse,
+    metrics: &Metrics,
+    look_at: impl Fn(Vec<ObjectKey>) + Send + Sync + 'static,
+) {
+    let look_at: Arc<LookAt> = Arc::new(look_at);
+    for stream in scope.streams() {
+        let feed = Feed {
+            stream,
+            world: world.clone(),
+            look_at: look_at.clone(),
+            pulse: pulse.clone(),
+            metrics: metrics.clone(),
+        };
+        let (client, subject) = (client.clone(), subject(stream, &scope.keys));
+        tasks.spawn(async move {
+            match stream {
+                Stream::Namespaces => watch::run(client, subject, |event| feed.namespace(event)).await,
+                Stream::Companions(kind) => {
+                    watch::run(client, subject, |event| feed.companion(kind, event)).await
+                }
+                Stream::Sources(kind) => watch::run(client, subject, |event| feed.source(kind, event)).await,
+            }
+            "watch"
+        });
+    }
+}
+
+fn subject(stream: Stream, keys: &Keys) -> Subject {
+    let (resource, label_selector) = match stream {
+        Stream::Namespaces => ("namespaces", None),
+        Stream::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
+        Stream::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
+    };
+    Subject {
+        name: stream.to_string(),
+        path: format!("/api/v1/{resource}"),
+        label_selector,
+        field_selector: None,
+    }
+}
+
+type LookAt = dyn Fn(Vec<ObjectKey>) + Send + Sync;
+
+/// Brings what a watch sees into the world, and what follows from it into the queue.
+struct Feed {
+    stream: Stream,
+    world: SharedWorld,
+    look_at: Arc<LookAt>,
+    pulse: Pulse,
+    metrics: Metrics,
+}
+
+impl Feed {
+    fn source(&self, kind: Kind, event: Event<Object>) {
+        self.take(
+            event,
+            |world, object| world.apply_source(kind, object),
+            |world, object| world.delete_source(kind, &object.metadata),
+        );
+    }
+
+    fn companion(&self, kind: Kind, event: Event<Object>) {
+        self.take(
+            event,
+            |world, object| world.apply_companion(kind, object),
+            |world, object| world.delete_companion(kind, &object.metadata),
+        );
+    }
+
+    fn namespace(&self, event: Event<NamespaceObject>) {
+        let apply = |world: &mut World, object: NamespaceObject| {
+            let (effect, fault) = world.apply_namespace(&object.metadata);
+            if let Some(fault) = fault {
+                tracing::warn!(
+                    namespace = object.metadata.name,
+                    "{fault}; it accepts from nowhere until mended"
+                );
+            }
+            effect
+        };
+        let delete = |world: &mut World, object: NamespaceObject| {
+            world.delete_namespace(&object.metadata.name);
+            Effect::default()
+        };
+        self.take(event, apply, delete);
+    }
+
+    fn take<T>(
+        &self,
+        event: Event<T>,
+        apply: impl FnOnce(&mut World, T) -> Effect,
+        delete: impl FnOnce(&mut World, T) -> Effect,
+    ) {
+        self.pulse.alive(self.stream);
+        let effect = self.world.write(|world| match event {
+            Event::Begin => {
+                world.begin(self.stream);
+                self.metrics.watch_restarted(self.stream);
+                Effect::default()
+            }
+            Event::Applied(object) => apply(world, object),
+            Event::Deleted(object) => delete(world, object),
+            Event::End(version) => {
+                let effect = world.end(self.stream, version.parse().unwrap_or(u64::MAX));
+                self.pulse.reached(Milestone::Listed(self.stream));
+                effect
+            }
+            Event::Bookmark => Effect::default(),
+        });
+        for (source, news) in &effect.news {
+            self.report(source, *news);
+        }
+        if !effect.look_at.is_empty() {
+            (self.look_at)(effect.look_at);
+        }
+    }
+
+    fn report(&self, source: &ObjectKey, news: News) {
+        let kind = source.kind.as_str();
+        let keys = self.world.read(|world| {
+            world.source(source).and_then(|source| Some(source.wish.as_ref().ok()?.key_names.clone()))
+        });
+        let keys = keys.as_deref().unwrap_or_default();
+        match news {
+            News::Seen => tracing::info!(kind, %source, keys, "source seen"),
+            News::Changed => tracing::info!(kind, %source, keys, "source changed"),
+            News::Gone => tracing::info!(kind, %source, "source gone"),
+        }
+    }
+}

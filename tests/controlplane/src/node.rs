@@ -1,0 +1,233 @@
+//! A cluster with one real node: kubelet, kube-proxy, scheduler, containerd and runc, without Docker.
+//!
+//! Everything lives in namespaces and cgroups of its own, below a data directory of its own, and is tied to this
+//! process by the janitor: afterwards the machine is as it was. Images come from archives; there is no way out to a
+//! registry, and no DNS.
+
+mod obstacle;
+mod programs;
+mod space;
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use self::space::{NODE, Space, run};
+use crate::binaries::Binaries;
+use crate::components::Site;
+use crate::image::Image;
+use crate::janitor::Janitor;
+use crate::pki::{Authority, Credentials};
+use crate::plane::{ControlPlane, new_data_dir};
+use crate::process::{Process, Spec};
+use crate::{Error, compile, files};
+
+/// What the node is called.
+const NAME: &str = "node";
+/// Where containerd keeps what the kubelet asks of it.
+const KUBERNETES: &str = "k8s.io";
+const PORT: u16 = 6443;
+
+/// A control plane with one node. One at a time on a machine: others wait.
+///
+/// Dropping it ends everything, as the end of the process does.
+pub struct Node {
+    // Fields are dropped from top to bottom: what runs on the node, the node, the control plane.
+    _scheduler: Process,
+    _kube_proxy: Process,
+    _kubelet: Process,
+    _containerd: Process,
+    space: Space,
+    plane: ControlPlane,
+}
+
+impl Node {
+    /// Why there can be no node on this machine, if so; for tests that are then passed over.
+    #[must_use]
+    pub fn obstacle() -> Option<String> {
+        obstacle::obstacle()
+    }
+
+    /// Boots a cluster whose node has these images, from archives. Returns when the node is ready for pods.
+    ///
+    /// # Errors
+    /// [`Error::NoNode`] where there is an [`obstacle`](Self::obstacle); whatever prevents building or booting.
+    pub fn start(images: &[&Path]) -> Result<Self, Error> {
+        if let Some(obstacle) = Self::obstacle() {
+            return Err(Error::NoNode(obstacle));
+        }
+        let (binaries, programs) = (Binaries::find()?, Binaries::build_node()?);
+        let lock = compile::lock(&compile::cache_dir()?.join("node.lock"), "runs a node")?;
+        let janitor = Janitor::start_locked(new_data_dir()?, lock)?;
+        let dir = janitor.dir().to_owned();
+        let authority = Authority::new()?;
+        write_files(&dir, &authority)?;
+
+        let space = Space::start(&janitor)?;
+        let site = Site {
+            address: NODE,
+            port: PORT,
+            reservation: None,
+            enter: Some(space.network_entrance()),
+            flags: programs::apiserver_flags(&dir),
+        };
+        let plane = ControlPlane::boot_at(site, &binaries, janitor, authority, &[])?;
+
+        let containerd = plane.add(containerd(&space, &dir)?)?;
+        let pause = dir.join("pause.tar");
+        Image::pause(&programs.program("pause"), programs::PAUSE)?.write(&pause)?;
+        for image in [&[pause.as_path()], images].concat() {
+            let image = std::path::absolute(image)?;
+            run(ctr(&space).args(["images", "import"]).arg(image))?;
+        }
+        let kubelet = plane.add(kubelet(&space, &plane, &programs.program("kubelet"))?)?;
+        let kube_proxy = plane.add(kube_proxy(&space, &plane, &programs.program("kube-proxy"))?)?;
+        let scheduler = plane.add(scheduler(&plane, &programs)?)?;
+        let node = Self {
+            _scheduler: scheduler,
+            _kube_proxy: kube_proxy,
+            _kubelet: kubelet,
+            _containerd: containerd,
+            space,
+            plane,
+        };
+        Ok(node)
+    }
+
+    /// The cluster.
+    #[must_use]
+    pub fn plane(&self) -> &ControlPlane {
+        &self.plane
+    }
+
+    /// A command that runs on the node.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        self.space.command(program)
+    }
+
+    /// `ctr` for what the kubelet asked of containerd, such as `tasks kill --signal SIGKILL ID`.
+    #[must_use]
+    pub fn ctr(&self) -> Command {
+        ctr(&self.space)
+    }
+
+    /// The most memory that a container ever had, and its limit, in bytes.
+    ///
+    /// # Errors
+    /// When there is no such container.
+    pub fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
+        let dir = find_dir(self.space.memory(), container)
+            .ok_or_else(|| Error::NoNode(format!("there is no container {container}")))?;
+        let read = |name: &str| {
+            let path = dir.join(name);
+            let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
+            Ok::<u64, Error>(text.trim().parse().unwrap_or_default())
+        };
+        Ok((read("memory.max_usage_in_bytes")?, read("memory.limit_in_bytes")?))
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("plane", &self.plane).finish_non_exhaustive()
+    }
+}
+
+/// Writes the files that configurations and flags refer to.
+fn write_files(dir: &Path, authority: &Authority) -> Result<(), Error> {
+    let pair = |name: &str, pair: Credentials| {
+        files::write_private(&dir.join(format!("{name}.crt")), &pair.certificate)?;
+        files::write_private(&dir.join(format!("{name}.key")), &pair.key)
+    };
+    pair("kubelet", authority.server(&[NAME, &NODE.to_string()])?)?;
+    pair("kubelet-client", authority.client("kube-apiserver-kubelet-client", &["system:masters"])?)?;
+    files::write_private(&dir.join("resolv.conf"), "")?;
+    let cni = dir.join("cni");
+    fs::create_dir(&cni).map_err(Error::at(&cni))?;
+    files::write_private(&cni.join("pods.conflist"), &programs::network().to_string())
+}
+
+fn ctr(space: &Space) -> Command {
+    let mut command = space.command("ctr");
+    command.args(["--address", programs::SOCKET, "--namespace", KUBERNETES]);
+    command
+}
+
+fn containerd(space: &Space, dir: &Path) -> Result<Spec, Error> {
+    let config = dir.join("containerd.toml");
+    files::write_private(&config, &programs::containerd(dir))?;
+    let mut version = ctr(space);
+    version.arg("version");
+    let version = std::sync::Mutex::new(version);
+    let ready = Box::new(move || {
+        let mut version = version.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        version.output().is_ok_and(|output| output.status.success())
+    });
+    let args = [format!("--config={}", config.display())];
+    Ok(space.spec("containerd", Path::new("containerd"), &args, ready))
+}
+
+/// Writes a configuration and returns the flag that names it.
+fn config(dir: &Path, name: &str, content: &Value) -> Result<String, Error> {
+    let path = dir.join(name);
+    files::write_private(&path, &content.to_string())?;
+    Ok(format!("--config={}", path.display()))
+}
+
+fn kubelet(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
+    let dir = plane.data_dir();
+    let kubeconfig = plane.user(&format!("system:node:{NAME}"), &["system:nodes"])?;
+    let ready = plane.asks(&["wait", "node", NAME, "--for=condition=Ready", "--timeout=4s"]);
+    let args = [
+        config(dir, "kubelet.json", &programs::kubelet(dir))?,
+        format!("--kubeconfig={}", kubeconfig.display()),
+        format!("--root-dir={}", dir.join("kubelet").display()),
+        format!("--cert-dir={}", dir.join("kubelet-pki").display()),
+        format!("--hostname-override={NAME}"),
+        format!("--node-ip={NODE}"),
+    ];
+    Ok(space.spec("kubelet", program, &args, ready))
+}
+
+fn kube_proxy(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
+    let kubeconfig = plane.user("system:kube-proxy", &[])?;
+    let args = [config(plane.data_dir(), "kube-proxy.json", &programs::kube_proxy(&kubeconfig))?];
+    // It says so by redirecting the first Service there is.
+    let mut rules = space.command("iptables-save");
+    rules.args(["--table", "nat"]);
+    let rules = std::sync::Mutex::new(rules);
+    let ready = Box::new(move || {
+        let mut rules = rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        rules
+            .output()
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("default/kubernetes"))
+    });
+    Ok(space.spec("kube-proxy", program, &args, ready))
+}
+
+fn scheduler(plane: &ControlPlane, programs: &Binaries) -> Result<Spec, Error> {
+    let kubeconfig = plane.user("system:kube-scheduler", &[])?;
+    Ok(Spec {
+        name: "kube-scheduler",
+        program: programs.program("kube-scheduler"),
+        args: vec![
+            format!("--kubeconfig={}", kubeconfig.display()),
+            "--leader-elect=false".into(),
+            // Nobody asks it anything.
+            "--secure-port=0".into(),
+        ],
+        ready: Box::new(|| true),
+    })
+}
+
+/// The directory of this name, wherever it is.
+fn find_dir(dir: &Path, name: &str) -> Option<std::path::PathBuf> {
+    let dirs = fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
+    dirs.filter(|path| path.is_dir()).find_map(|path| {
+        if path.file_name().is_some_and(|found| found == name) { Some(path) } else { find_dir(&path, name) }
+    })
+}

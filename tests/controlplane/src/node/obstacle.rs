@@ -1,0 +1,60 @@
+//! Why a machine cannot be a node.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What has to be installed: programs, and the Debian packages that have them.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("runc", "runc"),
+    ("iptables", "iptables"),
+    ("ip", "iproute2"),
+    ("mount", "mount"),
+    ("unshare", "util-linux"),
+    ("nsenter", "util-linux"),
+];
+
+/// Where programs are looked for, here and on the node: an environment of our own, like everything that runs there.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What stands in the way, in one line that says what to do about it.
+pub(crate) fn obstacle() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("it takes root, for namespaces and cgroups".to_owned());
+    }
+    for (program, package) in PROGRAMS {
+        if find(program).is_none() {
+            return Some(format!("{program} is not installed (Debian: apt-get install {package})"));
+        }
+    }
+    if plugins().is_none() {
+        return Some(
+            "there are no CNI plugins (Debian: apt-get install containernetworking-plugins)".to_owned(),
+        );
+    }
+    if !Path::new("/sys/fs/cgroup/memory").is_dir() {
+        return Some(
+            "the cgroups are of version 2, and only version 1 is provided for: use kind there".to_owned(),
+        );
+    }
+    let mut namespaces = Command::new("unshare");
+    namespaces
+        .args(["--mount", "--net", "--pid", "--cgroup", "--fork", "mount", "-n", "-t", "tmpfs", "x", "/mnt"]);
+    let made = namespaces.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if made.is_ok_and(|status| status.success()) {
+        None
+    } else {
+        Some("root may neither make namespaces nor mount: is this an unprivileged container?".to_owned())
+    }
+}
+
+/// The path of an installed program.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    PATH.split(':').map(|dir| Path::new(dir).join(program)).find(|file| file.is_file())
+}
+
+/// Where the CNI plugins are: Debian has them in a place of its own.
+pub(crate) fn plugins() -> Option<&'static Path> {
+    ["/usr/lib/cni", "/opt/cni/bin"].map(Path::new).into_iter().find(|dir| dir.join("bridge").is_file())
+}

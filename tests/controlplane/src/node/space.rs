@@ -1,0 +1,227 @@
+//! Where the node lives: namespaces and cgroups of its own, and one link to the machine.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::obstacle::{PATH, find};
+use crate::janitor::{Janitor, SCRIPT};
+use crate::process::{Probe, Process, Spec};
+use crate::{Error, files};
+
+/// The two ends of the link. They are fixed, as is its name, so there can be one node at a time.
+pub(crate) const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
+pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 2);
+const LINK: &str = "lockstep-node";
+
+/// What our cgroup is called, below the one that this process is in.
+const CGROUP: &str = "lockstep-node";
+
+/// Puts the shell into the cgroups that a file lists.
+const JOIN: &str = r#"
+while read -r cgroup; do echo $$ > "$cgroup/cgroup.procs" || exit 1; done < "$1/cgroups"
+shift
+"#;
+
+/// The first process: its death is the end of every process on the node, of all mounts and of the network. Only then
+/// is anything mounted, and without a note of it (`-n`), so that the machine sees nothing of it.
+///
+/// - `/run`, `/var/log` and `/var/lib/cni` are written by kubelet, containerd and CNI. Since the last may not exist, it
+///   is made in a copy-on-write view of `/var/lib`.
+/// - The kubelet sets kernel parameters that are not bound to a namespace: it gets files instead.
+const INIT: &str = r#"
+set -e
+mount -n -t tmpfs -o mode=755 run /run
+mkdir -p /run/netns /run/lock /run/lib/upper /run/lib/work /run/sys
+mount -n -t tmpfs -o mode=755 log /var/log
+mount -n -t overlay -o lowerdir=/var/lib,upperdir=/run/lib/upper,workdir=/run/lib/work lib /var/lib
+umount -n -R -l /sys/fs/cgroup
+mount -n -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
+while IFS=: read -r _ controllers _; do
+    case $controllers in ''|name=*) continue;; esac
+    mkdir "/sys/fs/cgroup/$controllers"
+    mount -n -t cgroup -o "$controllers" cgroup "/sys/fs/cgroup/$controllers"
+    for one in $(echo "$controllers" | tr , ' '); do
+        [ -e "/sys/fs/cgroup/$one" ] || ln -s "$controllers" "/sys/fs/cgroup/$one"
+    done
+done < /proc/self/cgroup
+for parameter in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+        kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    name=${parameter%=*}
+    file=/run/sys/$(echo "$name" | tr / .)
+    echo "${parameter#*=}" > "$file"
+    mount -n --bind "$file" "/proc/sys/$name"
+done
+mount -n --make-rshared /
+echo node > /proc/sys/kernel/hostname
+echo 1 > /proc/sys/net/ipv4/ip_forward
+[ ! -e /proc/sys/net/bridge ] || echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
+ip link set lo up
+: > "$1/space"
+sleep infinity &
+while :; do wait || :; done
+"#;
+
+/// Run by the sweeper when every process is killed. A cgroup is busy until the last of them is gone.
+const SWEEP: &str = r#"
+ip link del "$link"
+for cgroup in $cgroups; do
+    tries=0
+    while [ -d "$cgroup" ] && [ "$tries" -lt 100 ]; do
+        find "$cgroup" -depth -type d -exec rmdir {} +
+        [ ! -d "$cgroup" ] || sleep 0.1
+        tries=$((tries + 1))
+    done
+done
+"#;
+
+/// The namespaces, held open by their first process. Dropping it ends whatever runs in them.
+pub(crate) struct Space {
+    _first: Process,
+    /// The first process, as the machine knows it.
+    pid: u32,
+    dir: PathBuf,
+    memory: PathBuf,
+}
+
+impl Space {
+    pub(crate) fn start(janitor: &Janitor) -> Result<Self, Error> {
+        let dir = janitor.dir();
+        let cgroups = cgroups()?;
+        let lines = |separator| {
+            cgroups.iter().map(|(_, dir)| dir.display().to_string()).collect::<Vec<_>>().join(separator)
+        };
+        // Before there is anything to sweep. The system's own cgroups have no blanks in their names.
+        let sweep = format!("PATH={PATH}\nlink={LINK}\ncgroups='{}'\n{SWEEP}", lines(" "));
+        files::write_private(&dir.join(SCRIPT), &sweep)?;
+        files::write_private(&dir.join("cgroups"), &format!("{}\n", lines("\n")))?;
+        for (controllers, cgroup) in &cgroups {
+            make(controllers, cgroup)?;
+        }
+
+        let up = dir.join("space");
+        let unshare = "exec unshare --mount --net --pid --uts --ipc --cgroup --fork --kill-child --mount-proc -- \"$@\"";
+        let script = format!("PATH={PATH}; export PATH\n{JOIN}{unshare}");
+        let own = dir.display().to_string();
+        let args = ["-c", &script, "node", &own, "sh", "-c", INIT, "node-init", &own];
+        let spec = Spec {
+            name: "node",
+            program: "/bin/sh".into(),
+            args: args.map(str::to_owned).to_vec(),
+            ready: Box::new(move || up.exists()),
+        };
+        let first = Process::start(spec, janitor)?;
+        first.wait_ready()?;
+        let parent = first.id().unwrap_or_default();
+        let children = PathBuf::from(format!("/proc/{parent}/task/{parent}/children"));
+        let child = fs::read_to_string(&children).map_err(Error::at(&children))?;
+        let memory =
+            cgroups.into_iter().find(|(controllers, _)| controllers.split(',').any(|one| one == "memory"));
+        let space = Self {
+            _first: first,
+            pid: child.trim().parse().map_err(|_| Error::NoNode(format!("{} is odd", children.display())))?,
+            dir: dir.to_owned(),
+            memory: memory.map(|(_, dir)| dir).unwrap_or_default(),
+        };
+        space.link()?;
+        Ok(space)
+    }
+
+    /// The one link: the machine can reach the node and its API server. Nothing else can be reached from there.
+    fn link(&self) -> Result<(), Error> {
+        let pid = self.pid.to_string();
+        for line in [
+            format!("ip link add {LINK} type veth peer name eth0 netns {pid}"),
+            format!("ip addr add {MACHINE}/30 dev {LINK}"),
+            format!("ip link set {LINK} up"),
+        ] {
+            run(Command::new("/bin/sh").args(["-c", &line]).env("PATH", PATH))?;
+        }
+        for line in [
+            format!("ip addr add {NODE}/30 dev eth0"),
+            "ip link set eth0 up".to_owned(),
+            // Addresses of Services: without a route, nothing is sent that kube-proxy could redirect.
+            "ip route add 10.0.0.0/24 dev eth0".to_owned(),
+        ] {
+            run(self.command("sh").args(["-c", &line]))?;
+        }
+        Ok(())
+    }
+
+    /// A program that runs on the node, with everything it starts.
+    pub(crate) fn spec(&self, name: &'static str, program: &Path, args: &[String], ready: Probe) -> Spec {
+        let mut all = self.enter();
+        all.push(program.display().to_string());
+        all.extend(args.iter().cloned());
+        Spec { name, program: "/bin/sh".into(), args: all, ready }
+    }
+
+    /// A command that runs on the node.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(self.enter()).arg(program).env_clear();
+        command
+    }
+
+    /// What brings a program into the network alone, so that it can be killed and paused like one of the machine.
+    pub(crate) fn network_entrance(&self) -> (PathBuf, Vec<String>) {
+        let nsenter = find("nsenter").unwrap_or_else(|| "nsenter".into());
+        (nsenter, vec![format!("--net=/proc/{}/ns/net", self.pid), "--".to_owned()])
+    }
+
+    /// The cgroup in which the memory of the node is counted.
+    pub(crate) fn memory(&self) -> &Path {
+        &self.memory
+    }
+
+    fn enter(&self) -> Vec<String> {
+        let pid = self.pid;
+        let nsenter =
+            format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- \"$@\"");
+        let script = format!("PATH={PATH}; export PATH\n{JOIN}{nsenter}");
+        ["-c", &script, "node", &self.dir.display().to_string()].map(str::to_owned).to_vec()
+    }
+}
+
+/// Our cgroups: the controllers of each hierarchy, and the directory below the cgroup that this process is in.
+fn cgroups() -> Result<Vec<(String, PathBuf)>, Error> {
+    let own = Path::new("/proc/self/cgroup");
+    let text = fs::read_to_string(own).map_err(Error::at(own))?;
+    let hierarchies = text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let named = controllers.is_empty() || controllers.starts_with("name=");
+        (!named).then(|| {
+            let root = Path::new("/sys/fs/cgroup").join(controllers);
+            (controllers.to_owned(), root.join(path.trim_start_matches('/')).join(CGROUP))
+        })
+    });
+    Ok(hierarchies.collect())
+}
+
+fn make(controllers: &str, cgroup: &Path) -> Result<(), Error> {
+    fs::create_dir_all(cgroup).map_err(Error::at(cgroup))?;
+    if controllers.split(',').any(|one| one == "cpuset") {
+        // Nothing can run in a cgroup without these.
+        for name in ["cpuset.cpus", "cpuset.mems"] {
+            let (from, to) = (cgroup.with_file_name(name), cgroup.join(name));
+            let value = fs::read(&from).map_err(Error::at(&from))?;
+            fs::write(&to, value).map_err(Error::at(&to))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a command that must succeed.
+pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
+    let output = command.output().map_err(Error::at(Path::new(command.get_program())))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+    Err(Error::Command {
+        command: args.last().map(ToString::to_string).unwrap_or_default(),
+        stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}

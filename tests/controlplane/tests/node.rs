@@ -1,0 +1,129 @@
+//! A node leaves the machine as it was, even when its owner is killed. For `make test-node`; elsewhere this is skipped.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write, stderr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use controlplane::{Node, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DEADLINE: Duration = Duration::from_mins(1);
+
+/// A pod of the one image that every node has.
+const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "idle"}, "spec": {"containers": [
+    {"name": "idle", "image": "localhost/pause:1", "imagePullPolicy": "Never"}]}}"#;
+
+/// What a node could leave behind: links, addresses, routes, firewall rules, mounts, cgroups, kernel parameters,
+/// directories that its programs use, and processes.
+fn machine() -> BTreeSet<String> {
+    let mut seen = BTreeSet::new();
+    for line in ["ip -brief link", "ip -brief addr", "ip route", "iptables-save", "sysctl -a"] {
+        let mut words = line.split(' ');
+        let output = Command::new(words.next().unwrap()).args(words).stderr(Stdio::null()).output();
+        let text =
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let names = ["net.ipv4", "net.bridge", "vm.overcommit", "vm.panic", "kernel.panic", "kernel.keys"];
+        let lasting = text.lines().filter(|entry| {
+            !entry.starts_with('#')
+                && (line != "sysctl -a" || names.iter().any(|name| entry.starts_with(name)))
+        });
+        seen.extend(lasting.map(|entry| format!("{line}: {entry}")));
+    }
+    seen.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
+    cgroups(Path::new("/sys/fs/cgroup"), &mut seen);
+    for dir in ["/var/lib", "/var/log", "/run", "/etc/cni", "/opt"] {
+        let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
+        seen.extend(entries.map(|entry| entry.path().display().to_string()));
+    }
+    seen
+}
+
+/// Those that are, or were, ours.
+fn cgroups(dir: &Path, seen: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if entry.path().display().to_string().contains("lockstep-node") {
+                seen.insert(entry.path().display().to_string());
+            }
+            cgroups(&entry.path(), seen);
+        }
+    }
+}
+
+/// Command lines of all processes of the node: they name its data directory, or run in its cgroups.
+fn processes(mark: &str) -> Vec<String> {
+    let proc = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
+    proc.filter_map(|dir| {
+        let line = String::from_utf8_lossy(&fs::read(dir.join("cmdline")).ok()?).replace('\0', " ");
+        let cgroups = fs::read_to_string(dir.join("cgroup")).ok()?;
+        (line.contains(mark) || cgroups.contains("lockstep-node")).then_some(line)
+    })
+    .collect()
+}
+
+fn up() -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_controlplane"));
+    command.args(["up", "node"]).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// Starts a pod with the kubectl and the kubeconfig that `up` prints.
+fn start_a_pod(up: &mut Child) {
+    let lines = BufReader::new(up.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
+    let exports = lines.take(4).collect::<Vec<_>>().join("\n");
+    let mut shell = Command::new("sh")
+        .args([
+            "-c",
+            &format!(
+                "{exports}\nuntil kubectl get serviceaccount default; do sleep 0.1; done\n\
+             kubectl apply -f - && kubectl wait --for=condition=Ready pod/idle --timeout=1m"
+            ),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    shell.stdin.take().unwrap().write_all(POD.as_bytes()).unwrap();
+    assert!(shell.wait().unwrap().success(), "no pod on the node");
+}
+
+#[test]
+fn the_machine_is_as_it_was_after_its_owner_is_killed() {
+    let obstacle = match std::env::var_os("LOCKSTEP_TEST_IMAGE") {
+        None => Some("this is a part of `make test-node`".to_owned()),
+        Some(_) => Node::obstacle(),
+    };
+    if let Some(obstacle) = obstacle {
+        // Past the test harness, which swallows what `eprintln!` prints.
+        drop(writeln!(stderr(), "node: skipped, no node was booted: {obstacle}"));
+        return;
+    }
+
+    let before = machine();
+    for with_a_pod in [true, false] {
+        let mut up = up();
+        let mark = format!("/controlplane-{}-", up.id());
+        if with_a_pod {
+            start_a_pod(&mut up);
+            assert!(machine().iter().any(|line| line.contains("lockstep-node")), "no trace of the node");
+        } else {
+            // In the middle of its boot.
+            assert!(eventually(DEADLINE, || processes(&mark)
+                .iter()
+                .any(|line| line.contains("kube-apiserver"))));
+        }
+        kill_process(Pid::from_child(&up), Signal::KILL).unwrap();
+        up.wait().unwrap();
+        assert!(eventually(DEADLINE, || processes(&mark).is_empty()), "{:#?}", processes(&mark));
+        let dirs = || {
+            let entries = fs::read_dir(std::env::temp_dir()).unwrap().filter_map(Result::ok);
+            entries.filter(|entry| entry.path().display().to_string().contains(&mark)).count()
+        };
+        assert!(eventually(DEADLINE, || dirs() == 0), "the data directory is left");
+        let after = machine();
+        let changed: Vec<_> = before.symmetric_difference(&after).collect();
+        assert!(changed.is_empty(), "{changed:#?}");
+    }
+}

@@ -1,0 +1,203 @@
+//! The Helm chart renders what `lockstep manifests` prints.
+
+mod templates;
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use controlplane::{Binaries, Error};
+use serde_json::{Value, json};
+
+use crate::{
+    crds,
+    harness::{Cluster, manifests, output, run, shared},
+    manifests::documents,
+};
+
+fn chart() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/chart")
+}
+
+/// A directory that goes with the control plane, however the tests end.
+fn scratch() -> PathBuf {
+    shared().admin().parent().expect("a kubeconfig is in a directory").to_owned()
+}
+
+/// The pinned Helm, with nothing of the user's; none where it cannot be built.
+fn helm(test: &str) -> Option<Command> {
+    static HELM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let build = || match Binaries::build_helm() {
+        Ok(binaries) => Some(binaries.dir().join("helm")),
+        Err(Error::NoGo) => None,
+        Err(error) => panic!("{error}"),
+    };
+    let Some(helm) = HELM.get_or_init(build) else {
+        eprintln!("{test} is skipped: Helm is built with Go, and there is no `go` in PATH");
+        return None;
+    };
+    let home = scratch().join("helm");
+    let mut command = Command::new(helm);
+    command.env("KUBECONFIG", shared().admin());
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, &home);
+    }
+    Some(command)
+}
+
+/// What the chart renders in a namespace, with values as in a file of them.
+fn render(mut helm: Command, namespace: &str, values: &Value) -> BTreeMap<String, Value> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let file = scratch().join(format!("values-{}.json", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::write(&file, values.to_string()).unwrap();
+    helm.args(["template", "lockstep", "--namespace", namespace, "--values"]).arg(&file).arg(chart());
+    documents(&run(&mut helm))
+}
+
+/// What `lockstep manifests` prints, but for the namespace: it is Helm's to make, with `--create-namespace`.
+fn printed(flags: &[&str]) -> BTreeMap<String, Value> {
+    let mut documents = documents(&manifests(flags));
+    documents.retain(|_, document| document["kind"] != "Namespace");
+    documents
+}
+
+#[test]
+fn the_chart_is_made_from_the_files_of_deploy() {
+    for (path, content) in templates::made() {
+        let path = chart().join(path);
+        if env::var_os("LOCKSTEP_WRITE_CHART").is_some() {
+            fs::write(&path, &content).unwrap();
+        }
+        let there = fs::read_to_string(&path).unwrap_or_default();
+        assert!(there == content, "{} is not up to date: run `make chart`", path.display());
+    }
+}
+
+#[test]
+fn the_chart_is_of_this_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    let text = fs::read_to_string(chart().join("Chart.yaml")).unwrap();
+    for line in [format!("\nversion: {version}\n"), format!("\nappVersion: {version}\n")] {
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+}
+
+#[test]
+fn the_chart_renders_what_manifests_prints() {
+    let test = "the_chart_renders_what_manifests_prints";
+    if helm(test).is_none() || !crds::are_there(test) {
+        return;
+    }
+    let everything = json!({"secrets": true, "policy": true, "certManager": true, "monitoring": true});
+    let cases: [(Value, &[&str]); 9] = [
+        (json!({}), &[]),
+        (json!({"secrets": true}), &["--secrets"]),
+        (json!({"policy": true}), &["--policy"]),
+        (json!({"certManager": true}), &["--cert-manager"]),
+        (json!({"monitoring": true}), &["--monitoring"]),
+        (everything, &["--secrets", "--policy", "--cert-manager", "--monitoring"]),
+        (
+            json!({"domain": "a.example", "suffix": ".copy", "policy": true, "image": "example.com:5000/a/lockstep:1"}),
+            &["--domain=a.example", "--suffix=.copy", "--policy", "--image=example.com:5000/a/lockstep:1"],
+        ),
+        (
+            json!({"policy": true, "exemptUsers": ["o'brien \\ \"x\": #$(Y)", "bob"], "exemptGroups": ["ops"]}),
+            &["--policy", "--exempt-user=o'brien \\ \"x\": #$(Y),bob", "--exempt-group=ops"],
+        ),
+        (
+            json!({"deputyUsers": ["argo", "cert"], "deputyGroups": ["robots"]}),
+            &["--deputy-user=argo,cert", "--deputy-group=robots"],
+        ),
+    ];
+    for (values, flags) in cases {
+        for namespace in ["lockstep-system", "elsewhere"] {
+            let rendered = render(helm(test).unwrap(), namespace, &values);
+            let printed = printed(&[flags, &["--namespace", namespace]].concat());
+            assert_eq!(rendered.keys().collect::<Vec<_>>(), printed.keys().collect::<Vec<_>>(), "{values}");
+            for (name, document) in rendered {
+                assert_eq!(document, printed[&name], "{name} with {values}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_only_the_chart_has_reaches_its_place() {
+    let test = "what_only_the_chart_has_reaches_its_place";
+    if helm(test).is_none() || !crds::are_there(test) {
+        return;
+    }
+    let values = json!({
+        "replicas": 3,
+        "extraArgs": ["--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""],
+        "resources": {"limits": {"memory": "1Gi"}, "requests": null},
+        "monitoring": true,
+        "monitoringLabels": {"release": "prometheus"},
+    });
+    let rendered = render(helm(test).unwrap(), "lockstep-system", &values);
+    let spec = &rendered["\"Deployment\" \"lockstep\""]["spec"];
+    assert_eq!(spec["replicas"], 3);
+    let container = &spec["template"]["spec"]["containers"][0];
+    assert_eq!(container["args"], json!(["run", "--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""]));
+    assert_eq!(container["resources"], json!({"limits": {"memory": "1Gi"}}));
+    let labelled = |document: &&Value| document["metadata"]["labels"]["release"] == "prometheus";
+    assert_eq!(rendered.values().filter(labelled).count(), 3);
+}
+
+#[test]
+fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
+    let test = "helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values";
+    let Some(mut lint) = helm(test) else { return };
+    run(lint.args(["lint", "--strict"]).arg(chart()));
+    for bad in
+        ["domain=Not-A-Domain", "suffix=-", "image=a b", "replicas=two", "unknown=1", "exemptUsers[0]=a\\,b"]
+    {
+        let mut template = helm(test).unwrap();
+        let refused = output(template.args(["template", "lockstep", "--set", bad]).arg(chart()), "");
+        assert!(!refused.status.success(), "{bad} is taken");
+    }
+}
+
+#[tokio::test]
+async fn an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing() {
+    let test = "an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing";
+    if helm(test).is_none() {
+        return;
+    }
+    let cluster = Cluster::new("helm").await;
+    let namespace = cluster.namespace("own").await;
+    let domain = format!("domain={}", cluster.domain());
+    let upgrade = |more: &str| {
+        let mut helm = helm(test).unwrap();
+        helm.args(["upgrade", "--install", "lockstep", "--namespace", &namespace, "--set", &domain]);
+        run(helm.args(["--set", more]).arg(chart()));
+    };
+    upgrade("secrets=false");
+    let paths = ["validating", "mutating"].map(|kind| {
+        let group = "/apis/admissionregistration.k8s.io/v1";
+        format!("{group}/{kind}webhookconfigurations/lockstep.{}", cluster.domain())
+    });
+    for path in &paths {
+        let bundle = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": "Y2E="}]);
+        let patch = format!("{path}?fieldManager=lockstep");
+        cluster.try_request("PATCH", &patch, Some(("application/json-patch+json", &bundle))).await.unwrap();
+    }
+    upgrade("secrets=true");
+    for path in &paths {
+        let webhook = cluster.get(path).await.unwrap()["webhooks"][0].clone();
+        assert_eq!(webhook["clientConfig"]["caBundle"], "Y2E=", "{webhook:#}");
+        assert_eq!(webhook["rules"][0]["resources"], json!(["configmaps", "secrets"]), "{webhook:#}");
+    }
+    run(helm(test).unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
+    for path in &paths {
+        cluster.wait_gone(path).await;
+    }
+    cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
+}

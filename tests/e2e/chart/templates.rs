@@ -1,0 +1,171 @@
+//! The chart's templates are the files of deploy/, with values of Helm in the place of names. They are committed, so
+//! that people can read and package the chart; `make chart` writes them anew, and a test tells when that is due.
+
+use std::{fs, path::Path};
+
+use lockstep::{
+    cli::manifests::cert_manager::{BUNDLE_RIGHTS, SECRET_RIGHTS},
+    substitute::substitute,
+};
+
+const RESOURCES: &str = "          resources:
+            requests:
+              cpu: 20m
+              memory: 64Mi
+            limits:
+              memory: 256Mi
+";
+const NAMES: [(&str, &str); 4] = [
+    ("EXEMPT_USER", "exemptUsers"),
+    ("EXEMPT_GROUP", "exemptGroups"),
+    ("DEPUTY_USER", "deputyUsers"),
+    ("DEPUTY_GROUP", "deputyGroups"),
+];
+
+const NAMESPACE: (&str, &str) = ("lockstep-system", "{{ .Release.Namespace }}");
+const DOMAIN: (&str, &str) = ("workshop.io", "{{ .Values.domain }}");
+const SUFFIX: (&str, &str) = ("-synced", "{{ .Values.suffix }}");
+const KINDS: (&str, &str) = ("resources: [configmaps]", "resources: {{ include \"lockstep.kinds\" . }}");
+const IMAGE: &str = concat!("image: lockstep:", env!("CARGO_PKG_VERSION"));
+/// Prometheus has templates of its own, which look like Helm's.
+const LABELS: (&str, &str) = ("{{ $", "{{ \"{{\" }} $");
+const MONITORING_LABELS: (&str, &str) = (
+    "name: lockstep\nspec:\n",
+    "name: lockstep\n    {{- include \"lockstep.monitoringLabels\" . }}\nspec:\n",
+);
+
+/// Path in the chart, and content.
+type File = (&'static str, String);
+
+/// All files that are made from others.
+pub fn made() -> Vec<File> {
+    vec![
+        ("templates/rbac.yaml", rbac()),
+        ("templates/webhook.yaml", webhook()),
+        ("templates/deployment.yaml", deployment()),
+        (
+            "templates/secrets.yaml",
+            only_with("secrets", &fill("components/secrets/rbac.yaml", &[NAMESPACE, DOMAIN])),
+        ),
+        ("templates/policy.yaml", only_with("policy", &policy())),
+        (
+            "templates/certificates.yaml",
+            only_with("certManager", &fill("components/cert-manager/certificates.yaml", &[NAMESPACE])),
+        ),
+        (
+            "templates/podmonitor.yaml",
+            only_with(
+                "monitoring",
+                &fill("components/monitoring/podmonitor.yaml", &[NAMESPACE, MONITORING_LABELS]),
+            ),
+        ),
+        (
+            "templates/rules.yaml",
+            only_with(
+                "monitoring",
+                &fill("components/monitoring/rules.yaml", &[NAMESPACE, DOMAIN, MONITORING_LABELS, LABELS]),
+            ),
+        ),
+        ("dashboard.json", read("components/monitoring/dashboard.json")),
+    ]
+}
+
+fn rbac() -> String {
+    let ours = |rights: &str| {
+        let rights = substitute(rights, &[DOMAIN]);
+        format!("  {{{{- if not .Values.certManager }}}}\n{rights}  {{{{- end }}}}\n")
+    };
+    fill(
+        "base/rbac.yaml",
+        &[NAMESPACE, (BUNDLE_RIGHTS, &ours(BUNDLE_RIGHTS)), (SECRET_RIGHTS, &ours(SECRET_RIGHTS)), DOMAIN],
+    )
+}
+
+fn webhook() -> String {
+    let annotation = "
+  {{- if .Values.certManager }}
+  annotations:
+    cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/lockstep-tls
+  {{- end }}
+webhooks:
+";
+    fill("base/webhook.yaml", &[NAMESPACE, DOMAIN, SUFFIX, KINDS, ("\nwebhooks:\n", annotation)])
+}
+
+fn policy() -> String {
+    let users = "username in {{ include \"lockstep.cel\" .Values.exemptUsers }}";
+    let groups = "group in {{ include \"lockstep.cel\" .Values.exemptGroups }}";
+    fill(
+        "components/policy/policy.yaml",
+        &[NAMESPACE, DOMAIN, KINDS, ("username in []", users), ("group in []", groups)],
+    )
+}
+
+fn deployment() -> String {
+    let names: String = NAMES
+        .iter()
+        .map(|(variable, value)| {
+            let arguments = format!("dict \"variable\" \"LOCKSTEP_{variable}\" \"names\" .Values.{value}");
+            format!("            {{{{- include \"lockstep.names\" ({arguments}) }}}}\n")
+        })
+        .collect();
+    let kinds = format!("value: configmaps{{{{ if .Values.secrets }}}},secrets{{{{ end }}}}\n{names}");
+    let after_environment = "            {{- if .Values.certManager }}
+            - name: LOCKSTEP_TLS_CERT
+              value: /etc/lockstep/tls/tls.crt
+            - name: LOCKSTEP_TLS_KEY
+              value: /etc/lockstep/tls/tls.key
+            {{- end }}
+          ports:
+            - name: webhook
+";
+    let end = "              drop: [ALL]
+          {{- if .Values.certManager }}
+          volumeMounts:
+            - name: tls
+              mountPath: /etc/lockstep/tls
+              readOnly: true
+      volumes:
+        - name: tls
+          secret:
+            secretName: lockstep-tls
+          {{- end }}
+";
+    fill(
+        "base/deployment.yaml",
+        &[
+            NAMESPACE,
+            DOMAIN,
+            SUFFIX,
+            ("replicas: 2", "replicas: {{ .Values.replicas }}"),
+            (IMAGE, "image: {{ .Values.image }}"),
+            ("args: [run]", "args: [run{{ range .Values.extraArgs }}, {{ quote . }}{{ end }}]"),
+            ("value: configmaps\n", &kinds),
+            ("          ports:\n            - name: webhook\n", after_environment),
+            (RESOURCES, "          resources:\n            {{- toYaml .Values.resources | nindent 12 }}\n"),
+            ("              drop: [ALL]\n", end),
+        ],
+    )
+}
+
+/// A file of deploy/ with values in it. A word that is not there any more is a value without effect.
+fn fill(path: &str, pairs: &[(&str, &str)]) -> String {
+    let text = read(path);
+    for (word, _) in pairs {
+        assert!(
+            text.contains(word),
+            "deploy/{path} has no `{word}`: say in {} what takes its place",
+            file!()
+        );
+    }
+    substitute(&text, pairs)
+}
+
+fn only_with(value: &str, text: &str) -> String {
+    format!("{{{{- if .Values.{value} }}}}\n{text}{{{{- end }}}}\n")
+}
+
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}

@@ -1,0 +1,442 @@
+//! Every row of the guard's table, with kubectl, as people with rights of their own.
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Cluster, Installed, Lockstep, configmap, eventually, secret},
+    person::Person,
+    verbs::{Subject, assert_refused},
+};
+
+/// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in both.
+struct Scene {
+    cluster: Cluster,
+    home: String,
+    away: String,
+    alice: Person,
+    lockstep: Lockstep,
+    _installed: Installed,
+}
+
+impl Scene {
+    async fn set(test: &str) -> Self {
+        Self::with(test, "edits", &[]).await
+    }
+
+    async fn with(test: &str, protect: &str, flags: &[&str]) -> Self {
+        let cluster = Cluster::new(test).await;
+        let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+        let alice = cluster.person("alice", &["developers"], &[&home, &away]).await;
+        let (_installed, lockstep) = cluster.guarded(flags).await;
+        let scene = Self { cluster, home, away, alice, lockstep, _installed };
+        let both = format!(".,{}", scene.away);
+        let source = scene.cluster.source(&scene.home, "colors");
+        source.ask("target-namespaces", &both).ask("protect", protect).create().await;
+        let key = json!({"key": "YmFzZTY0"});
+        scene.cluster.source(&scene.home, "key").secret("Opaque", key).ask("protect", protect).create().await;
+        for namespace in [&scene.home, &scene.away] {
+            scene.cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+        }
+        scene.wait_secret().await;
+        scene
+    }
+
+    async fn wait_secret(&self) {
+        let path = secret(&self.home, "key-synced");
+        eventually("the Secret's companion", || async { self.cluster.get(&path).await }).await;
+    }
+
+    fn companions(&self) -> [(Subject<'_>, &'static str); 3] {
+        let subject = |kind, namespace, source: &'static str| {
+            let subject =
+                Subject { cluster: &self.cluster, kind, namespace, name: format!("{source}-synced") };
+            (subject, source)
+        };
+        [
+            subject("configmap", &self.home, "colors"),
+            subject("configmap", &self.away, "colors"),
+            subject("secret", &self.home, "key"),
+        ]
+    }
+}
+
+#[tokio::test]
+async fn a_companion_cannot_be_changed_by_any_verb_and_the_message_says_what_to_do() {
+    let scene = Scene::set("edits").await;
+    let (home, alice) = (&scene.home, &scene.alice);
+    for (companion, source) in scene.companions() {
+        let Subject { kind, namespace, name, .. } = &companion;
+        let before = scene.cluster.get(&companion.path()).await.unwrap();
+        let text = format!(
+            "{kind} {namespace}/{name} is a companion, kept equal to {home}/{source} by Lockstep. \
+             Change the source instead: kubectl edit {kind} {source} -n {home}\n"
+        );
+        for line in companion.edits() {
+            assert_refused(&line, &alice.fails(&line), &text);
+        }
+        assert_refused("edit", &companion.edited_by(alice), &text);
+        let changed = companion.file(|object| object["data"] = json!({"sky": "bWluZQ=="})).await;
+        for line in companion.files() {
+            assert_refused(&line, &alice.fails_with(&line, &changed), &text);
+        }
+        let text = format!("kubectl label {kind} {source} -n {home} {}-\n", scene.cluster.key("managed"));
+        for line in companion.strips() {
+            assert_refused(&line, &alice.fails(&line), &text);
+        }
+        let stripped = companion.file(|object| object["metadata"]["labels"] = json!({})).await;
+        let line = format!("replace -f - -n {namespace}");
+        assert_refused(&line, &alice.fails_with(&line, &stripped), &text);
+
+        let after = scene.cluster.get(&companion.path()).await.unwrap();
+        assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
+    }
+    // The admin is a person, too.
+    let line = format!("label cm colors-synced -n {home} team=mine");
+    assert_refused(&line, &scene.cluster.admin().fails(&line), "is a companion");
+    assert!(scene.lockstep.metric("lockstep_denials_total{reason=\"edit\"}") > 50.0);
+}
+
+#[tokio::test]
+async fn what_changes_nothing_but_managed_fields_passes() {
+    let scene = Scene::set("idle").await;
+    let (home, alice) = (&scene.home, &scene.alice);
+    let [(companion, _), ..] = scene.companions();
+    let before = scene.cluster.get(&companion.path()).await.unwrap();
+    alice.does(&format!("patch cm colors-synced -n {home} --type merge -p {{}}"));
+    alice.does_with(&format!("replace -f - -n {home}"), &companion.file(|_| {}).await);
+    let data = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "colors-synced"}, "data": before["data"],
+    });
+    alice.does_with(&format!("apply --server-side --force-conflicts -f - -n {home}"), &data.to_string());
+    let after = scene.cluster.get(&companion.path()).await.unwrap();
+    assert_ne!(after["metadata"]["managedFields"], before["metadata"]["managedFields"]);
+}
+
+#[tokio::test]
+async fn a_delete_passes_with_a_warning_and_is_healed() {
+    let scene = Scene::set("deletes").await;
+    for (companion, source) in scene.companions() {
+        for line in companion.deletes() {
+            let before = scene.cluster.get(&companion.path()).await.unwrap();
+            let output = scene.alice.kubectl(&line).output().expect("kubectl");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{line}: {said}");
+            let warning = format!(
+                "Warning: {}/{} is a companion: Lockstep creates it again for as long as {}/{source} wants it",
+                companion.namespace, companion.name, scene.home
+            );
+            assert!(said.contains(&warning), "{line}: {said}");
+            if !line.contains("dry-run") {
+                eventually(&format!("{line}: it is healed"), || async {
+                    let now = scene.cluster.get(&companion.path()).await?;
+                    (now["metadata"]["uid"] != before["metadata"]["uid"] && now["data"] == before["data"])
+                        .then_some(())
+                })
+                .await;
+            }
+        }
+    }
+    // `replace --force` deletes, which passes, waits for the end, which may have been undone already, and creates, which
+    // is refused: it fails either way.
+    let [(companion, _), ..] = scene.companions();
+    let changed = companion.file(|object| object["data"] = json!({"sky": "mine"})).await;
+    scene.alice.fails_with(&format!("replace --force --timeout=5s -f - -n {}", scene.home), &changed);
+    scene.cluster.wait_data(&scene.home, "colors-synced", json!({"sky": "blue"})).await;
+}
+
+#[tokio::test]
+async fn a_delete_is_refused_where_the_source_protects_all() {
+    let scene = Scene::with("protectall", "all", &[]).await;
+    let (home, protect) = (&scene.home, scene.cluster.key("protect"));
+    for (companion, source) in scene.companions() {
+        let before = scene.cluster.get(&companion.path()).await.unwrap();
+        let kind = companion.kind;
+        let text = format!("kubectl annotate --overwrite {kind} {source} -n {home} {protect}=edits\n");
+        for line in companion.deletes() {
+            assert_refused(&line, &scene.alice.fails(&line), &text);
+        }
+        let line = format!("delete {kind} --all -n {}", companion.namespace);
+        assert!(scene.alice.fails(&format!("{line} --dry-run=server")).contains(&text));
+        let after = scene.cluster.get(&companion.path()).await.unwrap();
+        assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
+    }
+    // What the message says works.
+    scene.alice.does(&format!("annotate --overwrite configmap colors -n {home} {protect}=edits"));
+    let line = format!("delete configmap colors-synced -n {home}");
+    eventually("the delete passes", || async {
+        scene.alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn where_nothing_is_protected_edits_pass_with_a_warning_and_are_healed() {
+    let scene = Scene::with("protectnone", "none", &[]).await;
+    let line =
+        format!(r#"patch cm colors-synced -n {} --type merge -p {{"data":{{"sky":"mine"}}}}"#, scene.away);
+    let output = scene.alice.kubectl(&line).output().expect("kubectl");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("Warning: "), "{said}");
+    scene.cluster.wait_data(&scene.away, "colors-synced", json!({"sky": "blue"})).await;
+}
+
+#[tokio::test]
+async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
+    let scene = Scene::set("posers2").await;
+    let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
+    let object =
+        |metadata: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}).to_string();
+    for forged in [
+        object(json!({"name": "x", "labels": {key("companion"): "true"}})),
+        object(json!({"generateName": "x-", "labels": {key("companion"): ""}})),
+        object(json!({"name": "x", "annotations": {key("source"): format!("{home}/colors")}})),
+        object(json!({"name": "x", "annotations": {key("source-uid"): "1"}})),
+        object(json!({"name": "x", "labels": {key("companion"): "true", key("managed"): "true"}})),
+    ] {
+        for line in ["create -f -", "apply --server-side -f -", "create --dry-run=server -f -"] {
+            let line = format!("{line} -n {home}");
+            // A name to be made up cannot be applied.
+            if !(line.starts_with("apply") && forged.contains("generateName")) {
+                assert_refused(&line, &alice.fails_with(&line, &forged), "bears the marks of a companion");
+            }
+        }
+    }
+    alice.does(&format!("create cm plain -n {home}"));
+    let line = format!("label cm plain -n {home} {}=true", key("companion"));
+    assert_refused(&line, &alice.fails(&line), "bears the marks of a companion");
+
+    // A source whose companion is not there yet: its target is made too late for it.
+    let late = scene.cluster.ns("late");
+    scene
+        .cluster
+        .source(home, "flavors")
+        .ask("target-namespaces", &late)
+        .ask("paused", "true")
+        .create()
+        .await;
+    scene.cluster.namespace("late").await;
+    let bob = scene.cluster.person("bob", &[], &[&late]).await;
+    let line = format!("create cm flavors-synced -n {late}");
+    eventually("the guard knows the namespace", || async {
+        let output = bob.kubectl(&format!("{line} --dry-run=server")).output().expect("kubectl");
+        (!output.status.success()).then_some(())
+    })
+    .await;
+    assert_refused(&line, &bob.fails(&line), &format!("needed for the companion of {home}/flavors"));
+    bob.does(&format!("create cm other-synced -n {late}"));
+    bob.does(&format!("create secret generic flavors-synced -n {late}"));
+}
+
+#[tokio::test]
+async fn a_source_is_checked_when_it_is_written() {
+    let scene = Scene::set("checked").await;
+    let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
+    let names = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
+    for (annotation, value, says) in [
+        ("target-namespaces", "a*b", "a `*` may only stand at the end"),
+        ("target-namespaces", &names, "51 names, 50 are allowed"),
+        ("target-selector", "", "an empty selector would match every namespace"),
+        ("protect", "everything", "none of `edits`, `all`, `none`"),
+        ("keys", "a=x,b=x", "two keys would be copied to `x`"),
+        ("companion-name", "kube-root-ca.crt", "belongs to Kubernetes"),
+        ("adopt", "yes", "neither `true` nor `false`"),
+    ] {
+        let annotation = key(annotation);
+        let line = format!("annotate --overwrite cm colors -n {home} {annotation}={value}");
+        let complaint = alice.fails(&line);
+        assert_refused(&line, &complaint, &format!("configmap {home}/colors cannot be a source: "));
+        assert!(complaint.contains(says), "{complaint}");
+    }
+    let managed = key("managed");
+    let file = |kind: &str, name: &str, rest: Value| {
+        let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": {&managed: "true"}}});
+        object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        object.to_string()
+    };
+    let line = format!("create -f - -n {home}");
+    let long = file("ConfigMap", &"x".repeat(250), json!({}));
+    assert_refused(&line, &alice.fails_with(&line, &long), "253 are allowed");
+    let token = file("Secret", "token", json!({"type": "bootstrap.kubernetes.io/token"}));
+    assert_refused(&line, &alice.fails_with(&line, &token), "are never mirrored");
+    // An update that leaves our keys alone passes, whatever was wrong before.
+    let exempt = json!({"metadata": {"annotations": {key("protect"): "everything"}}});
+    let admin = scene.cluster.admin();
+    let own = "--as=system:serviceaccount:lockstep-system:lockstep";
+    admin.does(&format!("patch cm colors -n {home} --type merge -p {exempt} {own}"));
+    alice.does(&format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
+}
+
+#[tokio::test]
+async fn defaults_are_stamped_and_present_values_left_alone() {
+    let scene = Scene::with("stamped", "edits", &["--default-protect", "all"]).await;
+    let (cluster, alice, away, home) = (&scene.cluster, &scene.alice, &scene.away, &scene.home);
+    let annotations = |object: Value| object["metadata"]["annotations"].clone();
+    // The flag's, on an object without any annotations.
+    alice.does(&format!("create cm plain -n {home}"));
+    alice.does(&format!("label cm plain -n {home} {}=true", cluster.key("managed")));
+    assert_eq!(
+        annotations(cluster.configmap(home, "plain").await.unwrap()),
+        json!({cluster.key("target-namespaces"): ".", cluster.key("protect"): "all"})
+    );
+    // A namespace's come before them, and reach where its people may not: then they are refused.
+    let kept = cluster.namespace_with(
+        "kept",
+        json!({}),
+        json!({cluster.key("default-target-namespaces"): away, cluster.key("default-protect"): "none"}),
+    );
+    let kept = kept.await;
+    cluster.source(&kept, "flavors").create().await;
+    assert_eq!(
+        annotations(cluster.configmap(&kept, "flavors").await.unwrap()),
+        json!({cluster.key("target-namespaces"): away, cluster.key("protect"): "none"})
+    );
+    cluster.wait_data(away, "flavors-synced", json!({"sky": "blue"})).await;
+    let bob = cluster.person("bob", &[], &[&kept]).await;
+    bob.does(&format!("create cm mine -n {kept}"));
+    let line = format!("label cm mine -n {kept} {}=true", cluster.key("managed"));
+    assert_refused(
+        &line,
+        &bob.fails(&line),
+        &format!("may not create configmaps mine-synced in namespace {away}"),
+    );
+    bob.does(&format!("annotate cm mine -n {kept} {}=.", cluster.key("target-namespaces")));
+    bob.does(&line);
+    cluster.wait_data(&kept, "mine-synced", Value::Null).await;
+}
+
+#[tokio::test]
+async fn a_name_that_belongs_to_another_source() {
+    let scene = Scene::set("taken").await;
+    let (alice, home, away, key) =
+        (&scene.alice, &scene.home, &scene.away, |name: &str| scene.cluster.key(name));
+    // From another namespace: refused.
+    alice.does(&format!("create cm colors -n {away}"));
+    let line = format!("label cm colors -n {away} {}=true", key("managed"));
+    assert_refused(
+        &line,
+        &alice.fails(&line),
+        &format!("{away}/colors-synced is the companion of {home}/colors already"),
+    );
+    // From the same: handed over when the other goes.
+    let new = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "data": {"sky": "red"},
+        "metadata": {
+            "name": "colors-7f2",
+            "labels": {key("managed"): "true"},
+            "annotations": {key("companion-name"): "colors-synced", key("target-namespaces"): format!(".,{away}")},
+        },
+    });
+    let mut create = alice.kubectl(&format!("create -f - -n {home}"));
+    let output = crate::harness::output(&mut create, &new.to_string());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("it is handed over when that one lets go"), "{said}");
+    alice.does(&format!("delete cm colors -n {home}"));
+    for namespace in [home, away] {
+        scene.cluster.wait_data(namespace, "colors-synced", json!({"sky": "red"})).await;
+    }
+}
+
+#[tokio::test]
+async fn a_conflict_that_the_mirror_knows_is_a_warning() {
+    let scene = Scene::set("known").await;
+    let (alice, home) = (&scene.alice, &scene.home);
+    alice.does(&format!("create cm held -n {home}"));
+    scene.cluster.source(home, "flavors").ask("companion-name", "held").create().await;
+    scene.cluster.wait_event(home, "flavors", "Conflict").await;
+    let line = format!(r#"patch cm flavors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#);
+    let output = alice.kubectl(&line).output().expect("kubectl");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(&format!("Warning: {home}/held: the name is held by")), "{said}");
+}
+
+#[tokio::test]
+async fn exempt_people_pass_and_whoever_only_looks_like_them_does_not() {
+    let scene = Scene::with("passes", "all", &["--exempt-user", "root", "--exempt-group", "ops"]).await;
+    let (admin, away) = (scene.cluster.admin(), &scene.away);
+    for who in ["--as=root --as-group=system:masters", "--as=carol --as-group=ops --as-group=system:masters"]
+    {
+        admin.does(&format!("label --overwrite cm colors-synced -n {away} team=mine {who} --dry-run=server"));
+        admin.does(&format!("delete cm colors-synced -n {away} {who} --dry-run=server"));
+    }
+    for who in ["--as=ops --as-group=system:masters", "--as=carol --as-group=root --as-group=system:masters"]
+    {
+        let line = format!("label cm colors-synced -n {away} team=mine {who}");
+        assert_refused(&line, &admin.fails(&line), "is a companion");
+    }
+    // Nobody becomes somebody else without the right to. In an existing cluster, the admin plays all people.
+    if scene.cluster.plane.is_existing() {
+        return;
+    }
+    let line = format!("label cm colors-synced -n {away} team=mine --as=root");
+    assert!(scene.alice.fails(&line).contains("cannot impersonate"));
+}
+
+#[tokio::test]
+async fn kubernetes_cleans_up_with_the_guard_up() {
+    let scene = Scene::with("cleanup", "all", &[]).await;
+    let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
+    for (name, mode) in [("one", "background"), ("two", "foreground"), ("three", "orphan")] {
+        let source =
+            cluster.source(home, name).ask("target-namespaces", &format!(".,{away}")).ask("protect", "all");
+        source.create().await;
+        for namespace in [home, away] {
+            cluster.wait_data(namespace, &format!("{name}-synced"), json!({"sky": "blue"})).await;
+        }
+        alice.does(&format!("delete cm {name} -n {home} --cascade={mode}"));
+        for namespace in [home, away] {
+            cluster.wait_gone(&configmap(namespace, &format!("{name}-synced"))).await;
+        }
+    }
+    // A namespace with companions of `protect: all` in it, and with sources.
+    for namespace in [away, home] {
+        cluster.admin().does(&format!("delete namespace {namespace} --wait=false"));
+        cluster.wait_gone(&format!("/api/v1/namespaces/{namespace}")).await;
+    }
+}
+
+#[tokio::test]
+async fn what_slips_through_is_repaired() {
+    let scene = Scene::set("slips").await;
+    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
+    let line = format!(r#"patch cm colors-synced -n {home} --type merge -p {{"data":{{"sky":"mine"}}}}"#);
+    assert_refused(&line, &alice.fails(&line), "is a companion");
+
+    // The configurations go: edits pass, and are healed.
+    let name = format!("lockstep.{}", cluster.domain());
+    for kind in ["validating", "mutating"] {
+        cluster.admin().does(&format!("delete {kind}webhookconfiguration {name}"));
+    }
+    eventually("an edit passes", || async {
+        alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
+    })
+    .await;
+    scene.lockstep.wait_metric("lockstep_heals_total{reason=\"content\"}", 1.0).await;
+    cluster.wait_data(home, "colors-synced", json!({"sky": "blue"})).await;
+
+    // They are put back: the CA is in them again within seconds, and edits are refused.
+    cluster.apply(&["--webhook-url", &cluster.url()]);
+    eventually("an edit is refused", || async {
+        let output = alice.kubectl(&line).output().expect("kubectl");
+        String::from_utf8_lossy(&output.stderr).contains("is a companion").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn every_denial_is_in_the_audit_log_and_counted() {
+    let scene = Scene::set("audited").await;
+    let Ok(log) = scene.cluster.plane.audit_log() else { return };
+    let edit = json!({"data": {"sky": "hush"}});
+    let path = configmap(&scene.home, "colors-synced");
+    let refused =
+        scene.cluster.try_request("PATCH", &path, Some(("application/merge-patch+json", &edit))).await;
+    assert_eq!(refused, Err(403));
+    let annotation = format!("\"companions.lockstep.{}/denied\":\"edit\"", scene.cluster.domain());
+    eventually("the audit annotation", || async {
+        std::fs::read_to_string(&log).expect("the audit log").contains(&annotation).then_some(())
+    })
+    .await;
+    assert_eq!(scene.lockstep.metric("lockstep_denials_total{reason=\"edit\"}"), 1.0);
+    assert!(!scene.lockstep.log().contains("hush"));
+}

@@ -1,0 +1,208 @@
+//! `lockstep manifests` is what kustomize builds from deploy/, and the API server takes it.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use serde_json::{Value, json};
+
+use crate::{
+    crds,
+    harness::{Cluster, Lockstep, manifests, pipe, run, shared},
+};
+
+/// The documents of a YAML text, by what they are called. kubectl reads it as it would to apply it.
+pub fn documents(yaml: &str) -> BTreeMap<String, Value> {
+    let mut read = shared().kubectl();
+    let json =
+        pipe(read.args(["create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-"]), yaml);
+    let stream = serde_json::Deserializer::from_str(&json).into_iter::<Value>();
+    let mut documents = BTreeMap::new();
+    for document in stream.map(|document| document.expect("JSON")) {
+        let name = format!("{} {}", document["kind"], document["metadata"]["name"]);
+        assert!(documents.insert(name.clone(), document).is_none(), "{name} is there twice");
+    }
+    assert!(documents.len() >= 11, "{yaml}");
+    documents
+}
+
+/// What kustomize builds from the base and these components, in this order.
+fn kustomize(components: &[&str]) -> String {
+    let dir = std::env::temp_dir().join(format!("kustomize-{}-{}", std::process::id(), components.join("-")));
+    fs::create_dir_all(&dir).unwrap();
+    // kustomize takes relative paths only.
+    let up = "../".repeat(dir.canonicalize().unwrap().components().count() - 1);
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+    let deploy = format!("{up}.{}", deploy.display());
+    let components: Vec<String> =
+        components.iter().map(|name| format!("{deploy}/components/{name}")).collect();
+    let text = format!("resources: ['{deploy}/base']\ncomponents: {components:?}\n");
+    fs::write(dir.join("kustomization.yaml"), text).unwrap();
+    let built = run(shared().kubectl().arg("kustomize").arg(&dir));
+    fs::remove_dir_all(dir).unwrap();
+    built
+}
+
+const EVERYTHING: &[&str] = &["--secrets", "--policy", "--cert-manager", "--monitoring"];
+
+#[test]
+fn manifests_are_what_kustomize_builds() {
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&[], &[]),
+        (&["--secrets"], &["secrets"]),
+        (&["--policy"], &["policy"]),
+        (&["--secrets", "--policy"], &["secrets", "policy"]),
+        (&["--secrets", "--policy"], &["policy", "secrets"]),
+    ];
+    let with_crds: [(&[&str], &[&str]); 4] = [
+        (&["--cert-manager"], &["cert-manager"]),
+        (&["--monitoring"], &["monitoring"]),
+        (EVERYTHING, &["secrets", "policy", "cert-manager", "monitoring"]),
+        (EVERYTHING, &["monitoring", "cert-manager", "policy", "secrets"]),
+    ];
+    let with_crds = with_crds.into_iter().filter(|_| crds::are_there("manifests_are_what_kustomize_builds"));
+    for (flags, components) in cases.into_iter().chain(with_crds) {
+        let (printed, built) = (documents(&manifests(flags)), documents(&kustomize(components)));
+        assert_eq!(printed, built, "{flags:?}");
+    }
+}
+
+#[test]
+fn the_api_server_takes_every_combination() {
+    let odd = "--exempt-user=o'brien \\ ü: #x,alice";
+    for flags in [
+        &[][..],
+        &["--secrets"],
+        &["--policy"],
+        &["--secrets", "--policy"],
+        &["--secrets", "--policy", odd, "--exempt-group=ops", "--webhook-url=https://127.0.0.1:1"],
+        &[
+            "--secrets",
+            "--policy",
+            "--domain=a.example",
+            "--suffix=.copy",
+            "--webhook-url=https://[::1]:9443",
+        ],
+        &["--policy", "--domain=x", "--namespace=default"],
+        &[odd, "--exempt-group=ops", "--image=registry.example.com:5000/a/lockstep:1@sha256:0"],
+    ] {
+        pipe(shared().kubectl().args(["apply", "--dry-run=server", "-f", "-"]), &manifests(flags));
+    }
+    if crds::are_there("the_api_server_takes_every_combination") {
+        for flags in [
+            &["--cert-manager"][..],
+            &["--monitoring"],
+            &[EVERYTHING, &["--namespace=default", "--domain=x"]].concat(),
+        ] {
+            let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
+            pipe(shared().kubectl().args(apply), &manifests(flags));
+        }
+    }
+}
+
+/// The commands that alerts tell people to run are ones that the API server understands.
+#[test]
+fn events_can_be_found_as_the_runbooks_say() {
+    let rules = include_str!("../../deploy/components/monitoring/rules.yaml");
+    let words: Vec<&str> = rules.split_whitespace().collect();
+    let asked: Vec<&str> = words
+        .windows(2)
+        .filter(|pair| pair[0] == "--field-selector")
+        .map(|pair| pair[1].trim_end_matches(['.', ';']))
+        .collect();
+    assert!(asked.len() >= 3, "{asked:?}");
+    for selector in asked {
+        run(shared().kubectl().args(["get", "events", "-A", "--field-selector", selector]));
+    }
+}
+
+#[tokio::test]
+async fn with_certificates_from_files_the_rights_to_make_them_are_not_needed() {
+    if !crds::are_there("with_certificates_from_files_the_rights_to_make_them_are_not_needed") {
+        return;
+    }
+    let cluster = Cluster::new("files").await;
+    let namespace = cluster.ns("own");
+    let _installed = cluster.install(&["--namespace", &namespace, "--cert-manager"]);
+    let dir = std::env::temp_dir().join(&cluster.id);
+    run(std::process::Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("certs").arg("--dir").arg(&dir));
+    let kubeconfig = cluster.plane.service_account(&namespace, "lockstep").expect("a kubeconfig");
+    let (certificate, key) = (dir.join("tls.crt"), dir.join("tls.key"));
+    let flags = ["--namespace", &namespace, "--webhook-bind", &cluster.address];
+    let files = ["--tls-cert", certificate.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
+    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &[&flags[..], &files[..]].concat());
+    lockstep.wait_ready().await;
+    lockstep.wait_log("this replica writes").await;
+    assert!(!lockstep.log().contains("forbidden"), "{}", lockstep.log());
+    fs::remove_dir_all(dir).unwrap();
+    cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
+}
+
+#[test]
+fn webhooks_are_bounded_in_time_and_scope() {
+    let documents = documents(&manifests(&["--secrets"]));
+    let webhooks: Vec<&Value> =
+        documents.values().filter_map(|document| document["webhooks"].as_array()).flatten().collect();
+    assert_eq!(webhooks.len(), 4);
+    for webhook in webhooks {
+        assert!(webhook["timeoutSeconds"].as_u64().is_some_and(|seconds| seconds <= 3), "{webhook:#}");
+        assert_eq!(webhook["sideEffects"], "None", "{webhook:#}");
+        assert!(webhook["clientConfig"]["caBundle"].is_null(), "the guard writes it: {webhook:#}");
+        assert!(webhook["namespaceSelector"].is_null(), "no namespace is left out: {webhook:#}");
+        // It passes validation there, and then every request fails.
+        assert!(!webhook["matchConditions"].to_string().contains("namespaceObject"), "{webhook:#}");
+    }
+}
+
+#[tokio::test]
+async fn applying_again_leaves_the_ca_bundle_alone_even_where_the_address_changes() {
+    let cluster = Cluster::new("again").await;
+    // A namespace of its own: without an address there is a Deployment, whose name tests would share.
+    let namespace = cluster.ns("own");
+    let _installed = cluster.install(&["--namespace", &namespace, "--webhook-url", "https://127.0.0.1:1"]);
+    let paths = ["validating", "mutating"].map(|kind| {
+        let group = "/apis/admissionregistration.k8s.io/v1";
+        format!("{group}/{kind}webhookconfigurations/lockstep.{}", cluster.domain())
+    });
+    for path in &paths {
+        let bundle = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": "Y2E="}]);
+        cluster.try_request("PATCH", path, Some(("application/json-patch+json", &bundle))).await.unwrap();
+    }
+    for flags in
+        [&["--webhook-url", "https://127.0.0.1:1"][..], &["--webhook-url", "https://127.0.0.1:2"], &[]]
+    {
+        cluster.apply(&[&["--namespace", &namespace], flags].concat());
+        for path in &paths {
+            let client = cluster.get(path).await.unwrap()["webhooks"][0]["clientConfig"].clone();
+            assert_eq!(client["caBundle"], "Y2E=", "{flags:?}");
+            assert_eq!(client["service"].is_null(), !flags.is_empty(), "{client}");
+            assert_eq!(client["url"].is_null(), flags.is_empty(), "{client}");
+        }
+    }
+    cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
+}
+
+#[tokio::test]
+async fn rights_are_tied_to_the_instance() {
+    let cluster = Cluster::new("rights").await;
+    let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
+    let own = format!("lockstep.{}", cluster.domain());
+    let may = |line: &str| {
+        let line = format!("auth can-i {line} --as=system:serviceaccount:lockstep-system:lockstep");
+        let output = cluster.admin().kubectl(&line).output().expect("kubectl");
+        String::from_utf8_lossy(&output.stdout).trim() == "yes"
+    };
+    assert!(may("create subjectaccessreviews.authorization.k8s.io"));
+    assert!(may("create secrets -n lockstep-system"));
+    for (name, expected) in [(own.as_str(), true), ("lockstep.of-somebody-else", false)] {
+        for kind in ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"] {
+            for verb in ["list", "watch", "patch"] {
+                assert_eq!(may(&format!("{verb} {kind}/{name}")), expected, "{verb} {kind}/{name}");
+            }
+        }
+        for verb in ["get", "update"] {
+            let lease = format!("{verb} leases.coordination.k8s.io/{name} -n lockstep-system");
+            assert_eq!(may(&lease), expected, "{lease}");
+        }
+    }
+    assert!(!may(&format!("update leases.coordination.k8s.io/{own} -n default")));
+    assert!(!may(&format!("delete validatingwebhookconfigurations/{own}")));
+}
