@@ -10,7 +10,7 @@ use http::StatusCode;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::Registry,
+    registry::{Metric, Registry},
 };
 
 use crate::{mirror::plan::Heal, world::state::Stream};
@@ -117,111 +117,67 @@ impl Metrics {
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("lockstep");
-        let buckets = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
-        let mut metrics = Self {
-            registry: Arc::default(),
-            queue_depth: Gauge::default(),
-            reconcile_seconds: Histogram::new(buckets),
-            reconciles: Family::default(),
-            writes: Family::default(),
-            heals: Family::default(),
-            conflicts: Gauge::default(),
-            troubles: Family::default(),
-            fights: Family::default(),
+        let r = &mut registry;
+        let metrics = Self {
+            queue_depth: add(r, "queue_depth", "Sources that wait for a worker"),
+            reconcile_seconds: duration(
+                r,
+                "reconcile_duration_seconds",
+                "Time from taking a source to having carried out its plan",
+            ),
+            reconciles: add(r, "reconciles", "Looks at a source, by result"),
+            writes: add(r, "companion_writes", "Companions written, by action"),
+            heals: add(r, "heals", "Companions put right, by what had been done to them"),
+            conflicts: add(r, "conflicts", "Companion names held by something that is not ours"),
+            troubles: add(r, "troubles", "What keeps sources from having their companions"),
+            fights: add(r, "fights", "Heals put off because somebody undoes them"),
             managers: Arc::default(),
-            sources: Gauge::default(),
-            companions: Gauge::default(),
-            deletes_held: Gauge::default(),
-            watch_age: Family::default(),
-            watch_restarts: Family::default(),
-            api_calls: Family::default(),
-            events_dropped: Counter::default(),
-            ready: Gauge::default(),
-            leader: Gauge::default(),
-            review_seconds: Histogram::new(buckets),
-            reviews: Family::default(),
-            denials: Family::default(),
-            access_reviews: Family::default(),
-            connections: Gauge::default(),
-            handshakes: Family::default(),
-            certificate_expiry: Family::default(),
-            certificate_rotations: Family::default(),
-            bundle_writes: Counter::default(),
+            sources: add(r, "sources", "Sources known"),
+            companions: add(r, "companions", "Companions known"),
+            deletes_held: add(
+                r,
+                "deletes_held",
+                "1 while deletes are held because they look like an accident",
+            ),
+            watch_age: add(r, "watch_age_seconds", "Time since a watch last showed life"),
+            watch_restarts: add(r, "watch_restarts", "Watches begun anew with a fresh list"),
+            api_calls: add(r, "api_calls", "Calls to the API server, by verb and code"),
+            events_dropped: add(r, "events_dropped", "Events that could not be written"),
+            ready: add(r, "ready", "1 while /readyz says yes"),
+            leader: add(r, "leader", "1 while this replica is the one that writes"),
+            review_seconds: duration(
+                r,
+                "review_duration_seconds",
+                "Time from a review's first byte to its answer",
+            ),
+            reviews: add(r, "reviews", "Admission reviews, by verdict"),
+            denials: add(r, "denials", "Requests refused by the guard, by reason"),
+            access_reviews: add(
+                r,
+                "access_reviews",
+                "Questions to the API server about a user's rights, by answer",
+            ),
+            connections: add(r, "webhook_connections", "Connections to the guard"),
+            handshakes: add(r, "webhook_handshakes", "TLS handshakes with the guard, by result"),
+            certificate_expiry: add(r, "certificate_expiry_timestamp_seconds", "When a certificate expires"),
+            certificate_rotations: add(r, "certificate_rotations", "Certificates replaced by this replica"),
+            bundle_writes: add(r, "bundle_writes", "CA bundles written"),
+            registry: Arc::new(registry),
         };
-        let m = &metrics;
-        registry.register("queue_depth", "Sources that wait for a worker", m.queue_depth.clone());
-        registry.register(
-            "reconcile_duration_seconds",
-            "Time from taking a source to having carried out its plan",
-            m.reconcile_seconds.clone(),
-        );
-        registry.register("reconciles", "Looks at a source, by result", m.reconciles.clone());
-        registry.register("companion_writes", "Companions written, by action", m.writes.clone());
-        registry.register("heals", "Companions put right, by what had been done to them", m.heals.clone());
-        registry.register(
-            "conflicts",
-            "Companion names held by something that is not ours",
-            m.conflicts.clone(),
-        );
-        registry.register("troubles", "What keeps sources from having their companions", m.troubles.clone());
-        registry.register("fights", "Heals put off because somebody undoes them", m.fights.clone());
-        registry.register("sources", "Sources known", m.sources.clone());
-        registry.register("companions", "Companions known", m.companions.clone());
-        registry.register(
-            "deletes_held",
-            "1 while deletes are held because they look like an accident",
-            m.deletes_held.clone(),
-        );
-        registry.register("watch_age_seconds", "Time since a watch last showed life", m.watch_age.clone());
-        registry.register("watch_restarts", "Watches begun anew with a fresh list", m.watch_restarts.clone());
-        registry.register("api_calls", "Calls to the API server, by verb and code", m.api_calls.clone());
-        registry.register("events_dropped", "Events that could not be written", m.events_dropped.clone());
-        registry.register("ready", "1 while /readyz says yes", m.ready.clone());
-        registry.register("leader", "1 while this replica is the one that writes", m.leader.clone());
-        registry.register(
-            "review_duration_seconds",
-            "Time from a review's first byte to its answer",
-            m.review_seconds.clone(),
-        );
-        registry.register("reviews", "Admission reviews, by verdict", m.reviews.clone());
-        registry.register("denials", "Requests refused by the guard, by reason", m.denials.clone());
-        registry.register(
-            "access_reviews",
-            "Questions to the API server about a user's rights, by answer",
-            m.access_reviews.clone(),
-        );
-        registry.register("webhook_connections", "Connections to the guard", m.connections.clone());
-        registry.register(
-            "webhook_handshakes",
-            "TLS handshakes with the guard, by result",
-            m.handshakes.clone(),
-        );
-        registry.register(
-            "certificate_expiry_timestamp_seconds",
-            "When a certificate expires",
-            m.certificate_expiry.clone(),
-        );
-        registry.register(
-            "certificate_rotations",
-            "Certificates replaced by this replica",
-            m.certificate_rotations.clone(),
-        );
-        registry.register("bundle_writes", "CA bundles written", m.bundle_writes.clone());
         // Where all values of a label are known, series begin at zero: the first count is an increase, too.
         for heal in Heal::ALL {
-            drop(m.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
+            drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
         }
         for verdict in ["allowed", "stamped", "denied", "rejected"] {
-            drop(m.reviews.get_or_create(&VerdictLabel { verdict }));
+            drop(metrics.reviews.get_or_create(&VerdictLabel { verdict }));
         }
-        drop(m.denials.get_or_create(&ReasonLabel { reason: "unanswered" }));
+        drop(metrics.denials.get_or_create(&ReasonLabel { reason: "unanswered" }));
         for result in ["allowed", "denied"] {
-            drop(m.access_reviews.get_or_create(&ResultLabel { result }));
+            drop(metrics.access_reviews.get_or_create(&ResultLabel { result }));
         }
         for result in ["done", "failed"] {
-            drop(m.handshakes.get_or_create(&ResultLabel { result }));
+            drop(metrics.handshakes.get_or_create(&ResultLabel { result }));
         }
-        metrics.registry = Arc::new(registry);
         metrics
     }
 
@@ -292,6 +248,21 @@ impl Metrics {
             Err(std::fmt::Error) => String::new(),
         }
     }
+}
+
+/// Makes a metric that is known under this name.
+fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    let metric = M::default();
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+/// As [`add`], for durations in seconds.
+fn duration(registry: &mut Registry, name: &str, help: &str) -> Histogram {
+    let buckets = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+    let metric = Histogram::new(buckets);
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 impl From<Role> for CertificateLabel {
