@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo test lint unit e2e controlplane chart bench image image-tar test-node test-kind help
+.PHONY: run demo test lint unit e2e controlplane chart bench image image-tar test-node on-node test-kind help
 
 help: ## what can be made
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -30,13 +30,22 @@ e2e: controlplane
 	@$(BIN)/debug/controlplane build helm
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*'
 
-test-node: ## two replicas on a real kubelet; takes root, containerd, runc and iptables
+test-node: ## two replicas on a real kubelet, and the end-to-end tests beside them; takes root on Linux
+	@$(CARGO) build --locked --workspace
+	@if obstacle=$$('$(BIN)/debug/controlplane' obstacle); then \
+	  echo "test-node is skipped, nothing was tested on a real node: $$obstacle"; \
+	else \
+	  $(MAKE) --no-print-directory on-node; \
+	fi
+
+on-node:
 	@$(MAKE) --no-print-directory image-tar PROFILE=node
 	@$(BIN)/debug/controlplane build
 	@$(BIN)/debug/controlplane build node
-	LOCKSTEP_TEST_IMAGE=$(abspath $(BIN))/lockstep-node.tar $(CARGO) test --locked --workspace --test node
+	LOCKSTEP_TEST_IMAGE="$(abspath $(BIN))/lockstep-node.tar" RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} \
+	  $(CARGO) test --locked --workspace --test node
 
-test-kind: ## the same and the end-to-end tests on a kind cluster; takes docker, kind and kubectl
+test-kind: ## the same on a kind cluster; takes docker, kind and kubectl
 	@tests/kind/run $(IMAGE)
 
 chart: ## write the Helm chart's templates anew, from deploy/
@@ -52,7 +61,7 @@ image: ## the image, with docker or buildah
 
 image-tar: ## the same image as an OCI archive, without either, for docker load and ctr images import
 	RUSTFLAGS="-C target-feature=+crt-static" \
-	  $(CARGO) build --locked --profile $(PROFILE) --workspace --bin lockstep --target $(HOST)
+	  $(CARGO) build --locked --profile $(PROFILE) --bin lockstep --target $(HOST)
 	$(CARGO) build --locked --workspace
 	@$(BIN)/debug/controlplane image $(BIN)/$(HOST)/$(PROFILE)/lockstep $(BIN)/lockstep-$(PROFILE).tar $(IMAGE)
 

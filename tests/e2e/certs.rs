@@ -411,6 +411,11 @@ async fn a_bundle_that_is_wiped_or_replaced_is_back_within_seconds() {
         }
         assert!(replica.pulse.missing().is_empty(), "that is no reason not to be ready");
     }
+    // Counted when the answer has come, which is after others can see it.
+    eventually("four writes", || async {
+        (replica.metric("lockstep_bundle_writes_total") >= writes + 4.0).then_some(())
+    })
+    .await;
     assert_eq!(replica.metric("lockstep_bundle_writes_total"), writes + 4.0);
     assert_eq!(replica.handshake(&[ca], HOST).await, Ok(()));
 }

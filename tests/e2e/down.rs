@@ -50,7 +50,7 @@ impl Scene {
     /// The audit log's last entry for a write of this object, once there is one.
     async fn audited(&self, verb: &str, name: &str) -> Value {
         eventually(&format!("{verb} {name} in the audit log"), || async {
-            let log = std::fs::read_to_string(self.cluster.plane.audit_log().unwrap()).unwrap();
+            let log = self.cluster.audit_log();
             let entry = |line: &str| serde_json::from_str::<Value>(line).ok();
             log.lines().rev().filter(|line| line.contains(&self.home)).filter_map(entry).find(|entry| {
                 let object = &entry["objectRef"];

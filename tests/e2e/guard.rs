@@ -219,7 +219,7 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
     let line = format!("create cm flavors-synced -n {late}");
     eventually("the guard knows the namespace", || async {
         let output = bob.kubectl(&format!("{line} --dry-run=server")).output().expect("kubectl");
-        (!output.status.success()).then_some(())
+        String::from_utf8_lossy(&output.stderr).contains("needed for the companion of").then_some(())
     })
     .await;
     assert_refused(&line, &bob.fails(&line), &format!("needed for the companion of {home}/flavors"));
@@ -426,7 +426,9 @@ async fn what_slips_through_is_repaired() {
 #[tokio::test]
 async fn every_denial_is_in_the_audit_log_and_counted() {
     let scene = Scene::set("audited").await;
-    let Ok(log) = scene.cluster.plane.audit_log() else { return };
+    if scene.cluster.plane.is_existing() {
+        return eprintln!("skipped: there is no audit log of an existing cluster");
+    }
     let edit = json!({"data": {"sky": "hush"}});
     let path = configmap(&scene.home, "colors-synced");
     let refused =
@@ -434,7 +436,7 @@ async fn every_denial_is_in_the_audit_log_and_counted() {
     assert_eq!(refused, Err(403));
     let annotation = format!("\"companions.lockstep.{}/denied\":\"edit\"", scene.cluster.domain());
     eventually("the audit annotation", || async {
-        std::fs::read_to_string(&log).expect("the audit log").contains(&annotation).then_some(())
+        scene.cluster.audit_log().contains(&annotation).then_some(())
     })
     .await;
     assert_eq!(scene.lockstep.metric("lockstep_denials_total{reason=\"edit\"}"), 1.0);

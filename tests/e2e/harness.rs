@@ -5,7 +5,7 @@ use std::{
     fmt::Write as _,
     fs::File,
     future::Future,
-    io::{Read, Write},
+    io::{Read, Seek, SeekFrom, Write},
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
@@ -113,6 +113,8 @@ pub struct Cluster {
     /// Where the test's guard listens: an address or a port of its own, so that none is fought over.
     pub address: String,
     pub client: Client,
+    /// Where the audit log ended when the test began.
+    audit_start: u64,
 }
 
 impl Cluster {
@@ -132,7 +134,9 @@ impl Cluster {
                 format!("127.{}.{}.{}:9443", 64 + unique / 65_536, unique / 256 % 256, unique % 256)
             }
         };
-        Self { plane, id, address, client }
+        let audit_log = plane.audit_log().ok().and_then(|log| std::fs::metadata(log).ok());
+        let audit_start = audit_log.map_or(0, |log| log.len());
+        Self { plane, id, address, client, audit_start }
     }
 
     /// As [`Self::new`], for a test that reads the audit log; none where an existing cluster has none for us.
@@ -302,11 +306,19 @@ impl Cluster {
             .collect()
     }
 
+    /// What the audit log says since this test began; the last line may be half written.
+    pub fn audit_log(&self) -> String {
+        let mut log = File::open(self.plane.audit_log().expect("an audit log")).expect("the audit log");
+        log.seek(SeekFrom::Start(self.audit_start)).expect("the audit log");
+        let mut bytes = Vec::new();
+        log.read_to_end(&mut bytes).expect("the audit log");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// What Lockstep's identity asked of the API server in one of the test's namespaces: verb, name, code.
     pub fn audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
-        let log =
-            std::fs::read_to_string(self.plane.audit_log().expect("an audit log")).expect("the audit log");
-        log.lines()
+        self.audit_log()
+            .lines()
             .filter(|line| {
                 line.contains(namespace) && line.contains("serviceaccount:lockstep-system:lockstep")
             })
@@ -344,6 +356,8 @@ impl Cluster {
     /// Installs it again, with other flags.
     pub fn apply(&self, flags: &[&str]) {
         let text = manifests(&[&["--domain", &self.domain(), "--secrets"], flags].concat());
+        // Ten seconds more: what fails open when it takes too long must not do so because this machine is busy.
+        let text = text.replace("timeoutSeconds: ", "timeoutSeconds: 1");
         pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &text);
     }
 
@@ -365,7 +379,25 @@ impl Cluster {
 
     /// Starts mirror and guard, where the webhook configurations are installed.
     pub async fn guard(&self, flags: &[&str]) -> Lockstep {
-        self.start(&[&["--webhook-bind", &self.address], flags].concat()).await
+        let lockstep = self.start(&[&["--webhook-bind", &self.address], flags].concat()).await;
+        self.wait_guarded().await;
+        lockstep
+    }
+
+    /// Waits until the API server trusts the guard: it learns of the CA a moment after we know that it is published.
+    pub async fn wait_guarded(&self) {
+        let path = "/api/v1/namespaces/default/configmaps?dryRun=All";
+        let object = |key: &str| json!({"metadata": {"name": "x", "labels": {self.key(key): "true"}}});
+        let (forged, source) = (object("companion"), object("managed"));
+        let reached =
+            format!("the API server asks the guard at {}; does a firewall keep it out?", self.address);
+        eventually(&reached, || async {
+            let answer = self.try_request("POST", path, Some(("application/json", &forged))).await;
+            let stamped = self.try_request("POST", path, Some(("application/json", &source))).await.ok()?;
+            let protect = &stamped["metadata"]["annotations"][self.key("protect")];
+            (answer != Err(500) && protect.is_string()).then_some(())
+        })
+        .await;
     }
 
     async fn start(&self, flags: &[&str]) -> Lockstep {
@@ -489,8 +521,15 @@ impl Lockstep {
     }
 
     pub async fn wait_log(&self, text: &str) {
-        eventually(&format!("`{text}` in the log"), || async { self.log().contains(text).then_some(()) })
-            .await;
+        self.wait_log_after(0, text).await;
+    }
+
+    /// Waits for a text that comes after so many bytes of the log.
+    pub async fn wait_log_after(&self, bytes: usize, text: &str) {
+        eventually(&format!("`{text}` in the log"), || async {
+            self.log()[bytes..].contains(text).then_some(())
+        })
+        .await;
     }
 
     pub async fn wait_ready(&mut self) {
@@ -509,6 +548,8 @@ impl Lockstep {
         let address = self.ops.as_deref().expect("the ops address");
         let mut answer = String::new();
         if let Ok(mut stream) = TcpStream::connect(address) {
+            // One that is paused does not answer.
+            stream.set_read_timeout(Some(DEADLINE)).expect("a time limit");
             let request = format!("GET {path} HTTP/1.1\r\nhost: lockstep\r\nconnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).expect("a request");
             drop(stream.read_to_string(&mut answer));
@@ -523,6 +564,7 @@ impl Lockstep {
     /// The value of one metric, with its labels as they are printed; zero when it is not there.
     pub fn metric(&self, name: &str) -> f64 {
         let metrics = self.metrics();
+        assert!(metrics.starts_with("HTTP/1.1 200"), "no metrics: {metrics}");
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.trim().parse().expect("a number"))
     }

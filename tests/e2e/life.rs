@@ -94,6 +94,9 @@ async fn a_stop_finishes_what_is_under_way() {
     for n in 0..50 {
         targets.push(cluster.namespace(&format!("t{n:02}")).await);
     }
+    // When the last namespace is known, all are.
+    cluster.source(&home, "beacon").ask("target-namespaces", &targets[49]).create().await;
+    cluster.wait_data(&targets[49], "beacon-synced", json!({"sky": "blue"})).await;
     cluster.source(&home, "colors").ask("target-namespaces", &targets.join(",")).create().await;
     // One after the other, in order: when the first is there, most are still to come.
     while cluster.configmap(&targets[0], "colors-synced").await.is_none() {
@@ -118,12 +121,13 @@ async fn the_api_server_and_etcd_go_and_come_back() {
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
 
     for etcd in [false, true] {
+        let told = lockstep.log().len();
         plane.apiserver().unwrap().kill().unwrap();
         if etcd {
             plane.etcd().unwrap().kill().unwrap();
             plane.etcd().unwrap().restart().unwrap();
         }
-        lockstep.wait_log("the API server cannot be reached").await;
+        lockstep.wait_log_after(told, "the API server cannot be reached").await;
         lockstep.signal("-STOP");
         plane.apiserver().unwrap().restart().unwrap();
         plane.wait_ready().unwrap();

@@ -40,12 +40,14 @@ async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_all
     cluster.source(&home, "colors").ask("target-namespaces", &targets).create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.wait_event(&home, "colors", "NotAccepted").await;
+    cluster.wait_event(&home, "colors", "Mirrored").await;
     for namespace in [&kube, &excluded, &never] {
         assert!(cluster.configmap(namespace, "colors-synced").await.is_none(), "{namespace}");
     }
     let accept =
         json!({"metadata": {"annotations": {cluster.key("accept-from"): format!("elsewhere,{home}")}}});
-    for namespace in [&kube, &excluded, &never] {
+    // That one first: when the others have followed, it was seen.
+    for namespace in [&never, &kube, &excluded] {
         cluster.merge(&format!("/api/v1/namespaces/{namespace}"), &accept).await;
     }
     for namespace in [&kube, &excluded] {
@@ -79,8 +81,9 @@ async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
     let selector = format!("env={}", cluster.id);
     let both = source("two").ask("target-namespaces", ".").ask("target-selector", &selector);
     both.create().await;
-    for name in ["vital", "two-synced"] {
+    for (source, name) in [("one", "vital"), ("two", "two-synced")] {
         cluster.wait_data(&home, name, json!({"sky": "blue"})).await;
+        cluster.wait_event(&home, source, "Mirrored").await;
     }
     for namespace in [&own, &kube] {
         assert_eq!(cluster.configmap(namespace, "vital").await.unwrap()["data"], theirs["data"]);

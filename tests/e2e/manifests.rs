@@ -166,15 +166,19 @@ async fn applying_again_leaves_the_ca_bundle_alone_even_where_the_address_change
         let bundle = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": "Y2E="}]);
         cluster.try_request("PATCH", path, Some(("application/json-patch+json", &bundle))).await.unwrap();
     }
-    for flags in
-        [&["--webhook-url", "https://127.0.0.1:1"][..], &["--webhook-url", "https://127.0.0.1:2"], &[]]
-    {
-        cluster.apply(&[&["--namespace", &namespace], flags].concat());
+    // In the end pods, of an image that there is not: where there are nodes, none is to write a bundle of its own.
+    for flags in [
+        ["--webhook-url", "https://127.0.0.1:1"],
+        ["--webhook-url", "https://127.0.0.1:2"],
+        ["--image", "localhost/none:none"],
+    ] {
+        let outside = flags[0] == "--webhook-url";
+        cluster.apply(&[["--namespace", &namespace], flags].concat());
         for path in &paths {
             let client = cluster.get(path).await.unwrap()["webhooks"][0]["clientConfig"].clone();
             assert_eq!(client["caBundle"], "Y2E=", "{flags:?}");
-            assert_eq!(client["service"].is_null(), !flags.is_empty(), "{client}");
-            assert_eq!(client["url"].is_null(), flags.is_empty(), "{client}");
+            assert_eq!(client["service"].is_null(), outside, "{client}");
+            assert_eq!(client["url"].is_null(), !outside, "{client}");
         }
     }
     cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;

@@ -8,7 +8,7 @@ use std::{
 use controlplane::ControlPlane;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, output, run};
+use crate::harness::{Cluster, eventually, output, run};
 
 /// Under which names Kubernetes cleans up: the last one where its controllers have no identities of their own.
 pub const CLEANERS: [&str; 3] = [
@@ -74,13 +74,35 @@ impl Cluster {
             Some(namespace) => (format!("{rbac}/namespaces/{namespace}/"), "Role"),
             None => (format!("{rbac}/cluster"), "ClusterRole"),
         };
-        self.post(&format!("{path}roles"), &json!({"metadata": {"name": name}, "rules": rules})).await;
+        self.post(&format!("{path}roles"), &json!({"metadata": {"name": name}, "rules": &rules})).await;
         let binding = json!({
             "metadata": {"name": name},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
             "subjects": [subject],
         });
         self.post(&format!("{path}rolebindings"), &binding).await;
+        // The API server goes by it a moment later.
+        let text = |field: &str| subject[field].as_str().expect("text");
+        let who = match text("kind") {
+            "Group" => json!({"user": "anybody", "groups": [text("name")]}),
+            "ServiceAccount" => {
+                json!({"user": format!("system:serviceaccount:{}:{}", text("namespace"), text("name"))})
+            }
+            _ => json!({"user": text("name")}),
+        };
+        for rule in rules.as_array().expect("rules") {
+            let resource = json!({
+                "namespace": namespace, "group": rule["apiGroups"][0], "resource": rule["resources"][0],
+                "verb": rule["verbs"][0], "name": rule["resourceNames"][0],
+            });
+            let mut review = json!({"spec": who});
+            review["spec"]["resourceAttributes"] = resource;
+            eventually("a right is known", || async {
+                let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+                (self.post(reviews, &review).await["status"]["allowed"] == true).then_some(())
+            })
+            .await;
+        }
     }
 
     /// The admin of the cluster.

@@ -43,7 +43,9 @@ impl Scene {
 
     /// Installs the policy and waits until it holds for alice.
     async fn lock(&self, flags: &[&str]) -> Installed {
-        let installed = self.cluster.install(&[&["--policy"], flags].concat());
+        // Of a cluster that exists, nothing of an installation is to be changed but what is this test's own.
+        let url = self.cluster.url();
+        let installed = self.cluster.install(&[&["--policy", "--webhook-url", &url], flags].concat());
         // The webhooks would refuse things too.
         for kind in ["validating", "mutating"] {
             let name = format!("lockstep.{}", self.cluster.domain());

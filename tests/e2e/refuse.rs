@@ -120,8 +120,12 @@ async fn a_quota_is_told_and_retried() {
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}});
     let quotas = format!("/api/v1/namespaces/{away}/resourcequotas");
     cluster.post(&quotas, &quota).await;
+    let probe = format!("/api/v1/namespaces/{away}/configmaps?dryRun=All");
+    let object = json!({"metadata": {"name": "probe"}});
     crate::harness::eventually("the quota counts", || async {
-        cluster.get(&format!("{quotas}/none")).await.filter(|quota| quota["status"]["used"].is_object())
+        let answer = cluster.try_request("POST", &probe, Some(("application/json", &object))).await;
+        let counted = cluster.get(&format!("{quotas}/none")).await?["status"]["used"].is_object();
+        (counted && answer == Err(403)).then_some(())
     })
     .await;
     cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;

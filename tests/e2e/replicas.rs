@@ -70,17 +70,22 @@ impl Scene {
     /// The companion's writes that went through: a create, and one patch for each of these changes.
     async fn wrote_once_for_each(&self, changes: usize) {
         let Some(_) = self.cluster.plane.audit_log().ok() else { return };
-        // Whoever would write again has had the time to: all have seen the last state and planned on it.
+        // Whatever else was about to be written for an earlier change was written before this one, or can be no more.
         self.change("last").await;
         self.follows("last").await;
-        let audit = self.cluster.audit_of(&self.home, changes + 2).await;
-        let done: Vec<_> = audit
-            .iter()
-            .filter(|(verb, _, code)| matches!(verb.as_str(), "create" | "patch" | "delete") && *code < 300)
-            .map(|(verb, ..)| verb.as_str())
-            .collect();
-        assert_eq!(done.len(), changes + 2, "{audit:?}");
-        assert!(done[1..].iter().all(|verb| *verb == "patch"), "{audit:?}");
+        let writes = || {
+            let audit = self.cluster.audit(&self.home).into_iter().map(|(verb, _, code)| (verb, code));
+            let written = |(verb, code): &(String, u64)| {
+                matches!(verb.as_str(), "create" | "patch" | "delete") && *code < 300
+            };
+            audit.filter(written).map(|(verb, _)| verb).collect::<Vec<_>>()
+        };
+        let done = eventually("the last write is in the audit log", || async {
+            Some(writes()).filter(|done| done.len() >= changes + 2)
+        })
+        .await;
+        assert_eq!(done[0], "create");
+        assert_eq!(done[1..], vec!["patch"; changes + 1], "{done:?}");
     }
 
     async fn lease(&self) -> Value {
@@ -111,6 +116,7 @@ async fn one_of_three_replicas_writes_and_another_takes_over_at_once_when_it_sto
     scene.wrote_once_for_each(2).await;
     let leader = scene.leader(&left).await;
     assert!(scene.replicas[leader].stop().await.success());
+    assert!(scene.replicas[leader].log().contains("the Lease is given back"), "it was too slow");
     assert_eq!(scene.lease().await["spec"]["holderIdentity"], "");
 }
 
@@ -185,12 +191,15 @@ async fn clocks_that_differ_by_minutes_do_not_matter() {
         scene.cluster.post(leases, &json!({"metadata": {"name": name}, "spec": renew(0)})).await;
         let kubeconfig = scene.identity();
         scene.add(&kubeconfig).await;
-        let start = Instant::now();
         // For as long as it is renewed, it is the other's, whatever its clock says.
+        let mut renewed = Instant::now();
         for n in 1..=6 {
             scene.cluster.merge(&format!("{leases}/{name}"), &json!({"spec": renew(n)})).await;
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            assert_eq!(scene.replicas[0].metric("lockstep_leader"), 0.0, "after {:?}", start.elapsed());
+            let leads = scene.replicas[0].metric("lockstep_leader") == 1.0;
+            // A machine that stood still for so long let it run out.
+            assert!(!leads || renewed.elapsed().as_secs() >= LEASE, "after {:?}", renewed.elapsed());
+            renewed = Instant::now();
         }
         scene.leader(&[0]).await;
     }

@@ -40,6 +40,7 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
         lockstep.wait_ready().await;
         service.set(replica, true);
     }
+    cluster.wait_guarded().await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use controlplane::Node;
+use controlplane::{ControlPlane, Node};
 use serde_json::{Value, json};
 
 use crate::{
@@ -16,8 +16,10 @@ const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lockstep-system/lea
 
 /// A test that fails shows what the replicas said.
 pub struct Installed {
-    pub node: &'static Node,
+    pub plane: &'static ControlPlane,
     pub cluster: Cluster,
+    /// What `lockstep manifests` is told.
+    pub flags: Vec<String>,
 }
 
 /// One replica.
@@ -30,16 +32,23 @@ pub struct Pod {
 
 impl Installed {
     /// Installs it, and says how long that took until both replicas were ready.
-    pub async fn new(node: &'static Node) -> (Self, Duration) {
-        let installed = Self { node, cluster: Cluster::on(node.plane(), "node").await };
+    pub async fn new(plane: &'static ControlPlane, image: Option<&str>) -> (Self, Duration) {
+        let image = image.map(|image| ["--image", image]);
+        let flags = ["--secrets"].into_iter().chain(image.into_iter().flatten()).map(str::to_owned).collect();
+        let installed = Self { plane, cluster: Cluster::on(plane, "node").await, flags };
         let start = Instant::now();
-        pipe(node.plane().kubectl().args(["apply", "-f", "-"]), &manifests(&["--secrets"]));
+        pipe(plane.kubectl().args(["apply", "-f", "-"]), &installed.manifests());
         installed.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
         let took = start.elapsed();
         assert_eq!(installed.pods().await.len(), 2);
         // kube-proxy may be a second behind.
         installed.guarded("default").await;
         (installed, took)
+    }
+
+    /// What was installed.
+    pub fn manifests(&self) -> String {
+        manifests(&self.flags.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Waits until the guard is asked, and refuses.
@@ -55,7 +64,7 @@ impl Installed {
 
     /// Runs a kubectl command of the admin, which must succeed; its arguments hold no blanks.
     pub fn kubectl(&self, line: &str) -> String {
-        run(self.node.plane().kubectl().args(line.split_whitespace()))
+        run(self.plane.kubectl().args(line.split_whitespace()))
     }
 
     /// The replicas that are not on their way out, once there are two of them and both are ready.
@@ -109,9 +118,9 @@ impl Installed {
         [made, start.elapsed()]
     }
 
-    pub async fn memory_is_bounded(&self) {
+    pub async fn memory_is_bounded(&self, node: &Node) {
         for pod in self.pods().await {
-            let (most, limit) = self.node.memory(&pod.container).unwrap_or_else(|error| panic!("{error}"));
+            let (most, limit) = node.memory(&pod.container).unwrap_or_else(|error| panic!("{error}"));
             say(&format!("{} had {} KiB at most, of {} KiB", pod.name, most >> 10, limit >> 10));
             assert_eq!(limit, 256 << 20, "the limit of the Deployment");
             assert!(most < limit / 2, "{most} bytes");
@@ -137,7 +146,7 @@ impl Drop for Installed {
                 "get events -A --sort-by=.lastTimestamp",
                 "logs -n lockstep-system -l app.kubernetes.io/name=lockstep --prefix --tail=60",
             ] {
-                let output = self.node.plane().kubectl().args(line.split_whitespace()).output();
+                let output = self.plane.kubectl().args(line.split_whitespace()).output();
                 let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
                 say(&format!("--- kubectl {line}\n{}", text.unwrap_or_default()));
             }

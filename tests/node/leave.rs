@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::{
-    harness::{configmap, manifests, pipe},
+    harness::{configmap, pipe},
     installed::Installed,
     say,
 };
@@ -29,8 +29,8 @@ pub async fn nothing_behind(installed: &Installed) {
     before.push(cluster.configmap(&home, "kept").await.expect("the source"));
 
     let start = Instant::now();
-    let mut delete = installed.node.plane().kubectl();
-    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &manifests(&["--secrets"]));
+    let mut delete = installed.plane.kubectl();
+    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &installed.manifests());
     say(&format!("uninstalled in {:.1?}", start.elapsed()));
 
     // Nothing of it is left, nothing is stuck.

@@ -1,12 +1,17 @@
-//! What is lost when a replica goes, by request or by accident, and when its CA does: nothing that does not come back.
+//! What is lost when a replica goes, by request or by accident, or its CA, or its kubelet: nothing that does not come
+//! back.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
-use serde_json::json;
+use controlplane::Node;
+use serde_json::{Value, json};
 
 use crate::{
     harness::{eventually, run, secret},
-    installed::{Installed, NAMESPACE},
+    installed::{Installed, NAMESPACE, Pod},
     say,
     stream::Stream,
 };
@@ -42,11 +47,11 @@ pub async fn of_a_pod(installed: &Installed) {
 }
 
 /// Kills either container without warning. The kubelet starts it again; the other replica does its work meanwhile.
-pub async fn of_a_container(installed: &Installed) {
+pub async fn of_a_container(installed: &Installed, node: &Node) {
     let namespace = installed.cluster.namespace("killed").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {
         let pod = installed.leader_and_standby().await[role].clone();
-        let mut kill = installed.node.ctr();
+        let mut kill = node.ctr();
         run(kill.args(["tasks", "kill", "--signal", "SIGKILL", &pod.container]));
         let start = Instant::now();
         // Until the API server has learnt that an address is dead, a request may fail: that is what replicas cannot
@@ -98,4 +103,54 @@ pub async fn of_the_ca(installed: &Installed) {
     let [edits, changes] = stream.end(installed).await;
     say(&format!("CA deleted: put back after {back:.1?}, {} edits refused meanwhile", edits.requests));
     assert!(edits.failures.is_empty() && changes.failures.is_empty(), "{edits:#?} {changes:#?}");
+}
+
+/// Kills the kubelet. The replicas do not notice; the kubelet that comes after it renews their tokens.
+pub async fn of_the_kubelet(installed: &Installed, node: &Node) -> Tokens {
+    let pods = installed.pods().await;
+    let stream = Stream::start(installed, "kubelet").await;
+    let tokens = Tokens { seen: used(installed, &pods), pods };
+    assert_eq!(tokens.seen.len(), tokens.pods.len(), "one token each: {:?}", tokens.seen);
+    node.kubelet().restart().unwrap_or_else(|error| panic!("{error}"));
+    stream.go_on(100).await;
+    let [edits, changes] = stream.end(installed).await;
+    assert!(edits.failures.is_empty() && changes.failures.is_empty(), "{edits:#?} {changes:#?}");
+    say(&format!("kubelet killed and started again: {} edits refused meanwhile", edits.requests));
+    tokens
+}
+
+/// The tokens that the replicas showed the API server before their renewal.
+pub struct Tokens {
+    pods: Vec<Pod>,
+    seen: BTreeSet<[String; 2]>,
+}
+
+impl Tokens {
+    /// A replica reads its token again once a minute.
+    pub async fn were_renewed(&self, installed: &Installed) {
+        eventually("every replica shows a new token", || async {
+            let used = used(installed, &self.pods);
+            let renewed = |pod: &Pod| used.difference(&self.seen).any(|[name, _]| *name == pod.name);
+            self.pods.iter().all(renewed).then_some(())
+        })
+        .await;
+        assert_eq!(installed.pods().await, self.pods, "without a restart");
+        say("every replica shows the API server its new token");
+    }
+}
+
+/// Pods and the ids of the tokens that they showed the API server, from the audit log.
+fn used(installed: &Installed, pods: &[Pod]) -> BTreeSet<[String; 2]> {
+    let log = installed.cluster.audit_log();
+    let of_pods = log.lines().filter(|line| pods.iter().any(|pod| line.contains(&pod.name)));
+    let entries = of_pods.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let shown = entries.filter_map(|entry| {
+        let extra = |key: &str| {
+            Some(
+                entry["user"]["extra"][format!("authentication.kubernetes.io/{key}")][0].as_str()?.to_owned(),
+            )
+        };
+        Some([extra("pod-name")?, extra("credential-id")?])
+    });
+    shown.filter(|[name, _]| pods.iter().any(|pod| pod.name == *name)).collect()
 }

@@ -12,8 +12,7 @@ pub async fn through(installed: &Installed) {
     let cluster = &installed.cluster;
     let (shop, team) = (cluster.namespace("shop").await, cluster.namespace("team").await);
     let refused = |line: &str| {
-        let output =
-            installed.node.plane().kubectl().args(line.split_whitespace()).output().expect("kubectl");
+        let output = installed.plane.kubectl().args(line.split_whitespace()).output().expect("kubectl");
         assert!(!output.status.success(), "{line} went through");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
@@ -31,8 +30,7 @@ pub async fn through(installed: &Installed) {
     assert!(edit.contains(&message), "{edit}");
 
     let output = installed
-        .node
-        .plane()
+        .plane
         .kubectl()
         .args(["delete", "configmap", "colors-synced", "-n", &shop, "--wait=false"])
         .output()

@@ -1,5 +1,6 @@
 //! `controlplane build` compiles the binaries; `controlplane up` runs a control plane by hand, with a node if told to;
-//! `controlplane image` writes an image.
+//! `controlplane obstacle` says why there can be no node, and fails if there is no reason; `controlplane image` writes an
+//! image.
 
 #![forbid(unsafe_code)]
 
@@ -21,10 +22,14 @@ fn main() -> ExitCode {
             let images: Vec<&Path> = images.iter().map(Path::new).collect();
             Node::start(&images).and_then(|node| stay(node.plane()))
         }
+        ["obstacle"] => match Node::obstacle() {
+            Some(obstacle) => writeln!(io::stdout(), "{obstacle}").map_err(Error::from),
+            None => return ExitCode::FAILURE,
+        },
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [node | helm] | up [node [ARCHIVE…]] | image BINARY ARCHIVE NAME"
+                "usage: controlplane build [node | helm] | up [node [ARCHIVE…]] | obstacle | image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);
         }

@@ -10,12 +10,13 @@ mod space;
 
 use std::fmt;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
 
-use self::space::{NODE, Space, run};
+use self::space::{MACHINE, NODE, Space, run};
 use crate::binaries::Binaries;
 use crate::components::Site;
 use crate::image::Image;
@@ -38,7 +39,7 @@ pub struct Node {
     // Fields are dropped from top to bottom: what runs on the node, the node, the control plane.
     _scheduler: Process,
     _kube_proxy: Process,
-    _kubelet: Process,
+    kubelet: Process,
     _containerd: Process,
     space: Space,
     plane: ControlPlane,
@@ -89,7 +90,7 @@ impl Node {
         let node = Self {
             _scheduler: scheduler,
             _kube_proxy: kube_proxy,
-            _kubelet: kubelet,
+            kubelet,
             _containerd: containerd,
             space,
             plane,
@@ -101,6 +102,18 @@ impl Node {
     #[must_use]
     pub fn plane(&self) -> &ControlPlane {
         &self.plane
+    }
+
+    /// The kubelet. Containers live on while it is away.
+    #[must_use]
+    pub fn kubelet(&self) -> &Process {
+        &self.kubelet
+    }
+
+    /// The address at which programs of the node find those of the machine.
+    #[must_use]
+    pub fn machine_address(&self) -> Ipv4Addr {
+        MACHINE
     }
 
     /// A command that runs on the node.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What has to be installed: programs, and the Debian packages that have them.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
     ("runc", "runc"),
@@ -13,6 +13,7 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("mount", "mount"),
     ("unshare", "util-linux"),
     ("nsenter", "util-linux"),
+    ("setpriv", "util-linux"),
 ];
 
 /// Where programs are looked for, here and on the node: an environment of our own, like everything that runs there.

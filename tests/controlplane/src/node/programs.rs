@@ -24,6 +24,8 @@ root = "{dir}/containerd"
 state = "/run/containerd"
 [grpc]
   address = "{SOCKET}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{dir}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE}"
   disable_apparmor = true

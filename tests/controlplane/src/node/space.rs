@@ -24,6 +24,9 @@ while read -r cgroup; do echo $$ > "$cgroup/cgroup.procs" || exit 1; done < "$1/
 shift
 "#;
 
+/// `nsenter` waits outside for what it started inside: if the one is killed, so is the other.
+const TIED: &str = "setpriv --pdeathsig KILL --";
+
 /// The first process: its death is the end of every process on the node, of all mounts and of the network. Only then
 /// is anything mounted, and without a note of it (`-n`), so that the machine sees nothing of it.
 ///
@@ -178,7 +181,7 @@ impl Space {
     fn enter(&self) -> Vec<String> {
         let pid = self.pid;
         let nsenter =
-            format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- \"$@\"");
+            format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- {TIED} \"$@\"");
         let script = format!("PATH={PATH}; export PATH\n{JOIN}{nsenter}");
         ["-c", &script, "node", &self.dir.display().to_string()].map(str::to_owned).to_vec()
     }
