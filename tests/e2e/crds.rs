@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::harness::{run, shared};
+use crate::harness::{DEADLINE, run, shared};
 
 const CRDS: [(&str, &str); 4] = [
     ("github.com/cert-manager/cert-manager", "deploy/crds/cert-manager.io_certificates.yaml"),
@@ -51,6 +51,12 @@ fn install() -> bool {
     run(&mut apply);
     let established = ["wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"];
     run(shared().kubectl().args(established));
+    // They can be used when kubectl finds them, which is a moment later.
+    let kinds = "certificates.cert-manager.io,issuers.cert-manager.io,podmonitors.monitoring.coreos.com,\
+                 prometheusrules.monitoring.coreos.com";
+    let found =
+        || shared().kubectl().args(["get", kinds]).output().is_ok_and(|output| output.status.success());
+    assert!(controlplane::eventually(DEADLINE, found), "the API server does not serve {kinds}");
     true
 }
 

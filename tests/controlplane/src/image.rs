@@ -53,7 +53,10 @@ impl Image {
         labels: &'static [(&'static str, &'static str)],
     ) -> Result<Self, Error> {
         let content = fs::read(binary).map_err(Error::at(binary))?;
-        Ok(Self { name: name.to_owned(), program, command, labels, content })
+        // A colon before the last slash is that of a port.
+        let tagged = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
+        let name = if tagged { name.to_owned() } else { format!("{name}:latest") };
+        Ok(Self { name, program, command, labels, content })
     }
 
     /// Writes the archive, for `ctr images import` and `docker load`.
@@ -92,7 +95,7 @@ impl Image {
         entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
         entry["annotations"] = json!({
             "io.containerd.image.name": full_name(&self.name),
-            "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+            "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map(|(_, tag)| tag),
         });
         let index = json!({
             "schemaVersion": 2,
@@ -194,6 +197,18 @@ mod tests {
             command: &["run"],
             labels: &LABELS,
             content: b"binary".repeat(100),
+        }
+    }
+
+    #[test]
+    fn a_name_without_a_tag_gets_the_usual_one() {
+        let file = std::env::current_exe().unwrap();
+        for (name, whole) in [
+            ("lockstep", "lockstep:latest"),
+            ("localhost:5000/lockstep", "localhost:5000/lockstep:latest"),
+            ("localhost:5000/lockstep:1", "localhost:5000/lockstep:1"),
+        ] {
+            assert_eq!(Image::pause(&file, name).unwrap().name, whole);
         }
     }
 

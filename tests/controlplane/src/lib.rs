@@ -27,6 +27,9 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(not(target_os = "linux"))]
+compile_error!("the control plane for tests, demo and benchmarks runs on Linux only");
+
 mod access;
 mod binaries;
 mod compile;

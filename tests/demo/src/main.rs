@@ -40,8 +40,8 @@ async fn run(lockstep: &str) -> Result<()> {
     let stage = Stage::set(lockstep)?;
     let mut child = stage.lockstep(lockstep, Stdio::inherit()).await?;
     println!("\nA Kubernetes control plane is up. In another terminal:\n");
-    println!("  export KUBECONFIG={}", stage.plane.admin().display());
-    println!("  export PATH={}:$PATH\n", stage.kubectl_dir().display());
+    println!("  export KUBECONFIG='{}'", stage.plane.admin().display());
+    println!("  export PATH='{}':\"$PATH\"\n", stage.kubectl_dir().display());
     println!("and try:\n");
     for step in play::walk_through() {
         println!("  {}", step.command);
@@ -73,9 +73,11 @@ async fn demonstrate(lockstep: &str) -> Result<()> {
     outcome
 }
 
-/// An address of this machine that nobody listens on.
-fn free_address() -> Result<SocketAddr> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
+/// Two addresses of this machine that nobody listens on.
+fn free_addresses() -> Result<[SocketAddr; 2]> {
+    // Held until both are known, or they could be the same.
+    let listeners = [TcpListener::bind(("127.0.0.1", 0))?, TcpListener::bind(("127.0.0.1", 0))?];
+    Ok([listeners[0].local_addr()?, listeners[1].local_addr()?])
 }
 
 /// A control plane with everything of Lockstep installed but the program itself.
@@ -90,7 +92,7 @@ impl Stage {
     fn set(lockstep: &str) -> Result<Self> {
         eprintln!("demo: booting etcd, kube-apiserver and kube-controller-manager");
         let plane = ControlPlane::start()?;
-        let (webhook, ops) = (free_address()?, free_address()?);
+        let [webhook, ops] = free_addresses()?;
         let manifests = StdCommand::new(lockstep)
             .args(["manifests", "--secrets", "--webhook-url", &format!("https://{webhook}")])
             .stdout(Stdio::piped())
