@@ -250,6 +250,7 @@ fn verb<B>(request: &Request<B>) -> &'static str {
     let query = request.uri().query().unwrap_or_default();
     match *request.method() {
         Method::POST => "create",
+        Method::PUT => "update",
         Method::PATCH => "patch",
         Method::DELETE => "delete",
         Method::GET if query.contains("watch=true") => "watch",
@@ -287,6 +288,23 @@ mod tests {
             ),
         ] {
             assert_eq!(status(value.clone()), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn calls_are_counted_by_what_they_do() {
+        for (method, query, expected) in [
+            (Method::GET, "", "get"),
+            (Method::GET, "?limit=5000", "list"),
+            (Method::GET, "?watch=true&limit=1", "watch"),
+            (Method::POST, "", "create"),
+            (Method::PUT, "", "update"),
+            (Method::PATCH, "", "patch"),
+            (Method::DELETE, "", "delete"),
+        ] {
+            let uri = format!("/api/v1/configmaps{query}");
+            let request = Request::builder().method(&method).uri(uri).body(()).unwrap();
+            assert_eq!(verb(&request), expected, "{method}");
         }
     }
 

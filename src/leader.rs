@@ -51,6 +51,12 @@ impl Claim {
         Self(receiver)
     }
 
+    /// For tests: good until the instant that is sent.
+    #[cfg(test)]
+    pub fn until(receiver: watch::Receiver<Option<Instant>>) -> Self {
+        Self(receiver)
+    }
+
     /// Whether we may write now. It runs out by itself, should the API server fall silent.
     #[must_use]
     pub fn holds(&self) -> bool {

@@ -158,6 +158,7 @@ fn claim(
     metrics: &Metrics,
 ) -> (Claim, Option<Election>) {
     if settings.no_leader_elect {
+        metrics.leader.set(1);
         return (Claim::unrivalled(), None);
     }
     let (claim, election) = leader::start(client.clone(), settings.leader(scope), metrics.clone());
@@ -251,4 +252,30 @@ fn parting(router: Router, pulse: Pulse) -> Router {
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
     drop(stop.wait_for(|stop| *stop).await);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use clap::Parser;
+    use kube::client::Body;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[tokio::test]
+    async fn who_has_no_rivals_leads() {
+        let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
+        let Command::Run(settings) = cli.command else { panic!("not run") };
+        let nobody = service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let metrics = Metrics::new();
+        let client = Client::new(nobody, "default");
+        let (claim, _) = claim(&settings, &settings.scope(), &client, &metrics);
+        assert!(claim.holds());
+        assert_eq!(metrics.leader.get(), 1);
+    }
 }

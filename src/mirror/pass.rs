@@ -141,6 +141,7 @@ impl Passes {
         for (trouble, _) in forgotten.iter().flat_map(|ledger| &ledger.troubles) {
             self.0.gauge(trouble, -1);
         }
+        self.0.observe();
     }
 
     /// Waits until nothing is under way.
@@ -161,12 +162,16 @@ impl Inner {
         self.brake.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Figures of the replica that writes. Of the others they would be those of their last turn: zero.
     fn observe(&self) {
-        self.metrics.queue_depth.set(self.queue.depth().try_into().unwrap_or(i64::MAX));
+        let leads = self.claim.holds();
+        let figure = |count: usize| if leads { count.try_into().unwrap_or(i64::MAX) } else { 0 };
+        self.metrics.queue_depth.set(figure(self.queue.depth()));
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
-        self.metrics.sources.set(sources.try_into().unwrap_or(i64::MAX));
-        self.metrics.companions.set(companions.try_into().unwrap_or(i64::MAX));
-        self.metrics.deletes_held.set(self.brake().is_holding(Instant::now()).into());
+        self.metrics.sources.set(figure(sources));
+        self.metrics.companions.set(figure(companions));
+        let holding = self.brake().is_holding(Instant::now());
+        self.metrics.deletes_held.set((leads && holding).into());
     }
 
     fn plan(&self, key: ObjectKey) -> Pass {
@@ -397,4 +402,67 @@ fn is_heal(action: &Action) -> bool {
             | Action::Update { why: Why::Healed(_), .. }
             | Action::Replace { why: Why::Healed(_), .. }
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use kube::client::Body;
+    use prometheus_client::metrics::gauge::Gauge;
+    use tower::service_fn;
+
+    use super::*;
+    use crate::{object::Kind, policy::pattern::Patterns, testing, world::Scope, world::state::Limits};
+
+    /// A mirror that nothing answers.
+    fn passes(claim: Claim, metrics: &Metrics) -> Passes {
+        let silent = service_fn(|_: http::Request<Body>| {
+            std::future::pending::<Result<http::Response<Body>, Infallible>>()
+        });
+        let client = Client::new(silent, "default");
+        let limits =
+            Limits { own_namespace: testing::OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
+        let settings = Settings {
+            keys: testing::keys(),
+            workers: 1,
+            writes: 1,
+            resync: Duration::from_secs(30),
+            delete_grace: Duration::from_secs(300),
+        };
+        let scope = Scope { keys: testing::keys(), limits, kinds: Kind::ALL.to_vec() };
+        let world = SharedWorld::new(&scope);
+        let (teller, _scribe) = Teller::start(client.clone(), &settings.keys, metrics.clone());
+        Passes::new(client, &settings, world, Arc::default(), teller, claim, metrics.clone())
+    }
+
+    #[tokio::test]
+    async fn who_leads_no_more_tells_nothing_of_its_last_turn() {
+        let (until, claim) = watch::channel(Some(Instant::now() + Duration::from_secs(3600)));
+        let metrics = Metrics::new();
+        let passes = passes(Claim::until(claim), &metrics);
+        let away = |n: usize| testing::configmap("away", &format!("s{n}-synced"));
+        for n in 0..21 {
+            let source = testing::configmap("home", &format!("s{n}"));
+            let whole = Whole { companions: 21, sources: 21 };
+            passes.0.brake().ask(Instant::now(), &source, &[away(n)], whole);
+            passes.0.queue.push_all([source]);
+        }
+        let object = testing::source("home", "s0").object();
+        passes.0.world.write(|world| world.apply_source(Kind::ConfigMap, object));
+        let object = testing::companion("away", "s0-synced").of("home/s0").object();
+        passes.0.world.write(|world| world.apply_companion(Kind::ConfigMap, object));
+        let told = || {
+            [&metrics.queue_depth, &metrics.deletes_held, &metrics.sources, &metrics.companions]
+                .map(Gauge::get)
+        };
+        passes.0.observe();
+        assert_eq!(told(), [21, 1, 1, 1]);
+        until.send_replace(None);
+        passes.forget();
+        assert_eq!(told(), [0; 4]);
+        // A worker may have been waiting for a key when the turn ended.
+        passes.0.observe();
+        assert_eq!(told(), [0; 4]);
+    }
 }

@@ -109,6 +109,7 @@ pub fn routes(metrics: Metrics, pulse: Pulse) -> Router {
             for (stream, age) in pulse.ages() {
                 metrics.watch_age(stream, age);
             }
+            metrics.ready.set(pulse.missing().is_empty().into());
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(axum::http::header::CONTENT_TYPE, kind)], metrics.render())
         }),
@@ -121,5 +122,40 @@ fn readiness(pulse: &Pulse) -> impl IntoResponse + use<> {
         (StatusCode::OK, "ok\n".to_owned())
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", missing.join("\n")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::{Body, to_bytes},
+        http::Request,
+    };
+    use tower::ServiceExt;
+
+    use super::*;
+
+    async fn asked(router: &Router, path: &str) -> (StatusCode, String) {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let answer = router.clone().oneshot(request).await.unwrap();
+        let status = answer.status();
+        let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn the_metric_says_what_readyz_says() {
+        let pulse = Pulse::new([Milestone::Serving]);
+        let router = routes(Metrics::new(), pulse.clone());
+        let ready = async |status: StatusCode, line: &str| {
+            assert_eq!(asked(&router, "/readyz").await.0, status);
+            let (_, text) = asked(&router, "/metrics").await;
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        };
+        ready(StatusCode::SERVICE_UNAVAILABLE, "lockstep_ready 0").await;
+        pulse.reached(Milestone::Serving);
+        ready(StatusCode::OK, "lockstep_ready 1").await;
+        pulse.lost(Milestone::Staying);
+        ready(StatusCode::SERVICE_UNAVAILABLE, "lockstep_ready 0").await;
     }
 }

@@ -118,7 +118,10 @@ impl Feed {
         apply: impl FnOnce(&mut World, T) -> Effect,
         delete: impl FnOnce(&mut World, T) -> Effect,
     ) {
-        self.pulse.alive(self.stream);
+        // A list that is yet to be asked for says nothing: it may be refused, or never answered, again and again.
+        if !matches!(event, Event::Begin) {
+            self.pulse.alive(self.stream);
+        }
         let effect = self.world.write(|world| match event {
             Event::Begin => {
                 world.begin(self.stream);
@@ -153,5 +156,38 @@ impl Feed {
             News::Changed => tracing::info!(kind, %source, keys, "source changed"),
             News::Gone => tracing::info!(kind, %source, "source gone"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{policy::pattern::Patterns, testing, world::state::Limits};
+
+    #[test]
+    fn an_attempt_to_list_is_no_sign_of_life() {
+        let stream = Stream::Namespaces;
+        let limits =
+            Limits { own_namespace: testing::OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
+        let feed = Feed {
+            stream,
+            world: SharedWorld::new(&Scope { keys: testing::keys(), limits, kinds: Kind::ALL.to_vec() }),
+            look_at: Arc::new(|_| {}),
+            pulse: Pulse::new([Milestone::Listed(stream)]),
+            metrics: Metrics::new(),
+        };
+        let age = || feed.pulse.ages()[0].1;
+        let a_while = Duration::from_millis(5);
+        while age() < a_while {
+            std::thread::yield_now();
+        }
+        feed.namespace(Event::Begin);
+        assert!(age() >= a_while, "{:?}", age());
+        let before = Instant::now();
+        feed.namespace(Event::End("1".to_owned()));
+        let age = age();
+        assert!(age <= before.elapsed(), "{age:?}");
     }
 }
