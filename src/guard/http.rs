@@ -112,7 +112,9 @@ impl Guard {
             Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
             Err((status, problem)) => {
                 self.metrics.review(Verdict::Rejected);
-                tracing::debug!(status = status.as_u16(), "{problem}");
+                if let Some(left_out) = self.may_log() {
+                    tracing::info!(status = status.as_u16(), left_out, "turned away: {problem}");
+                }
                 (status, format!("{problem}\n")).into_response()
             }
         }
@@ -179,18 +181,23 @@ impl Guard {
     }
 
     fn log(&self, kind: Kind, namespace: &str, user: &User, reason: &str, message: &str) {
-        let now = Instant::now().into_std();
-        let next = self.pace.lock().unwrap_or_else(PoisonError::into_inner).next(now);
-        let Some(left_out) = next else { return };
+        let Some(left_out) = self.may_log() else { return };
         tracing::info!(
             kind = kind.as_str(),
             namespace = wire::line(namespace),
             user = wire::line(&user.name),
             reason,
-            left_out = (left_out > 0).then_some(left_out),
+            left_out,
             "denied: {}",
             wire::line(message)
         );
+    }
+
+    /// Whether to write a line now, and how many were left out before it, if any.
+    fn may_log(&self) -> Option<Option<u64>> {
+        let now = Instant::now().into_std();
+        let left_out = self.pace.lock().unwrap_or_else(PoisonError::into_inner).next(now)?;
+        Some((left_out > 0).then_some(left_out))
     }
 
     fn denial(&self, home: &str, user: &User, refusal: Refusal) -> Denial {

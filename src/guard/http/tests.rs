@@ -245,6 +245,23 @@ async fn what_is_no_review_is_never_allowed_and_never_quoted() {
 }
 
 #[tokio::test]
+async fn the_log_says_why_requests_were_turned_away_and_not_without_end() {
+    let log = Captured::default();
+    let _capture = log.start("info");
+    let guard = guard(Answer::Yes);
+    assert_eq!(send(&guard, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
+    let text = log.text();
+    assert!(text.contains("turned away: the body is no AdmissionReview"), "{text}");
+    assert!(text.contains("status=400") && !text.contains("hush"), "{text}");
+    let before = Instant::now();
+    for _ in 0..1000 {
+        send(&guard, post_to("/validate", "hush")).await;
+    }
+    let (lines, seconds) = (log.text().lines().count(), before.elapsed().as_secs());
+    assert!(lines as u64 <= 20 * (seconds + 2), "{lines} lines in {seconds} s");
+}
+
+#[tokio::test]
 async fn a_body_that_is_too_large_is_a_413() {
     let guard = guard(Answer::Yes);
     let known = post_to("/validate", vec![b' '; (32 << 20) + 1]);
