@@ -54,7 +54,8 @@ pub struct Manifests {
     #[arg(long)]
     pub secrets: bool,
 
-    /// Add a ValidatingAdmissionPolicy that protects companions while no replica runs
+    /// Add a ValidatingAdmissionPolicy that protects companions while no replica runs; it refuses all deletes of them,
+    /// whatever protect says, but for none
     #[arg(long)]
     pub policy: bool,
 

@@ -227,7 +227,7 @@ async fn what_is_not_protected_passes() {
 }
 
 #[tokio::test]
-async fn a_companion_that_names_no_source_is_refused_with_a_text_that_makes_sense() {
+async fn a_companion_that_names_no_source_cannot_be_changed_but_deleted() {
     let scene = Scene::set("nameless").await;
     let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
     let source = cluster.key("source");
@@ -243,6 +243,8 @@ async fn a_companion_that_names_no_source_is_refused_with_a_text_that_makes_sens
              Change the source instead: kubectl edit configmap NAME -n NAMESPACE\n"
         );
         assert_refused(&line, &alice.fails(&line), &text);
+        // It is nobody's, and no source could be deleted instead.
+        alice.does(&format!("delete cm colors-synced -n {namespace}"));
     }
 }
 
