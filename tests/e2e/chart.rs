@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     crds,
-    harness::{Cluster, manifests, output, run, shared},
+    harness::{Cluster, eventually, manifests, output, run, shared},
     manifests::documents,
 };
 
@@ -136,7 +136,13 @@ fn what_only_the_chart_has_reaches_its_place() {
     }
     let values = json!({
         "replicas": 3,
+        "imagePullSecrets": [{"name": "registry"}],
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "podAnnotations": {"sidecar.istio.io/inject": "false"},
         "extraArgs": ["--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""],
+        "extraEnv": [{"name": "RUST_LOG", "value": "debug"}],
         "resources": {"limits": {"memory": "1Gi"}, "requests": null},
         "monitoring": true,
         "monitoringLabels": {"release": "prometheus"},
@@ -144,7 +150,13 @@ fn what_only_the_chart_has_reaches_its_place() {
     let rendered = render(helm(test).unwrap(), "lockstep-system", &values);
     let spec = &rendered["\"Deployment\" \"lockstep\""]["spec"];
     assert_eq!(spec["replicas"], 3);
-    let container = &spec["template"]["spec"]["containers"][0];
+    assert_eq!(spec["template"]["metadata"]["annotations"], values["podAnnotations"]);
+    let pod = &spec["template"]["spec"];
+    for field in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
+        assert_eq!(pod[field], values[field], "{field}");
+    }
+    let container = &pod["containers"][0];
+    assert_eq!(container["env"].as_array().unwrap().last(), Some(&values["extraEnv"][0]));
     assert_eq!(container["args"], json!(["run", "--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""]));
     assert_eq!(container["resources"], json!({"limits": {"memory": "1Gi"}}));
     let labelled = |document: &&Value| document["metadata"]["labels"]["release"] == "prometheus";
@@ -155,14 +167,62 @@ fn what_only_the_chart_has_reaches_its_place() {
 fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
     let test = "helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values";
     let Some(mut lint) = helm(test) else { return };
-    run(lint.args(["lint", "--strict"]).arg(chart()));
-    for bad in
-        ["domain=Not-A-Domain", "suffix=-", "image=a b", "replicas=two", "unknown=1", "exemptUsers[0]=a\\,b"]
-    {
+    run(lint.args(["lint", "--strict", "--namespace", "lockstep-system"]).arg(chart()));
+    let template = |namespace: &str, value: &str| {
         let mut template = helm(test).unwrap();
-        let refused = output(template.args(["template", "lockstep", "--set", bad]).arg(chart()), "");
-        assert!(!refused.status.success(), "{bad} is taken");
+        template.args(["template", "lockstep", "--namespace", namespace, "--set", value]);
+        output(template.arg(chart()), "")
+    };
+    for bad in [
+        "domain=Not-A-Domain",
+        "suffix=-",
+        "image=a b",
+        "replicas=two",
+        "replicas=0",
+        "unknown=1",
+        "exemptUsers[0]=a\\,b",
+        "extraArgs[0]=--domain=a.example",
+        "extraArgs[0]=--kinds",
+        "extraArgs[0]=--no-webhook",
+        "extraEnv[0].name=LOCKSTEP_DOMAIN",
+    ] {
+        assert!(!template("lockstep-system", bad).status.success(), "{bad} is taken");
     }
+    for good in
+        ["extraArgs[0]=--drain=10s", "extraArgs[0]=--webhook-bind=[::]:9443", "extraEnv[0].name=RUST_LOG"]
+    {
+        let taken = template("lockstep-system", good);
+        assert!(taken.status.success(), "{good}: {}", String::from_utf8_lossy(&taken.stderr));
+    }
+    // Its own namespace holds neither sources nor targets: that should be none that people use.
+    let refused = template("default", "replicas=2");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("--create-namespace"), "{text}");
+}
+
+#[tokio::test]
+async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
+    let test = "one_replica_may_go_at_a_time_even_where_there_is_but_one";
+    if helm(test).is_none() {
+        return;
+    }
+    let cluster = Cluster::new("budget").await;
+    let namespace = cluster.namespace("own").await;
+    let domain = format!("domain={}", cluster.domain());
+    for (replicas, kept) in [(1, 0), (2, 1), (3, 2)] {
+        let mut helm = helm(test).unwrap();
+        helm.args(["upgrade", "--install", "lockstep", "--namespace", &namespace, "--set", &domain]);
+        run(helm.arg("--set").arg(format!("replicas={replicas}")).arg(chart()));
+        let path = format!("/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/lockstep");
+        let status = eventually("the budget counts the pods", || async {
+            let status = cluster.get(&path).await?["status"].clone();
+            (status["expectedPods"] == replicas).then_some(status)
+        })
+        .await;
+        assert_eq!(status["desiredHealthy"], kept, "{status:#}");
+    }
+    run(helm(test).unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
+    cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
 }
 
 #[tokio::test]

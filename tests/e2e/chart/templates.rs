@@ -116,9 +116,27 @@ fn deployment() -> String {
             - name: LOCKSTEP_TLS_KEY
               value: /etc/lockstep/tls/tls.key
             {{- end }}
+            {{- with .Values.extraEnv }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
           ports:
             - name: webhook
 ";
+    let pod_metadata = "    metadata:
+      {{- with .Values.podAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      labels:
+";
+    let pod: String = ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"]
+        .iter()
+        .map(|value| {
+            let field = format!("      {value}:\n        {{{{- toYaml . | nindent 8 }}}}\n");
+            format!("      {{{{- with .Values.{value} }}}}\n{field}      {{{{- end }}}}\n")
+        })
+        .collect();
+    let pod = format!("      serviceAccountName: lockstep\n{pod}");
     let end = "              drop: [ALL]
           {{- if .Values.certManager }}
           volumeMounts:
@@ -138,6 +156,8 @@ fn deployment() -> String {
             DOMAIN,
             SUFFIX,
             ("replicas: 2", "replicas: {{ .Values.replicas }}"),
+            ("    metadata:\n      labels:\n", pod_metadata),
+            ("      serviceAccountName: lockstep\n", &pod),
             (IMAGE, "image: {{ .Values.image }}"),
             ("args: [run]", "args: [run{{ range .Values.extraArgs }}, {{ quote . }}{{ end }}]"),
             ("value: configmaps\n", &kinds),
