@@ -79,7 +79,7 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
     pub webhook_bind: SocketAddr,
 
-    /// Run the mirror alone, without the guard
+    /// Run the mirror alone, without the guard: nobody then checks who may mirror where
     #[arg(long, env = "LOCKSTEP_NO_WEBHOOK")]
     pub no_webhook: bool,
 
@@ -296,6 +296,30 @@ mod tests {
             assert!(duration(text).is_err(), "{text}");
         }
         assert!(positive_duration("0s").is_err());
+    }
+
+    #[test]
+    fn the_reference_has_every_flag_with_its_default() {
+        let reference = include_str!("../docs/reference.md");
+        let (_, table) = reference.split_once("## Flags of `lockstep run`").unwrap();
+        let (table, _) = table.split_once("\n## ").unwrap();
+        let told: Vec<&str> =
+            table.lines().filter_map(|line| line.strip_prefix("| `--")?.split('`').next()).collect();
+        let command = Run::augment_args(clap::Command::new("run"));
+        let flags: Vec<&clap::Arg> =
+            command.get_arguments().filter(|flag| flag.get_long().is_some()).collect();
+        for flag in &flags {
+            let name = flag.get_long().unwrap();
+            let default: Vec<String> =
+                flag.get_default_values().iter().map(|value| format!("`{}`", value.display())).collect();
+            let default = match default.as_slice() {
+                [default] if flag.get_action().takes_values() => default,
+                _ => "",
+            };
+            let row = format!("| `--{name}` | {default}");
+            assert!(table.contains(&row), "{row}");
+        }
+        assert_eq!(told.len(), flags.len(), "{told:?}");
     }
 
     #[test]
