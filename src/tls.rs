@@ -1,9 +1,10 @@
-//! A TLS listener that no peer can hold up: handshakes run beside the accept loop, everything has a limit, and when
-//! there are too many connections the one that has been idle longest makes room.
+//! A listener, with TLS or without, that no peer can hold up: handshakes run beside the accept loop, everything has a
+//! limit, and when there are too many connections the one that has been idle longest makes room.
 
 use std::{sync::Arc, time::Duration};
 
 use axum::Router;
+use http::{HeaderValue, header::CONNECTION};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -11,6 +12,7 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
@@ -19,7 +21,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-use crate::ops::metrics::Metrics;
+use crate::ops::{
+    health::{Milestone, Pulse},
+    metrics::Metrics,
+};
 use crowd::{Crowd, Heard, Member};
 
 mod crowd;
@@ -59,33 +64,33 @@ impl Default for Limits {
     }
 }
 
-/// Serves until `stop` turns true, then finishes what is under way.
-pub async fn serve(
-    listener: TcpListener,
-    config: Arc<ServerConfig>,
-    router: Router,
-    metrics: Metrics,
-    stop: watch::Receiver<bool>,
-) {
-    Server { config, router, metrics, limits: Limits::default() }.serve(listener, stop).await;
-}
-
 /// What every connection needs.
 pub struct Server {
-    pub config: Arc<ServerConfig>,
+    /// Without it, plain HTTP/1.1 is spoken.
+    pub tls: Option<Tls>,
     pub router: Router,
-    pub metrics: Metrics,
+    /// Tells when we are about to go.
+    pub pulse: Pulse,
     pub limits: Limits,
 }
 
+/// The guard's side of TLS, and where its connections are counted.
+pub struct Tls {
+    pub config: Arc<ServerConfig>,
+    pub metrics: Metrics,
+}
+
 impl Server {
+    /// Serves until `stop` turns true, then finishes what is under way.
     pub async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<bool>) {
         let server = Arc::new(self);
         let crowd = Arc::new(Crowd::new(server.limits.clone()));
         let mut tasks = JoinSet::new();
         let mut sweep = tokio::time::interval(server.limits.sweep);
         loop {
-            server.metrics.connections.set(i64::try_from(tasks.len()).unwrap_or(i64::MAX));
+            if let Some(tls) = &server.tls {
+                tls.metrics.connections.set(i64::try_from(tasks.len()).unwrap_or(i64::MAX));
+            }
             tokio::select! {
                 biased;
                 // Its answer is a lock: held over the sleep below, it would keep this from being spawned.
@@ -118,14 +123,22 @@ impl Server {
 
     async fn connection(&self, stream: TcpStream, member: &Arc<Member>) {
         drop(stream.set_nodelay(true));
-        let handshake = timeout(self.limits.handshake, TlsAcceptor::from(self.config.clone()).accept(stream));
-        let tls = tokio::select! {
+        let Some(tls) = &self.tls else { return self.talk(stream, false, member).await };
+        let handshake = timeout(self.limits.handshake, TlsAcceptor::from(tls.config.clone()).accept(stream));
+        let shaken = tokio::select! {
             () = member.dismissed() => return,
             outcome = handshake => outcome.ok().and_then(Result::ok),
         };
-        self.metrics.handshake(tls.is_some());
-        let Some(tls) = tls else { return };
+        tls.metrics.handshake(shaken.is_some());
+        let Some(stream) = shaken else { return };
+        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        self.talk(stream, http2, member).await;
+    }
 
+    async fn talk<S>(&self, stream: S, http2: bool, member: &Arc<Member>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .http1()
@@ -140,22 +153,30 @@ impl Server {
             .max_concurrent_streams(64)
             .max_header_list_size(16 << 10);
         // Guessing the protocol from the first bytes would wait for them without a limit.
-        let http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
 
-        let (router, requests) = (self.router.clone(), member.clone());
+        let (router, requests, pulse) = (self.router.clone(), member.clone(), self.pulse.clone());
         let service = tower::service_fn(move |request: http::Request<_>| {
             let task = requests.begin();
             let request = request.map(|body| axum::body::Body::new(Heard::new(body, task.listening())));
-            let answer = router.clone().oneshot(request);
+            let (answer, pulse) = (router.clone().oneshot(request), pulse.clone());
             async move {
-                let answer = answer.await;
+                let mut answer = answer.await;
+                // Once we go, every answer over HTTP/1.1 is the last on its connection, so that the API server looks
+                // for another replica. Closed while idle, a connection could cross a request, which would fail: it is
+                // not sent again.
+                if let Ok(answer) = &mut answer
+                    && !http2
+                    && pulse.lacks(Milestone::Staying)
+                {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 drop(task);
                 answer
             }
         });
         let mut served = std::pin::pin!(
-            builder.serve_connection(TokioIo::new(tls), TowerToHyperService::new(service)).into_owned()
+            builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).into_owned()
         );
         tokio::select! {
             _ = served.as_mut() => return,

@@ -3,12 +3,6 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
-use axum::{
-    Router,
-    extract::Request,
-    http::{HeaderValue, Version, header::CONNECTION},
-    middleware::{self, Next},
-};
 use kube::Client;
 use tokio::{
     net::TcpListener,
@@ -30,7 +24,7 @@ use crate::{
         log,
         metrics::Metrics,
     },
-    tls,
+    tls::{self, Server, Tls},
     world::{Scope, SharedWorld, feed, state::World},
 };
 
@@ -50,11 +44,17 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
     let (ops_address, webhook_address) = (address(&ops_listener), webhook_listener.as_ref().map(address));
     let stop = stop_signal(pulse.clone(), if settings.no_webhook { Duration::ZERO } else { settings.drain })?;
-    // Served to the very end: a probe must not fail while what is under way is finished.
     let mut tasks = JoinSet::new();
-    let ops = axum::serve(ops_listener, routes(metrics.clone(), pulse.clone()));
+    let ops = Server {
+        tls: None,
+        router: routes(metrics.clone(), pulse.clone()),
+        pulse: pulse.clone(),
+        limits: ops_limits(),
+    };
     tasks.spawn(async move {
-        drop(ops.await);
+        // Served to the very end: a probe must not fail while what is under way is finished.
+        let (_never, stop) = watch::channel(false);
+        ops.serve(ops_listener, stop).await;
         "ops server"
     });
 
@@ -115,11 +115,12 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             "everything is listed"
         );
         let webhook = async {
-            if let Some((listener, tls, router)) = guard {
+            if let Some((listener, config, router)) = guard {
                 // Not before everything is listed: a verdict needs the world. Until then, peers wait in line.
                 pulse.reached(Milestone::Serving);
-                let router = parting(router, pulse.clone());
-                tls::serve(listener, tls, router, metrics.clone(), stop.clone()).await;
+                let tls = Some(Tls { config, metrics: metrics.clone() });
+                let server = Server { tls, router, pulse: pulse.clone(), limits: tls::Limits::default() };
+                server.serve(listener, stop.clone()).await;
             }
             Ok(())
         };
@@ -234,20 +235,9 @@ fn stop_signal(pulse: Pulse, drain: Duration) -> anyhow::Result<watch::Receiver<
     Ok(receiver)
 }
 
-/// Once we go, every answer over HTTP/1.1 is the last on its connection, so that the API server looks for another
-/// replica. Closed while idle, a connection could cross a request, which would fail: it is not sent again.
-fn parting(router: Router, pulse: Pulse) -> Router {
-    router.layer(middleware::from_fn(move |request: Request, next: Next| {
-        let pulse = pulse.clone();
-        async move {
-            let http1 = request.version() <= Version::HTTP_11;
-            let mut answer = next.run(request).await;
-            if http1 && pulse.missing().contains(&Milestone::Staying) {
-                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            answer
-        }
-    }))
+/// Probes and scrapes are few and short. Who scrapes over HTTP/1.1 asks again on a new connection.
+fn ops_limits() -> tls::Limits {
+    tls::Limits { connections: 64, leaving: 16, headers: Duration::from_secs(10), ..tls::Limits::default() }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {

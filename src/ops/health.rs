@@ -71,6 +71,11 @@ impl Pulse {
         self.with(|state| state.missing.iter().copied().collect())
     }
 
+    #[must_use]
+    pub fn lacks(&self, milestone: Milestone) -> bool {
+        self.with(|state| state.missing.contains(&milestone))
+    }
+
     /// Waits until every watch has listed once.
     pub async fn all_listed(&self) {
         while self.missing().iter().any(|milestone| matches!(milestone, Milestone::Listed(_))) {

@@ -1,4 +1,4 @@
-//! A listener with a certificate of its own, and peers that talk to it, politely or not.
+//! A listener, with a certificate of its own or plain, and peers that talk to it, politely or not.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -21,8 +21,8 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
-    ops::metrics::Metrics,
-    tls::{Limits, Server},
+    ops::{health::Pulse, metrics::Metrics},
+    tls::{Limits, Server, Tls},
 };
 
 /// The API server gives up on a webhook after this time.
@@ -32,6 +32,7 @@ pub const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Served {
     pub address: SocketAddr,
     pub metrics: Metrics,
+    pub pulse: Pulse,
     pub stop: watch::Sender<bool>,
     pub task: JoinHandle<()>,
     roots: RootCertStore,
@@ -50,12 +51,27 @@ impl Served {
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut roots = RootCertStore::empty();
         roots.add(made.cert.der().clone()).unwrap();
+        Self::serve(router, limits, Some(Arc::new(config)), roots).await
+    }
+
+    /// Without TLS.
+    pub async fn plain(router: Router, limits: Limits) -> Self {
+        Self::serve(router, limits, None, RootCertStore::empty()).await
+    }
+
+    async fn serve(
+        router: Router,
+        limits: Limits,
+        config: Option<Arc<ServerConfig>>,
+        roots: RootCertStore,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (metrics, (stop, stopping)) = (Metrics::new(), watch::channel(false));
-        let server = Server { config: Arc::new(config), router, metrics: metrics.clone(), limits };
+        let (metrics, pulse, (stop, stopping)) = (Metrics::new(), Pulse::new([]), watch::channel(false));
+        let tls = config.map(|config| Tls { config, metrics: metrics.clone() });
+        let server = Server { tls, router, pulse: pulse.clone(), limits };
         let task = tokio::spawn(server.serve(listener, stopping));
-        Self { address, metrics, stop, task, roots }
+        Self { address, metrics, pulse, stop, task, roots }
     }
 
     pub async fn tcp(&self) -> TcpStream {

@@ -166,6 +166,26 @@ async fn a_thousand_idle_connections_keep_nobody_out() {
 }
 
 #[tokio::test]
+async fn a_thousand_unfinished_requests_keep_nobody_out_of_a_plain_port() {
+    many_files();
+    let limits = Limits { connections: 64, leaving: 16, ..Limits::default() };
+    let served = Served::plain(router(), limits).await;
+    let mut unfinished = Vec::new();
+    for _ in 0..1000 {
+        let mut stream = served.tcp().await;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: loc").await.unwrap();
+        unfinished.push(stream);
+    }
+    let mut probe = served.tcp().await;
+    probe.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+    assert!(until_closed(probe).await.starts_with(b"HTTP/1.1 200"));
+    // All but the last had to go.
+    for stream in unfinished.drain(..1000 - 64 - 16) {
+        until_closed(stream).await;
+    }
+}
+
+#[tokio::test]
 async fn stalled_bodies_on_every_connection_keep_nobody_out() {
     let begun = Arc::new(Semaphore::new(0));
     let beginning = begun.clone();
@@ -187,34 +207,62 @@ async fn stalled_bodies_on_every_connection_keep_nobody_out() {
 
 #[tokio::test]
 async fn a_connection_that_is_not_used_is_closed() {
-    let limits = Limits {
-        unused: Duration::from_millis(50),
-        sweep: Duration::from_millis(10),
-        handshake: Duration::from_millis(50),
-        ..Limits::default()
-    };
+    // Time enough for who has something to say.
+    let limits =
+        Limits { unused: Duration::from_secs(1), sweep: Duration::from_millis(10), ..Limits::default() };
     let served = Served::start(router(), limits).await;
     let (mut asked, _connection) = served.http2().await;
     assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
-    until_closed(served.tcp().await).await;
-    until_closed(served.tls("h2").await).await;
+    let silent = served.tcp().await;
+    let shaken = served.tls("h2").await;
     let mut headers = served.tls("http/1.1").await;
     headers.write_all(b"POST /length HTTP/1.1\r\nhost: loc").await.unwrap();
-    until_closed(headers).await;
+    tokio::join!(until_closed(silent), until_closed(shaken), until_closed(headers));
     assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     metric(&served, "lockstep_webhook_connections 1").await;
 }
 
 #[tokio::test]
-async fn headers_that_never_end_are_given_up() {
-    let limits = Limits { headers: Duration::from_millis(50), ..Limits::default() };
+async fn a_handshake_that_never_ends_is_given_up() {
+    let limits = Limits { handshake: Duration::from_millis(50), ..Limits::default() };
     let served = Served::start(router(), limits).await;
+    until_closed(served.tcp().await).await;
+    metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 1").await;
+}
+
+#[tokio::test]
+async fn headers_that_never_end_are_given_up() {
+    const ONE_AND_A_PART: &[u8] =
+        b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: lo";
+    let limits = Limits { headers: Duration::from_millis(500), ..Limits::default() };
+    let served = Served::start(router(), limits.clone()).await;
     let mut stream = served.tls("http/1.1").await;
-    stream
-        .write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: lo")
-        .await
-        .unwrap();
+    stream.write_all(ONE_AND_A_PART).await.unwrap();
     assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
+
+    let served = Served::plain(router(), limits).await;
+    let mut stream = served.tcp().await;
+    stream.write_all(ONE_AND_A_PART).await.unwrap();
+    assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn once_we_go_an_answer_is_the_last_on_its_connection() {
+    let served = start().await;
+    let (mut first, _connection) = served.http1().await;
+    let (mut second, _connection) = served.http2().await;
+    for going in [false, true] {
+        if going {
+            served.pulse.lost(Milestone::Staying);
+        }
+        let answer = first.send_request(get("/healthz")).await.unwrap();
+        assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), going);
+        read(answer).await;
+        // Over HTTP/2 there is no such header.
+        let answer = second.send_request(get("/healthz")).await.unwrap();
+        assert_eq!(answer.headers().get(CONNECTION), None);
+        read(answer).await;
+    }
 }
 
 #[tokio::test]
@@ -258,11 +306,16 @@ async fn a_stop_waits_for_the_answers_under_way_and_for_nothing_else() {
 #[tokio::test]
 async fn a_stop_ends_although_an_answer_never_comes() {
     let limits = Limits { finish: Duration::from_millis(50), ..Limits::default() };
-    let stuck = on_get(std::future::pending::<&'static str>);
+    let begun = Arc::new(Semaphore::new(0));
+    let beginning = begun.clone();
+    let stuck = on_get(move || async move {
+        beginning.add_permits(1);
+        std::future::pending::<&'static str>().await
+    });
     let served = Served::start(Router::new().route("/stuck", stuck), limits).await;
     let (mut client, _connection) = served.http2().await;
     let unanswered = tokio::spawn(async move { client.send_request(get("/stuck")).await.is_err() });
-    metric(&served, "lockstep_webhook_connections 1").await;
+    begun.acquire().await.unwrap().forget();
     served.stop.send_replace(true);
     timeout(PATIENCE, served.task).await.unwrap().unwrap();
     assert!(unanswered.await.unwrap());
