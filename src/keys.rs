@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::object::Meta;
+
 /// The vocabulary of one instance. Several instances with different domains live side by side in a cluster.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -74,6 +76,19 @@ impl Keys {
     #[must_use]
     pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.managed).is_some_and(|value| value == "true")
+    }
+
+    /// Whether an object looks like a companion, with or without a source. Such an object is never a source itself.
+    #[must_use]
+    pub fn bears_marks(&self, meta: &Meta) -> bool {
+        meta.labels.contains_key(&self.companion)
+            || self.naming().iter().any(|key| meta.annotations.contains_key(*key))
+    }
+
+    /// The annotations that say whose companion an object is.
+    #[must_use]
+    pub fn naming(&self) -> [&str; 2] {
+        [&self.source, &self.source_uid]
     }
 
     /// Whether a label or annotation key belongs to this instance.

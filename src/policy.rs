@@ -97,9 +97,11 @@ impl Policy {
     /// they are stamped on the source, for only then were they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
         let read = Reader { keys, meta };
-        if meta.labels.contains_key(&keys.companion) || meta.annotations.contains_key(&keys.source_uid) {
-            let source_key =
-                meta.annotations.get(&keys.source).cloned().unwrap_or_else(|| "another source".to_owned());
+        if keys.bears_marks(meta) {
+            let source_key = meta
+                .annotations
+                .get(&keys.source)
+                .map_or_else(|| "another source".to_owned(), |text| shorten(text, 200));
             return Err(Fault::IsCompanion { source_key });
         }
         let targets = read.targets()?;

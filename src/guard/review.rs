@@ -132,7 +132,7 @@ struct Side<'a> {
 impl<'a> Court<'a> {
     fn create(&self, new: &'a Object) -> Verdict {
         let at = self.key(new);
-        if self.bears_marks(&new.metadata) {
+        if self.keys.bears_marks(&new.metadata) {
             return Verdict::deny(Denial::Forged { at });
         }
         if let Some(source) = self.world.claimant(&at, None) {
@@ -213,14 +213,6 @@ impl<'a> Court<'a> {
         policy.map(|wish| wish.policy.protect).or_else(copied).unwrap_or_default()
     }
 
-    /// Whether an object looks like a companion, with or without a source.
-    fn bears_marks(&self, meta: &Meta) -> bool {
-        meta.labels.contains_key(&self.keys.companion)
-            || [&self.keys.source, &self.keys.source_uid]
-                .iter()
-                .any(|key| meta.annotations.contains_key(*key))
-    }
-
     /// Whether a mark is put on an object, or changed. That some of them were there counts for nothing: annotations of
     /// what bears no label of ours are written without anybody being asked.
     fn gains_marks(&self, old: &Meta, new: &Meta) -> bool {
@@ -228,9 +220,7 @@ impl<'a> Court<'a> {
             new.contains_key(key) && new.get(key) != old.get(key)
         };
         gains(&old.labels, &new.labels, &self.keys.companion)
-            || [&self.keys.source, &self.keys.source_uid]
-                .iter()
-                .any(|key| gains(&old.annotations, &new.annotations, key))
+            || self.keys.naming().iter().any(|key| gains(&old.annotations, &new.annotations, key))
     }
 
     // --- sources

@@ -17,7 +17,7 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
         return (Patch(Vec::new()), Vec::new());
     };
     let meta = &new.metadata;
-    if !keys.is_source(&meta.labels) || meta.labels.contains_key(&keys.companion) || meta.is_terminating() {
+    if !keys.is_source(&meta.labels) || keys.bears_marks(meta) || meta.is_terminating() {
         return (Patch(Vec::new()), Vec::new());
     }
     let none = Defaults::default();

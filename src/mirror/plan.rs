@@ -254,13 +254,16 @@ enum Ownership {
 }
 
 /// Whose an object is, by its marks. Our label alone is no proof, and our entry in managedFields names no source and
-/// outlives our marks: the two together count, where nobody else owns the object, for the first that wants it.
+/// outlives our marks: the two together count, where nobody else owns the object, for the first that wants it. What
+/// names a source is never one itself; what names none may be, and then it is no companion, whoever wrote an
+/// ownerReference on it.
 fn whose(source: &Source, found: &Companion, first: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
+        (None, _) if found.is_source => Ownership::Foreign,
         (None, Some(owner)) if *owner == source.uid => Ownership::Ours,
-        (None, None) if found.labelled && found.written_by_us && first && !found.is_source => Ownership::Ours,
+        (None, None) if found.labelled && found.written_by_us && first => Ownership::Ours,
         (None, _) => Ownership::Foreign,
     }
 }

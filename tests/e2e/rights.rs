@@ -551,3 +551,36 @@ async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source()
     carl.does(&format!(r#"patch cm colors -n {away} --type merge -p {{"data":{{"sky":"red"}}}}"#));
     carl.does(&format!("delete cm colors -n {away}"));
 }
+
+#[tokio::test]
+async fn a_mark_planted_on_what_becomes_a_source_makes_nothing_vanish_elsewhere() {
+    let scene = Scene::set("planted").await;
+    let (cluster, alice, bob) = (&scene.cluster, &scene.alice, &scene.bob);
+    let (home, away) = (&scene.home, &scene.away);
+    let apply = format!("apply -f - -n {home}");
+    let elsewhere = [("target-namespaces", away.as_str())];
+    for name in ["named", "owned", "planter"] {
+        bob.does(&format!("create cm {name} -n {home}"));
+    }
+    // No webhook matches what bears no label of ours.
+    bob.does(&format!("annotate cm named -n {home} {}={home}/planter", cluster.key("source")));
+    let uid =
+        cluster.configmap(home, "planter").await.unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let owner =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "planter", "uid": uid, "controller": true});
+    let patch = json!({"metadata": {"ownerReferences": [owner]}});
+    bob.does(&format!("patch cm owned -n {home} --type merge -p {patch}"));
+
+    // What names a source is a copy of it.
+    let named = alice.fails_with(&apply, &scene.source("ConfigMap", "named", &elsewhere));
+    assert!(named.contains(&format!("it is itself a companion of {home}/planter")), "{named}");
+    // An owner says no such thing, and makes no copy of a source.
+    alice.does_with(&apply, &scene.source("ConfigMap", "owned", &elsewhere));
+    cluster.wait(away, "owned-synced", "it is there", |_| true).await;
+    let asks = [("companion-name", "owned"), ("target-namespaces", ".")];
+    bob.does_with(&apply, &scene.source("ConfigMap", "planter", &asks));
+    scene.come_round().await;
+    let source = cluster.configmap(home, "owned").await.unwrap();
+    assert_eq!(source["metadata"]["labels"], json!({cluster.key("managed"): "true"}));
+    assert_eq!(scene.found_away().await, ["owned-synced"]);
+}

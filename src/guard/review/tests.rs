@@ -217,6 +217,21 @@ fn marks_cannot_be_put_on_one_by_one() {
 }
 
 #[test]
+fn what_names_a_source_cannot_be_made_one() {
+    for mark in ["source", "source-uid"] {
+        let mut cluster = settled(colors());
+        // Nobody was asked about this annotation either.
+        let key = cluster.put(object("third", "x").annotate(mark, "third/planter"));
+        let old = cluster.object(&key).expect("it is there").clone();
+        let label = |new: &mut Object| {
+            new.metadata.labels.insert("workshop.io/managed".into(), "true".into());
+            annotate(new, "target-namespaces", "away");
+        };
+        assert_eq!(denied(&judge(&cluster, &by_alice("third", update(old, label)))), "is_companion");
+    }
+}
+
+#[test]
 fn where_nothing_is_protected_marks_are() {
     let cluster = settled(colors().annotate("protect", "none"));
     let point = |new: &mut Object| annotate(new, "source", "third/other");

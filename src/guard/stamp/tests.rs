@@ -98,8 +98,11 @@ fn what_is_no_source_or_goes_is_left_alone() {
         object("home", "colors"),
         source("home", "colors").terminating(),
         source("home", "colors").label("companion", "true"),
+        source("home", "colors").of("home/other"),
         object("home", "colors").label("managed", "false"),
     ] {
-        assert_eq!(stamped(&rules(), namespace("home"), draft).0, Value::Null);
+        let before = draft.meta().annotations.clone();
+        let (after, _) = stamped(&rules(), namespace("home"), draft);
+        assert_eq!(after, if before.is_empty() { Value::Null } else { json!(before) });
     }
 }

@@ -155,6 +155,17 @@ fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
 }
 
 #[test]
+fn a_source_is_nobodys_companion_whoever_is_said_to_own_it() {
+    let mut cluster = two_namespaces();
+    let planter = cluster.put(source("home", "planter").annotate("companion-name", "colors"));
+    let uid = cluster.object(&planter).unwrap().metadata.uid.clone();
+    let at = cluster.put(colors().controlled_by("ConfigMap", &uid));
+    let before = version(&cluster, &at);
+    assert_eq!(cluster.settle(&planter), [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
+    assert!(is_untouched(&cluster, &at, &before));
+}
+
+#[test]
 fn what_is_not_ours_and_goes_or_is_waited_for_is_not_adopted() {
     for draft in [
         companion("home", "colors-synced").finalizer("example.com/wait").terminating(),
@@ -213,6 +224,7 @@ fn a_refused_or_malformed_source_is_trouble_and_leaves_its_companions() {
         (colors().annotate("companion-name", "kube-root-ca.crt"), "refused"),
         (colors().annotate("companion-name", &"x".repeat(254)), "name_too_long"),
         (colors().annotate("source-uid", "another"), "is_companion"),
+        (colors().of("home/another"), "is_companion"),
     ] {
         let (mut cluster, key) = settled();
         cluster.put(draft);
