@@ -171,11 +171,12 @@ impl Run {
 
     /// What the guard goes by, when we are `identity`.
     #[must_use]
-    pub fn rules(&self, keys: Arc<Keys>, identity: String) -> Rules {
+    pub fn rules(&self, scope: &Scope, identity: String) -> Rules {
         let mut exempt = People { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
         exempt.users.push(identity);
         Rules {
-            keys,
+            keys: scope.keys.clone(),
+            own_namespace: scope.limits.own_namespace.clone(),
             exempt,
             deputies: People { users: self.deputy_user.clone(), groups: self.deputy_group.clone() },
             default_targets: self.default_targets.clone(),

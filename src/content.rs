@@ -87,21 +87,30 @@ impl Content {
         }
     }
 
-    pub fn pack(&self) -> serde_json::Result<Payload> {
-        let raw = |map: &BTreeMap<String, String>| {
-            (!map.is_empty()).then(|| serde_json::value::to_raw_value(map)).transpose()
+    #[must_use]
+    pub fn pack(&self) -> Payload {
+        let json = |map: &BTreeMap<String, String>| {
+            serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("texts are always JSON"))
         };
-        Ok(Payload {
-            data: raw(&self.data)?,
-            binary: raw(&self.binary)?,
+        let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| json(map));
+        Payload {
+            data: raw(&self.data),
+            binary: raw(&self.binary),
             type_: self.type_.as_deref().map(Into::into),
             immutable: self.immutable,
-        })
+        }
     }
+}
 
-    #[must_use]
-    pub fn has_key(&self, key: &str) -> bool {
-        self.data.contains_key(key) || self.binary.contains_key(key)
+impl KeySelection {
+    /// What is copied of a map: the names that keys get, with their values.
+    pub fn pick<'a>(
+        &'a self,
+        from: Option<&'a BTreeMap<String, String>>,
+    ) -> impl Iterator<Item = (&'a String, &'a String)> {
+        let all = from.filter(|_| self.0.is_none()).into_iter().flatten();
+        let chosen = self.0.iter().flatten().filter_map(move |(key, to)| Some((to, from?.get(key)?)));
+        all.chain(chosen)
     }
 }
 
@@ -233,7 +242,7 @@ mod tests {
 
     #[test]
     fn debug_shows_no_content() {
-        let packed = content(&[("key", "hush")]).pack().unwrap();
+        let packed = content(&[("key", "hush")]).pack();
         assert!(!format!("{packed:?}").contains("hush"));
     }
 

@@ -6,7 +6,7 @@ use crate::{
     content::{Digest, Hasher},
     keys::Keys,
     object::{Meta, ObjectKey, OwnerReference},
-    policy::{Policy, pattern::Patterns},
+    policy::{self, Policy, pattern::Patterns},
 };
 
 /// The labels and annotations that a companion must bear. Others may stand beside them.
@@ -29,8 +29,7 @@ impl Marks {
     #[must_use]
     pub fn wanted(keys: &Keys, source: &ObjectKey, meta: &Meta, policy: &Policy, checksum: String) -> Self {
         let carry = |from: &BTreeMap<String, String>, patterns: &Patterns| {
-            from.iter()
-                .filter(|(key, _)| patterns.matches(key) && keys.may_carry(key))
+            policy::carried(keys, patterns, from)
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect::<BTreeMap<_, _>>()
         };

@@ -12,9 +12,9 @@ use std::{
 use kube::core::{Selector, SelectorExt};
 
 use crate::{
-    content::{Content, KeySelection},
+    content::KeySelection,
     keys::Keys,
-    object::{Kind, Meta},
+    object::{Kind, Meta, Object, ObjectKey},
 };
 use pattern::{Pattern, Patterns, items};
 
@@ -93,6 +93,16 @@ impl Fault {
 }
 
 impl Policy {
+    /// What an object asks for as a source, or why it gets nothing. Of its content, only the names of keys are read.
+    pub fn of(keys: &Keys, own_namespace: &str, key: &ObjectKey, object: &Object) -> Result<Self, Fault> {
+        if *key.namespace == *own_namespace {
+            return Err(Fault::OwnNamespace);
+        }
+        let policy = Self::parse(keys, &object.metadata)?;
+        policy.refusal(keys, key.kind, object)?;
+        Ok(policy)
+    }
+
     /// Reads the annotations of a source. Defaults are the built-in ones: those of a namespace count only once
     /// they are stamped on the source, for only then were they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
@@ -117,16 +127,17 @@ impl Policy {
         })
     }
 
-    /// What may not be mirrored, whatever the annotations say. `content` is what the companion would get.
-    pub fn refusal(&self, keys: &Keys, kind: Kind, content: &Content) -> Result<(), Fault> {
+    /// What may not be mirrored, whatever the annotations say.
+    fn refusal(&self, keys: &Keys, kind: Kind, object: &Object) -> Result<(), Fault> {
         if kind != Kind::Secret {
             return Ok(());
         }
-        let type_ = content.type_.as_deref().unwrap_or_default();
+        let type_ = object.type_.as_deref().unwrap_or_default();
         if matches!(type_, "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token") {
             return Err(Fault::SecretType(type_.to_owned()));
         }
-        match required_keys(type_).find(|alternatives| !alternatives.iter().any(|key| content.has_key(key))) {
+        let copied = |key: &&str| self.keys.pick(object.data.as_ref()).any(|(to, _)| to == *key);
+        match required_keys(type_).find(|alternatives| !alternatives.iter().any(copied)) {
             Some(alternatives) => Err(Fault::KeysBreakType {
                 type_: type_.to_owned(),
                 missing: alternatives[0],
@@ -135,6 +146,32 @@ impl Policy {
             None => Ok(()),
         }
     }
+
+    /// Whether companions of two objects that both ask for this are the same.
+    #[must_use]
+    pub fn copies_alike(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
+        let same = |of: fn(&Object) -> Option<&BTreeMap<String, String>>| {
+            self.keys.pick(of(a)).eq(self.keys.pick(of(b)))
+        };
+        let carried = |patterns: &Patterns, of: fn(&Meta) -> &BTreeMap<String, String>| {
+            carried(keys, patterns, of(&a.metadata)).eq(carried(keys, patterns, of(&b.metadata)))
+        };
+        a.type_ == b.type_
+            && a.immutable.unwrap_or_default() == b.immutable.unwrap_or_default()
+            && carried(&self.copy_labels, |meta| &meta.labels)
+            && carried(&self.copy_annotations, |meta| &meta.annotations)
+            && same(|object| object.data.as_ref())
+            && same(|object| object.binary_data.as_ref())
+    }
+}
+
+/// The labels or annotations that are carried over to a companion.
+pub fn carried<'a>(
+    keys: &Keys,
+    patterns: &Patterns,
+    from: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = (&'a String, &'a String)> {
+    from.iter().filter(|(key, _)| patterns.matches(key) && keys.may_carry(key))
 }
 
 /// The keys that the API server demands of a Secret's type; of each group, one.
@@ -467,12 +504,14 @@ mod tests {
     #[test]
     fn secrets_that_are_bound_to_one_place_or_lose_a_needed_key_are_refused() {
         let policy = parse(&[]).unwrap();
-        let secret = |type_: &str, held: &[&str]| Content {
+        let secret = |type_: &str, held: &[&str]| Object {
+            metadata: source(&[]),
             type_: Some(type_.into()),
-            data: held.iter().map(|key| ((*key).to_owned(), String::new())).collect(),
-            ..Content::default()
+            data: Some(held.iter().map(|key| ((*key).to_owned(), String::new())).collect()),
+            binary_data: None,
+            immutable: None,
         };
-        let check = |content: &Content| policy.refusal(&keys(), Kind::Secret, content);
+        let check = |object: &Object| policy.refusal(&keys(), Kind::Secret, object);
         for type_ in ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"] {
             assert!(matches!(check(&secret(type_, &["token"])), Err(Fault::SecretType(_))));
         }

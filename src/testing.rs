@@ -14,7 +14,7 @@ use crate::{
     keys::Keys,
     object::{Kind, ManagedFields, Meta, Object, ObjectKey, OwnerReference},
     policy::pattern::Patterns,
-    world::state::{Limits, World},
+    world::state::{Found, Limits, Source, World},
 };
 
 pub const OWN_NAMESPACE: &str = "lockstep-system";
@@ -26,8 +26,24 @@ pub fn keys() -> Arc<Keys> {
 
 #[must_use]
 pub fn world() -> World {
-    let limits = Limits { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
-    World::new(keys(), limits)
+    World::new(keys(), limits())
+}
+
+#[must_use]
+pub fn limits() -> Limits {
+    Limits { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() }
+}
+
+/// A source as a watch reads it.
+#[must_use]
+pub fn seen(kind: Kind, object: Object) -> Source {
+    Source::read(&keys(), &limits(), kind, object)
+}
+
+/// What stands where a companion is, as a watch reads it.
+#[must_use]
+pub fn found(kind: Kind, object: Object) -> Found {
+    Found::read(&keys(), kind, object)
 }
 
 /// An object in the making. A key of a label or annotation without a slash is one of ours.

@@ -92,7 +92,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 );
             }
             let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &pulse)?;
-            let rules = settings.rules(scope.keys.clone(), identity);
+            let rules = settings.rules(&scope, identity);
             let access = Access::new(client.clone(), metrics.clone());
             let guard = Arc::new(Guard::new(rules, world.clone(), access, metrics.clone()));
             Some((

@@ -23,7 +23,7 @@ use super::{
     denial::Denial,
     intake::{Intake, Load, Paid, Unfit},
     pace::Pace,
-    review::{Reach, Request, Rules, User, review},
+    review::{Case, Reach, Request, Rules, User},
     stamp::stamp,
     wire,
 };
@@ -149,7 +149,9 @@ impl Guard {
 
     async fn validate(&self, read: Read) -> Vec<u8> {
         let Read { uid, request, mut paid } = read;
-        let mut verdict = self.world.read(|world| review(&self.rules, world, &request));
+        let case = Case::read(&self.rules, &request);
+        let judged = case.map(|case| self.world.read(|world| case.judge(world)));
+        let mut verdict = judged.unwrap_or_default();
         // An answer may take its time: all that is kept for it is who asks.
         let Request { kind, namespace, user, change } = request;
         drop(change);

@@ -9,11 +9,10 @@ use std::{
 
 use super::denial::Denial;
 use crate::{
-    content::Content,
     keys::Keys,
     object::{Kind, Meta, Object, ObjectKey},
-    policy::{Fault, MAX_NAMES, Protect},
-    world::state::{Admission, Wish, World},
+    policy::{Fault, MAX_NAMES, Policy, Protect},
+    world::state::{Admission, World},
 };
 
 /// Who sends a request, as the API server tells it.
@@ -61,6 +60,8 @@ pub struct People {
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub keys: Arc<Keys>,
+    /// It holds no sources.
+    pub own_namespace: String,
     /// Whom nothing is refused: ourselves, and whoever was named by a flag.
     pub exempt: People,
     /// Who acts for others, so that their own rights count for nothing.
@@ -101,51 +102,92 @@ const CLEANERS: [&str; 3] = [
     "system:kube-controller-manager",
 ];
 
-/// Judges a request.
-#[must_use]
-pub fn review(rules: &Rules, world: &World, request: &Request) -> Verdict {
-    if rules.exempt.include(&request.user) || CLEANERS.contains(&&*request.user.name) {
-        return Verdict::default();
+/// A request, and what its objects ask for as sources. They may be large: they are read and compared before the world
+/// is looked at, which others wait for.
+pub struct Case<'a> {
+    rules: &'a Rules,
+    request: &'a Request,
+    before: Option<Side<'a>>,
+    after: Option<Side<'a>>,
+    /// Something of ours on the object is not as it was.
+    ours_changed: bool,
+    /// Nothing changes that reaches companions.
+    alike: bool,
+}
+
+/// A source as one side of a request shows it.
+struct Side<'a> {
+    object: &'a Object,
+    policy: Result<Policy, Fault>,
+}
+
+impl<'a> Case<'a> {
+    /// `None` for what passes whatever the world is like.
+    #[must_use]
+    pub fn read(rules: &'a Rules, request: &'a Request) -> Option<Self> {
+        if rules.exempt.include(&request.user) || CLEANERS.contains(&&*request.user.name) {
+            return None;
+        }
+        let (old, new) = match &request.change {
+            Change::Create { new } => (None, Some(new)),
+            Change::Update { idle: true, .. } => return None,
+            Change::Update { old, new, .. } => (Some(old), Some(new)),
+            Change::Delete { old } => (Some(old), None),
+        };
+        let keys = &*rules.keys;
+        let side = |object: &'a Object| {
+            let policy = || Policy::of(keys, &rules.own_namespace, &request.key(object), object);
+            keys.is_source(&object.metadata.labels).then(|| Side { object, policy: policy() })
+        };
+        let (before, after) = (old.and_then(side), new.and_then(side));
+        let (ours_changed, alike) = match (&before, &after) {
+            (Some(before), Some(after)) => (
+                !same_keys(keys, &before.object.metadata, &after.object.metadata),
+                before.means_the_same(keys, after),
+            ),
+            _ => (true, false),
+        };
+        Some(Self { rules, request, before, after, ours_changed, alike })
     }
-    let court = Court { rules, world, request, keys: &rules.keys };
-    match &request.change {
-        Change::Create { new } => court.create(new),
-        Change::Update { idle: true, .. } => Verdict::default(),
-        Change::Update { old, new, .. } => court.update(old, new),
-        Change::Delete { old } => court.delete(old),
+
+    /// Judges a request.
+    #[must_use]
+    pub fn judge(&self, world: &World) -> Verdict {
+        let Self { rules, request, .. } = self;
+        let court = Court { case: self, rules, world, request, keys: &rules.keys };
+        match &request.change {
+            Change::Create { new } => court.create(new),
+            Change::Update { old, new, .. } => court.update(old, new),
+            Change::Delete { old } => court.delete(old),
+        }
     }
 }
 
 struct Court<'a> {
+    case: &'a Case<'a>,
     rules: &'a Rules,
     world: &'a World,
     request: &'a Request,
     keys: &'a Keys,
 }
 
-/// A source as one side of a request shows it.
-struct Side<'a> {
-    object: &'a Object,
-    wish: Result<Wish, Fault>,
-}
-
-impl<'a> Court<'a> {
-    fn create(&self, new: &'a Object) -> Verdict {
-        let at = self.key(new);
+impl Court<'_> {
+    fn create(&self, new: &Object) -> Verdict {
+        let at = self.request.key(new);
         if self.keys.bears_marks(&new.metadata) {
             return Verdict::deny(Denial::Forged { at });
         }
         if let Some(source) = self.world.claimant(&at, None) {
             return Verdict::deny(Denial::Squatting { at, of: source });
         }
-        self.source(None, self.is_source(new).then_some(new))
+        self.source()
     }
 
-    fn update(&self, old: &'a Object, new: &'a Object) -> Verdict {
+    fn update(&self, old: &Object, new: &Object) -> Verdict {
         let edit = match self.companion_of(old) {
             Some(source) => self.edit(old, new, source),
             None if self.gains_marks(&old.metadata, &new.metadata) => {
-                Verdict::deny(Denial::Forged { at: self.key(new) })
+                Verdict::deny(Denial::Forged { at: self.request.key(new) })
             }
             None => Verdict::default(),
         };
@@ -153,19 +195,17 @@ impl<'a> Court<'a> {
             return edit;
         }
         // Where a companion may be edited, it may be turned into a source: that takes the rights that any source takes.
-        let mut verdict = self.source(self.is_source(old).then_some(old), self.is_source(new).then_some(new));
+        let mut verdict = self.source();
         verdict.warnings.splice(..0, edit.warnings);
         verdict
     }
 
-    fn delete(&self, old: &'a Object) -> Verdict {
-        let Some(source) = self.companion_of(old) else {
-            return self.source(self.is_source(old).then_some(old), None);
-        };
+    fn delete(&self, old: &Object) -> Verdict {
+        let Some(source) = self.companion_of(old) else { return self.source() };
         if self.world.is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
             return Verdict::default();
         }
-        let at = self.key(old);
+        let at = self.request.key(old);
         match self.protection(old, &source) {
             Protect::All => Verdict::deny(Denial::Delete { at, of: source }),
             // Nobody brings it back.
@@ -184,7 +224,7 @@ impl<'a> Court<'a> {
         if !meta.labels.contains_key(&self.keys.companion) {
             return None;
         }
-        let known = self.world.companion(&self.key(object)).filter(|known| known.uid == meta.uid);
+        let known = self.world.companion(&self.request.key(object)).filter(|known| known.uid == meta.uid);
         known
             .and_then(|known| known.source.clone())
             .or_else(|| ObjectKey::parse(self.request.kind, meta.annotations.get(&self.keys.source)?))
@@ -194,7 +234,7 @@ impl<'a> Court<'a> {
         if self.world.is_terminating(&self.request.namespace) {
             return Verdict::default();
         }
-        let at = self.key(old);
+        let at = self.request.key(old);
         // Its marks are never anybody else's to write: they tell the mirror whose it is.
         if self.protection(old, &source) == Protect::None && !self.gains_marks(&old.metadata, &new.metadata) {
             return Verdict::warn(format!("{at} is a companion: Lockstep makes it equal to {source} again"));
@@ -226,36 +266,27 @@ impl<'a> Court<'a> {
     // --- sources
 
     /// Judges what becomes of a source: made, changed, or no source any more.
-    fn source(&self, old: Option<&'a Object>, new: Option<&'a Object>) -> Verdict {
-        let Some(object) = new.or(old) else { return Verdict::default() };
+    fn source(&self) -> Verdict {
+        let Case { before, after, ours_changed, alike, .. } = self.case;
+        let Some(side) = after.as_ref().or(before.as_ref()) else { return Verdict::default() };
         // Its end has been reviewed, and nothing is written for it until then.
-        if old.is_some_and(|old| old.metadata.is_terminating()) {
+        if before.as_ref().is_some_and(|before| before.object.metadata.is_terminating()) {
             return Verdict::default();
         }
-        let key = self.key(object);
-        let (before, after) = (old.map(|old| self.side(old)), new.map(|new| self.side(new)));
-        let ours_changed = match (old, new) {
-            (Some(old), Some(new)) => !self.same_keys(&old.metadata, &new.metadata),
-            _ => true,
-        };
-        if let Some(Side { wish: Err(fault), .. }) = &after
-            && ours_changed
-        {
-            return Verdict::deny(Denial::Fault { at: key, fault: fault.clone() });
-        }
-
+        let key = self.request.key(side.object);
         let mut verdict = Verdict::default();
-        if let Some(Side { wish: Ok(wish), .. }) = &after {
-            if ours_changed {
-                self.names(&key, wish, &mut verdict);
+        match after.as_ref().map(|after| &after.policy) {
+            Some(Err(fault)) if *ours_changed => {
+                return Verdict::deny(Denial::Fault { at: key, fault: fault.clone() });
             }
-            let known = self.world.troubles(&key).iter();
-            verdict.warnings.extend(known.filter(|_| !ours_changed).cloned());
+            Some(Ok(policy)) if *ours_changed => self.names(&key, policy, &mut verdict),
+            Some(Ok(_)) => verdict.warnings.extend(self.world.troubles(&key).iter().cloned()),
+            Some(Err(_)) | None => {}
         }
-        if before.as_ref().zip(after.as_ref()).is_some_and(|(before, after)| before.means_the_same(after)) {
+        if *alike {
             return verdict;
         }
-        let reach = self.reach(&key, before.as_ref(), after.as_ref());
+        let reach = self.reach(&key);
         if self.rules.deputies.include(&self.request.user) {
             match reach.first() {
                 None => verdict,
@@ -271,30 +302,11 @@ impl<'a> Court<'a> {
         }
     }
 
-    fn side(&self, object: &'a Object) -> Side<'a> {
-        let (meta, content) = Content::of(object.clone());
-        Side { object, wish: self.world.read_wish(&self.key(object), &meta, content) }
-    }
-
-    /// Whether everything of ours on an object is as it was.
-    fn same_keys(&self, old: &Meta, new: &Meta) -> bool {
-        let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-            let ours = |map: &BTreeMap<String, String>| {
-                map.iter()
-                    .filter(|(key, _)| self.keys.is_ours(key))
-                    .map(|(key, value)| (key.clone(), value.clone()))
-                    .collect::<Vec<_>>()
-            };
-            ours(old) == ours(new)
-        };
-        same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
-    }
-
     /// Whether the places a source asks for are free, and may be targets at all.
-    fn names(&self, key: &ObjectKey, wish: &Wish, verdict: &mut Verdict) {
+    fn names(&self, key: &ObjectKey, policy: &Policy, verdict: &mut Verdict) {
         let home = &*key.namespace;
-        for namespace in self.world.wanted_namespaces(home, &wish.policy.targets) {
-            let outright = wish.policy.targets.names_outright(home, namespace);
+        for namespace in self.world.wanted_namespaces(home, &policy.targets) {
+            let outright = policy.targets.names_outright(home, namespace);
             match self.world.admission(home, namespace) {
                 Admission::Admitted => {}
                 Admission::Never if outright => {
@@ -316,7 +328,7 @@ impl<'a> Court<'a> {
                 }
                 _ => continue,
             }
-            let at = ObjectKey::new(key.kind, namespace, &wish.policy.companion);
+            let at = ObjectKey::new(key.kind, namespace, &policy.companion);
             match self.world.claimant(&at, Some(key)) {
                 None => {}
                 Some(other) if other.namespace == key.namespace => verdict
@@ -331,10 +343,10 @@ impl<'a> Court<'a> {
     }
 
     /// Everything that the mirror would do, or undo, because of this change.
-    fn reach(&self, key: &ObjectKey, before: Option<&Side>, after: Option<&Side>) -> Reach {
+    fn reach(&self, key: &ObjectKey) -> Reach {
         let mut reach = Reach::default();
-        for (side, verbs) in [(before, Verbs::Delete), (after, Verbs::All)] {
-            let Some(Side { wish: Ok(Wish { policy, .. }), .. }) = side else { continue };
+        for (side, verbs) in [(&self.case.before, Verbs::Delete), (&self.case.after, Verbs::All)] {
+            let Some(Side { policy: Ok(policy), .. }) = side else { continue };
             if !policy.targets.prefixes.is_empty() || policy.targets.selector.is_some() {
                 reach.widen(&policy.companion, verbs);
             }
@@ -367,29 +379,34 @@ impl<'a> Court<'a> {
         reach.places.retain(|(namespace, _), _| !invited(namespace));
         reach
     }
-
-    fn is_source(&self, object: &Object) -> bool {
-        self.keys.is_source(&object.metadata.labels)
-    }
-
-    fn key(&self, object: &Object) -> ObjectKey {
-        ObjectKey::new(self.request.kind, &self.request.namespace, &object.metadata.name)
-    }
 }
 
 impl Side<'_> {
     /// Whether a change leaves everything alone that reaches companions, now or when the source goes.
-    fn means_the_same(&self, other: &Self) -> bool {
-        let wishes = match (&self.wish, &other.wish) {
-            (Ok(a), Ok(b)) => {
-                a.policy == b.policy && a.content == b.content && a.marks_digest == b.marks_digest
-            }
+    fn means_the_same(&self, keys: &Keys, other: &Self) -> bool {
+        let (a, b) = (&self.object.metadata, &other.object.metadata);
+        let wishes = || match (&self.policy, &other.policy) {
+            (Ok(before), Ok(after)) => before == after && after.copies_alike(keys, self.object, other.object),
             // Neither reaches anything.
             (Err(_), Err(_)) => true,
             _ => false,
         };
-        let (a, b) = (&self.object.metadata, &other.object.metadata);
-        wishes && a.owner_references == b.owner_references && a.finalizers == b.finalizers
+        a.owner_references == b.owner_references && a.finalizers == b.finalizers && wishes()
+    }
+}
+
+/// Whether everything of ours on an object is as it was.
+fn same_keys(keys: &Keys, old: &Meta, new: &Meta) -> bool {
+    let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
+        let ours = |(key, _): &(&String, &String)| keys.is_ours(key);
+        old.iter().filter(ours).eq(new.iter().filter(ours))
+    };
+    same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
+}
+
+impl Request {
+    fn key(&self, object: &Object) -> ObjectKey {
+        ObjectKey::new(self.kind, &self.namespace, &object.metadata.name)
     }
 }
 

@@ -5,7 +5,11 @@ use super::{
     pass::{Inner, Pass},
     plan::{Action, Change, Decision, Heal, Removal, Seen, Trouble, Why, decide},
 };
-use crate::{client::Failure, object::ObjectKey, world::state::Source};
+use crate::{
+    client::Failure,
+    object::ObjectKey,
+    world::state::{Found, Source},
+};
 
 /// What became of one change.
 pub(super) struct Outcome {
@@ -143,20 +147,21 @@ impl Inner {
             }
             Action::Delete { .. } => return Ok(Step::Finished(None)),
         };
-        let effect = self.world.write(|world| world.companion_written(at.kind, object));
+        let written = Found::read(&self.keys, at.kind, object);
+        let effect = self.world.write(|world| world.companion_written(written));
         self.queue.push_all(effect.look_at);
         Ok(Step::Finished(Some(Deed::from(why))))
     }
 
     /// Something stands where a companion should be, and no watch of ours had shown it.
     async fn look(&self, pass: &Pass, source: &Source, at: &ObjectKey) -> Result<Step, Setback> {
-        let object = match self.writer.get(at).await {
-            Ok(object) => object,
+        let there = match self.writer.get(at).await {
+            Ok(object) => Found::read(&self.keys, at.kind, object),
             Err(Failure::NotFound) => return Err(Setback::Behind),
             Err(failure) => return Err(setback(at, failure)),
         };
         let (found, seen) = self.world.read(|world| {
-            let (_, found) = world.read_companion(at.kind, object.clone());
+            let (_, found) = world.identify(there.clone());
             let mut seen = Seen::by(world, source, at, Some(&found), pass.settled);
             seen.settled |= seen.lost;
             (found, seen)
@@ -171,7 +176,7 @@ impl Inner {
             }
             Decision::Nothing => {
                 // It is right: our own watch is merely late.
-                self.world.write(|world| world.companion_written(at.kind, object));
+                self.world.write(|world| world.companion_written(there));
                 Ok(Step::Finished(None))
             }
         }

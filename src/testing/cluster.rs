@@ -247,8 +247,8 @@ impl Cluster {
         at: &ObjectKey,
         settled: bool,
     ) -> Result<Option<Action>, Option<Trouble>> {
-        let object = self.objects[at].clone();
-        let (_, found) = self.world.read_companion(at.kind, object.clone());
+        let there = super::found(at.kind, self.objects[at].clone());
+        let (_, found) = self.world.identify(there.clone());
         let mut seen = Seen::by(&self.world, source, at, Some(&found), settled);
         seen.settled |= seen.lost;
         match decide(source, at, Some(&found), seen) {
@@ -256,7 +256,7 @@ impl Cluster {
             Decision::Trouble(trouble) => Err(Some(trouble)),
             Decision::Nothing if found.terminating => Err(None),
             Decision::Nothing => {
-                self.world.companion_written(at.kind, object);
+                self.world.companion_written(there);
                 Ok(None)
             }
         }
@@ -291,7 +291,7 @@ impl Cluster {
             object
         });
         if let Some(answer) = after.as_ref().filter(|_| ours) {
-            self.world.companion_written(key.kind, answer.clone());
+            self.world.companion_written(super::found(key.kind, answer.clone()));
         }
         let after = after
             .filter(|object| !object.metadata.is_terminating() || !object.metadata.finalizers.is_empty());
@@ -335,8 +335,8 @@ fn watched_by(kind: Kind, object: &Object) -> impl Iterator<Item = Stream> {
 
 fn apply(world: &mut World, stream: Stream, object: Object) {
     match stream {
-        Stream::Sources(kind) => world.apply_source(kind, object),
-        Stream::Companions(kind) => world.apply_companion(kind, object),
+        Stream::Sources(kind) => world.apply_source(super::seen(kind, object)),
+        Stream::Companions(kind) => world.apply_companion(super::found(kind, object)),
         Stream::Namespaces => unreachable!("namespaces are no objects of this kind"),
     };
 }

@@ -7,12 +7,12 @@ use tokio::task::JoinSet;
 
 use super::{
     Scope, SharedWorld,
-    state::{Effect, News, Stream, World},
+    state::{Effect, Found, News, Source, Stream, World},
     watch::{self, Event, Subject},
 };
 use crate::{
     keys::Keys,
-    object::{Kind, NamespaceObject, Object, ObjectKey},
+    object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{
         health::{Milestone, Pulse},
         metrics::Metrics,
@@ -33,6 +33,7 @@ pub fn start(
     for stream in scope.streams() {
         let feed = Feed {
             stream,
+            scope: scope.clone(),
             world: world.clone(),
             look_at: look_at.clone(),
             pulse: pulse.clone(),
@@ -71,6 +72,7 @@ type LookAt = dyn Fn(Vec<ObjectKey>) + Send + Sync;
 /// Brings what a watch sees into the world, and what follows from it into the queue.
 struct Feed {
     stream: Stream,
+    scope: Scope,
     world: SharedWorld,
     look_at: Arc<LookAt>,
     pulse: Pulse,
@@ -81,7 +83,8 @@ impl Feed {
     fn source(&self, kind: Kind, event: Event<Object>) {
         self.take(
             event,
-            |world, object| world.apply_source(kind, object),
+            |object| Source::read(&self.scope.keys, &self.scope.limits, kind, object),
+            World::apply_source,
             |world, object| world.delete_source(kind, &object.metadata),
         );
     }
@@ -89,54 +92,61 @@ impl Feed {
     fn companion(&self, kind: Kind, event: Event<Object>) {
         self.take(
             event,
-            |world, object| world.apply_companion(kind, object),
+            |object| Found::read(&self.scope.keys, kind, object),
+            World::apply_companion,
             |world, object| world.delete_companion(kind, &object.metadata),
         );
     }
 
     fn namespace(&self, event: Event<NamespaceObject>) {
-        let apply = |world: &mut World, object: NamespaceObject| {
-            let (effect, fault) = world.apply_namespace(&object.metadata);
-            if let Some(fault) = fault {
-                tracing::warn!(
-                    namespace = object.metadata.name,
-                    "{fault}; it accepts from nowhere until mended"
-                );
-            }
+        let mut complaint = None;
+        let apply = |world: &mut World, meta: Meta| {
+            let (effect, fault) = world.apply_namespace(&meta);
+            complaint = fault.map(|fault| (meta.name, fault));
             effect
         };
         let delete = |world: &mut World, object: NamespaceObject| {
             world.delete_namespace(&object.metadata.name);
             Effect::default()
         };
-        self.take(event, apply, delete);
+        self.take(event, |object| object.metadata, apply, delete);
+        // The world is free again: a log may be slow.
+        if let Some((namespace, fault)) = complaint {
+            tracing::warn!(namespace, "{fault}; it accepts from nowhere until mended");
+        }
     }
 
-    fn take<T>(
+    /// What takes time is done by `read`, while others have the world.
+    fn take<T, R>(
         &self,
         event: Event<T>,
-        apply: impl FnOnce(&mut World, T) -> Effect,
+        read: impl FnOnce(T) -> R,
+        apply: impl FnOnce(&mut World, R) -> Effect,
         delete: impl FnOnce(&mut World, T) -> Effect,
     ) {
         // A list that is yet to be asked for says nothing: it may be refused, or never answered, again and again.
         if !matches!(event, Event::Begin) {
             self.pulse.alive(self.stream);
         }
-        let effect = self.world.write(|world| match event {
+        let effect = match event {
             Event::Begin => {
-                world.begin(self.stream);
+                self.world.write(|world| world.begin(self.stream));
                 self.metrics.watch_restarted(self.stream);
                 Effect::default()
             }
-            Event::Applied(object) => apply(world, object),
-            Event::Deleted(object) => delete(world, object),
+            Event::Applied(object) => {
+                let read = read(object);
+                self.world.write(|world| apply(world, read))
+            }
+            Event::Deleted(object) => self.world.write(|world| delete(world, object)),
             Event::End(version) => {
-                let effect = world.end(self.stream, version.parse().unwrap_or(u64::MAX));
+                let version = version.parse().unwrap_or(u64::MAX);
+                let effect = self.world.write(|world| world.end(self.stream, version));
                 self.pulse.reached(Milestone::Listed(self.stream));
                 effect
             }
             Event::Bookmark => Effect::default(),
-        });
+        };
         for (source, news) in &effect.news {
             self.report(source, *news);
         }

@@ -66,7 +66,7 @@ pub struct Wish {
 pub struct Companion {
     pub uid: String,
     pub resource_version: String,
-    /// Whose it is, by its annotation or because we know its UID.
+    /// Whose it is: because we know its UID, or by its annotation.
     pub source: Option<ObjectKey>,
     /// The `source-checksum` it shows is that of its content: it was not edited since it was written.
     pub intact: bool,
@@ -96,6 +96,15 @@ pub struct Companion {
     epoch: u32,
     /// The list during or after which we wrote it; zero when we did not.
     written: u32,
+}
+
+/// What stands where a companion is or should be, by what it shows. Whose it is, the world knows better.
+#[derive(Debug, Clone)]
+pub struct Found {
+    key: ObjectKey,
+    companion: Companion,
+    /// The name of the owner that has the UID of the source.
+    owner: Option<String>,
 }
 
 /// What an event about a source meant.
@@ -302,10 +311,11 @@ impl World {
 
     // --- sources
 
-    pub fn apply_source(&mut self, kind: Kind, object: Object) -> Effect {
-        let epoch = self.epoch(Stream::Sources(kind));
-        let source = self.read_source(kind, object, epoch);
+    /// A watch or a list shows a source.
+    pub fn apply_source(&mut self, source: Source) -> Effect {
         let key = source.key.clone();
+        let epoch = self.epoch(Stream::Sources(key.kind));
+        let source = Source { epoch, ..source };
         let known = self.sources.get(&key);
         // An older state never undoes a newer one. A fresh list does, for what was there before it began: after an
         // etcd restore, versions run backwards.
@@ -346,57 +356,6 @@ impl World {
         Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
     }
 
-    fn read_source(&self, kind: Kind, object: Object, epoch: u32) -> Source {
-        let (meta, content) = Content::of(object);
-        let key = ObjectKey::of(kind, &meta);
-        let wish = self.read_wish(&key, &meta, content);
-        let mut hasher = Hasher::new();
-        hasher.text("uid", &meta.uid);
-        match &wish {
-            Ok(wish) => {
-                hasher.digest("content", &wish.content);
-                hasher.digest("marks", &wish.marks_digest);
-                // The policy has no canonical form; its Debug form is one for as long as this process lives.
-                hasher.text("policy", &format!("{:?}", wish.policy));
-            }
-            Err(fault) => hasher.text("fault", &fault.to_string()),
-        }
-        Source {
-            key,
-            terminating: meta.is_terminating(),
-            wish,
-            digest: hasher.finish(),
-            version: meta.version(),
-            epoch,
-            uid: meta.uid,
-            resource_version: meta.resource_version,
-        }
-    }
-
-    /// What companions of an object would have to be, were it a source.
-    pub fn read_wish(&self, key: &ObjectKey, meta: &Meta, content: Content) -> Result<Wish, Fault> {
-        if *key.namespace == *self.limits.own_namespace {
-            return Err(Fault::OwnNamespace);
-        }
-        let policy = Policy::parse(&self.keys, meta)?;
-        let content = content.select(&policy.keys);
-        policy.refusal(&self.keys, key.kind, &content)?;
-        let digest = content.digest();
-        let marks = Marks::wanted(&self.keys, key, meta, &policy, digest.checksum());
-        let payload = content.pack().map_err(|_| Fault::Annotation {
-            key: key.to_string(),
-            problem: "content is not JSON".to_owned(),
-        })?;
-        Ok(Wish {
-            policy,
-            payload,
-            content: digest,
-            marks_digest: marks.digest(),
-            marks,
-            key_names: content.key_names(),
-        })
-    }
-
     fn unindex_wish(&mut self, source: &ObjectKey) {
         if let Some(wish) = self.sources.get(source).and_then(|source| wish_key(source))
             && let Some(wanting) = self.by_wish.get_mut(&wish)
@@ -410,61 +369,29 @@ impl World {
 
     // --- companions
 
-    /// Reads what must be known of an object that stands where a companion is or should be.
+    /// Says whose an object is. A UID that we know as our own work outweighs what somebody wrote into the annotation.
     #[must_use]
-    pub fn read_companion(&self, kind: Kind, object: Object) -> (ObjectKey, Companion) {
-        let (meta, content) = Content::of(object);
-        let key = ObjectKey::of(kind, &meta);
-        let digest = content.digest();
-        let marks = Marks::found(&self.keys, &meta);
-        let extras = marks.extras(&self.keys);
-        let named = meta.annotations.get(&self.keys.source).and_then(|text| ObjectKey::parse(kind, text));
-        let known = self.companions.get(&key).filter(|known| known.uid == meta.uid);
-        // A UID that we know as our own work outweighs what somebody wrote into the annotation since.
-        let lost = self.lost.get(&key).filter(|lost| lost.uid == meta.uid).map(|lost| &lost.source);
-        let source = known.and_then(|known| known.source.as_ref()).or(lost).cloned().or_else(|| {
-            let named = named?;
-            Some(self.by_source.get_key_value(&named).map_or(named, |(same, _)| same.clone()))
+    pub fn identify(&self, found: Found) -> (ObjectKey, Companion) {
+        let Found { key, mut companion, owner } = found;
+        let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
+        let lost = self.lost.get(&key).filter(|lost| lost.uid == companion.uid).map(|lost| &lost.source);
+        if let Some(source) = known.and_then(|known| known.source.as_ref()).or(lost) {
+            companion.source = Some(source.clone());
+        } else if let Some(named) = &mut companion.source
+            && let Some((same, _)) = self.by_source.get_key_value(named)
+        {
+            *named = same.clone();
+        }
+        companion.owned_by_source = companion.source.as_ref().is_some_and(|source| {
+            source.namespace == key.namespace && owner.is_some_and(|owner| *owner == *source.name)
         });
-        let uid = meta.annotations.get(&self.keys.source_uid);
-        let owned_by_source = source.as_ref().is_some_and(|source| {
-            let ours = |owner: &OwnerReference| {
-                owner.kind == kind.as_str() && *owner.name == *source.name && Some(&owner.uid) == uid
-            };
-            source.namespace == key.namespace && meta.owner_references.iter().any(ours)
-        });
-        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != self.keys.instance);
-        let companion = Companion {
-            source,
-            intact: meta.annotations.get(&self.keys.source_checksum) == Some(&digest.checksum()),
-            content: digest,
-            marks: marks.digest(),
-            owners: marks::owners_digest(&meta.owner_references),
-            owned_by_source,
-            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
-            extras: (!extras.is_empty()).then(|| Box::new(extras)),
-            type_: content.type_,
-            immutable: content.immutable,
-            finalizers: !meta.finalizers.is_empty(),
-            terminating: meta.is_terminating(),
-            has_labels: !meta.labels.is_empty(),
-            has_annotations: !meta.annotations.is_empty(),
-            labelled: meta.labels.get(&self.keys.companion).is_some_and(|value| value == "true"),
-            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == self.keys.instance),
-            is_source: self.keys.is_source(&meta.labels),
-            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
-            version: meta.version(),
-            epoch: 0,
-            written: 0,
-            uid: meta.uid,
-            resource_version: meta.resource_version,
-        };
         (key, companion)
     }
 
     /// A watch or a list shows a companion.
-    pub fn apply_companion(&mut self, kind: Kind, object: Object) -> Effect {
-        let (key, mut companion) = self.read_companion(kind, object);
+    pub fn apply_companion(&mut self, found: Found) -> Effect {
+        let (key, mut companion) = self.identify(found);
+        let kind = key.kind;
         companion.epoch = self.epoch(Stream::Companions(kind));
         self.advance(kind, companion.version);
         if self.graves.get(&key) == Some(&companion.uid) {
@@ -478,8 +405,9 @@ impl World {
     }
 
     /// One of our own writes returned a companion. The watch may be behind it, or already further.
-    pub fn companion_written(&mut self, kind: Kind, object: Object) -> Effect {
-        let (key, mut companion) = self.read_companion(kind, object);
+    pub fn companion_written(&mut self, found: Found) -> Effect {
+        let (key, mut companion) = self.identify(found);
+        let kind = key.kind;
         companion.written = self.epoch(Stream::Companions(kind));
         let horizon = self.horizon.get(&kind).copied().unwrap_or_default();
         let gone = self.graves.get(&key) == Some(&companion.uid)
@@ -601,6 +529,95 @@ impl World {
             .get(source)
             .and_then(|source| source.wish.as_ref().ok())
             .is_some_and(|wish| wish.policy.targets.wants(&source.namespace, namespace, labels))
+    }
+}
+
+// --- objects as they come; read before the world is taken, for others wait for it meanwhile
+
+impl Source {
+    #[must_use]
+    pub fn read(keys: &Keys, limits: &Limits, kind: Kind, object: Object) -> Self {
+        let key = ObjectKey::of(kind, &object.metadata);
+        let policy = Policy::of(keys, &limits.own_namespace, &key, &object);
+        let (meta, content) = Content::of(object);
+        let wish = policy.map(|policy| Wish::new(keys, &key, &meta, policy, content));
+        let mut hasher = Hasher::new();
+        hasher.text("uid", &meta.uid);
+        match &wish {
+            Ok(wish) => {
+                hasher.digest("content", &wish.content);
+                hasher.digest("marks", &wish.marks_digest);
+                // The policy has no canonical form; its Debug form is one for as long as this process lives.
+                hasher.text("policy", &format!("{:?}", wish.policy));
+            }
+            Err(fault) => hasher.text("fault", &fault.to_string()),
+        }
+        Self {
+            key,
+            terminating: meta.is_terminating(),
+            wish,
+            digest: hasher.finish(),
+            version: meta.version(),
+            epoch: 0,
+            uid: meta.uid,
+            resource_version: meta.resource_version,
+        }
+    }
+}
+
+impl Wish {
+    fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> Self {
+        let content = content.select(&policy.keys);
+        let digest = content.digest();
+        let marks = Marks::wanted(keys, key, meta, &policy, digest.checksum());
+        Self {
+            policy,
+            payload: content.pack(),
+            content: digest,
+            marks_digest: marks.digest(),
+            marks,
+            key_names: content.key_names(),
+        }
+    }
+}
+
+impl Found {
+    #[must_use]
+    pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
+        let (meta, content) = Content::of(object);
+        let digest = content.digest();
+        let marks = Marks::found(keys, &meta);
+        let extras = marks.extras(keys);
+        let uid = meta.annotations.get(&keys.source_uid);
+        let ours = |owner: &&OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
+        let owner = meta.owner_references.iter().find(ours).map(|owner| owner.name.clone());
+        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
+        let companion = Companion {
+            source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
+            intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
+            content: digest,
+            marks: marks.digest(),
+            owners: marks::owners_digest(&meta.owner_references),
+            owned_by_source: false,
+            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
+            extras: (!extras.is_empty()).then(|| Box::new(extras)),
+            type_: content.type_,
+            immutable: content.immutable,
+            finalizers: !meta.finalizers.is_empty(),
+            terminating: meta.is_terminating(),
+            has_labels: !meta.labels.is_empty(),
+            has_annotations: !meta.annotations.is_empty(),
+            labelled: meta.labels.get(&keys.companion).is_some_and(|value| value == "true"),
+            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == keys.instance),
+            is_source: keys.is_source(&meta.labels),
+            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
+            version: meta.version(),
+            epoch: 0,
+            written: 0,
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+        };
+        Self { key: ObjectKey::of(kind, &meta), companion, owner }
     }
 }
 

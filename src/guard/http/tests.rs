@@ -58,11 +58,11 @@ pub fn world() -> SharedWorld {
     let key = cluster
         .put(source("home", "colors").data("sky", "hush-blue").annotate("target-namespaces", ".,away"));
     cluster.settle(&key);
-    let limits = crate::world::state::Limits {
-        own_namespace: crate::testing::OWN_NAMESPACE.to_owned(),
-        excluded: crate::policy::pattern::Patterns::default(),
-    };
-    let shared = SharedWorld::new(&Scope { keys: keys(), limits, kinds: Kind::ALL.to_vec() });
+    let shared = SharedWorld::new(&Scope {
+        keys: keys(),
+        limits: crate::testing::limits(),
+        kinds: Kind::ALL.to_vec(),
+    });
     shared.write(|world| *world = cluster.world);
     shared
 }
@@ -70,6 +70,7 @@ pub fn world() -> SharedWorld {
 pub fn rules() -> Rules {
     Rules {
         keys: keys(),
+        own_namespace: crate::testing::OWN_NAMESPACE.to_owned(),
         exempt: People { users: vec!["lockstep".to_owned()], groups: Vec::new() },
         deputies: People::default(),
         default_targets: ".".to_owned(),

@@ -1,11 +1,14 @@
 //! The rows of the table "What the guard does".
 
 use super::*;
-use crate::testing::{Draft, cluster::Cluster, companion, configmap, keys, namespace, object, source};
+use crate::testing::{
+    Draft, OWN_NAMESPACE, cluster::Cluster, companion, configmap, keys, namespace, object, source,
+};
 
 fn rules() -> Rules {
     Rules {
         keys: keys(),
+        own_namespace: OWN_NAMESPACE.to_owned(),
         exempt: People { users: vec!["lockstep".into(), "root".into()], groups: vec!["admins".into()] },
         deputies: People { users: vec!["cert-manager".into()], groups: vec!["robots".into()] },
         default_targets: ".".to_owned(),
@@ -23,7 +26,8 @@ fn by_alice(namespace: &str, change: Change) -> Request {
 }
 
 fn judge(cluster: &Cluster, request: &Request) -> Verdict {
-    review(&rules(), &cluster.world, request)
+    let rules = rules();
+    Case::read(&rules, request).map(|case| case.judge(&cluster.world)).unwrap_or_default()
 }
 
 fn denied(verdict: &Verdict) -> &'static str {
@@ -505,11 +509,28 @@ fn a_change_of_targets_asks_for_those_that_were_and_those_that_are() {
 
 #[test]
 fn whatever_reaches_companions_is_asked_about_and_nothing_else() {
-    let cluster =
-        settled(colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"));
+    let cluster = settled(
+        colors()
+            .data("sea", "green")
+            .data("grass", "green")
+            .binary("sand", "AA==")
+            .annotate("keys", "sky,sea=water,sand")
+            .label("example.com/team", "a")
+            .annotate("copy-labels", "example.com/team")
+            .annotate("example.com/who", "a")
+            .annotate("copy-annotations", "example.com/who"),
+    );
+    fn put(new: &mut Object, key: &str, value: &str) {
+        new.data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
+    }
     type Edit = (&'static str, fn(&mut Object), bool);
-    let edits: [Edit; 9] = [
+    let edits: [Edit; 16] = [
         ("content", |new| new.data = None, true),
+        ("a value", |new| put(new, "sky", "red"), true),
+        ("a value that gets another name", |new| put(new, "sea", "red"), true),
+        ("binary content", |new| new.binary_data = None, true),
+        ("a value that is not copied", |new| put(new, "grass", "red"), false),
+        ("a key that is not copied", |new| put(new, "water", "red"), false),
         ("immutable", |new| new.immutable = Some(true), true),
         ("policy", |new| annotate(new, "protect", "none"), true),
         ("finalizers", |new| new.metadata.finalizers.push("x/y".into()), true),
@@ -519,6 +540,8 @@ fn whatever_reaches_companions_is_asked_about_and_nothing_else() {
             |new| drop(new.metadata.labels.insert("example.com/team".into(), "b".into())),
             true,
         ),
+        ("carried annotation", |new| annotate(new, "example.com/who", "b"), true),
+        ("a keys annotation that copies the same", |new| annotate(new, "keys", "sand,sea=water,sky,"), false),
         (
             "other label",
             |new| drop(new.metadata.labels.insert("example.com/other".into(), "b".into())),

@@ -6,12 +6,13 @@ use super::*;
 use crate::{
     guard::review::{People, User},
     object::Kind,
-    testing::{Draft, keys, namespace, object, source, world},
+    testing::{Draft, OWN_NAMESPACE, keys, namespace, object, source, world},
 };
 
 fn rules() -> Rules {
     Rules {
         keys: keys(),
+        own_namespace: OWN_NAMESPACE.to_owned(),
         exempt: People::default(),
         deputies: People::default(),
         default_targets: ".".to_owned(),

@@ -3,7 +3,7 @@
 mod properties;
 
 use super::*;
-use crate::testing::{Draft, companion, configmap, namespace, object, source, world};
+use crate::testing::{self, Draft, companion, configmap, found, namespace, object, seen, source, world};
 
 const COMPANIONS: Stream = Stream::Companions(Kind::ConfigMap);
 const SOURCES: Stream = Stream::Sources(Kind::ConfigMap);
@@ -26,15 +26,15 @@ fn synced_key() -> ObjectKey {
 }
 
 fn see_source(world: &mut World, draft: Draft) -> Effect {
-    world.apply_source(draft.kind, draft.object())
+    world.apply_source(seen(draft.kind, draft.object()))
 }
 
 fn see(world: &mut World, draft: Draft) -> Effect {
-    world.apply_companion(draft.kind, draft.object())
+    world.apply_companion(found(draft.kind, draft.object()))
 }
 
 fn write(world: &mut World, draft: Draft) -> Effect {
-    world.companion_written(draft.kind, draft.object())
+    world.companion_written(found(draft.kind, draft.object()))
 }
 
 fn see_gone(world: &mut World, draft: &Draft) -> Effect {
@@ -442,7 +442,8 @@ fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
     let world = known();
     let manager = &crate::testing::keys().instance;
     let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
-    let (_, found) = world.read_companion(draft.kind, draft.controlled_by("Deployment", "d1").object());
+    let (_, found) =
+        world.identify(testing::found(draft.kind, draft.controlled_by("Deployment", "d1").object()));
     assert!(found.written_by_us && !found.labelled && found.source.is_none());
     assert_eq!(found.other_manager.as_deref(), Some("kubectl-edit"));
     assert_eq!(found.controller_uid.as_deref(), Some("d1"));

@@ -1,7 +1,7 @@
 //! What others do to companions is put right, whoever did it and however.
 
 use super::*;
-use crate::object::Object;
+use crate::{object::Object, testing};
 
 /// Somebody edits a companion: this heals it, and nothing else happens.
 fn heals(draft: Draft, at: &ObjectKey, edit: impl FnOnce(&mut Object), step: fn(Why) -> Step, heal: Heal) {
@@ -100,7 +100,8 @@ fn a_stripped_label_is_restored_by_the_other_marks() {
             }
         });
         assert!(cluster.world.companion(&away()).is_none());
-        let (_, found) = cluster.world.read_companion(key.kind, cluster.object(&away()).unwrap().clone());
+        let (_, found) =
+            cluster.world.identify(testing::found(key.kind, cluster.object(&away()).unwrap().clone()));
         let seen = Seen { settled: true, lost: true, accepts: false, first: true };
         let decision = decide(cluster.world.source(&key).unwrap(), &away(), Some(&found), seen);
         let Decision::Change(Change { action: Action::Update { why, .. }, .. }) = decision else {

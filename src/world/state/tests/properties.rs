@@ -102,7 +102,7 @@ fn state_after(events: &[Event]) -> BTreeMap<ObjectKey, Object> {
 
 fn hear(world: &mut World, event: &Event) {
     match event {
-        Event::Applied(object) => world.apply_companion(Kind::ConfigMap, object.clone()),
+        Event::Applied(object) => world.apply_companion(found(Kind::ConfigMap, object.clone())),
         Event::Deleted(meta) => world.delete_companion(Kind::ConfigMap, meta),
     };
 }
@@ -110,7 +110,7 @@ fn hear(world: &mut World, event: &Event) {
 /// It was a write of ours, and this is its answer.
 fn answer(world: &mut World, event: &Event) {
     match event {
-        Event::Applied(object) => world.companion_written(Kind::ConfigMap, object.clone()),
+        Event::Applied(object) => world.companion_written(found(Kind::ConfigMap, object.clone())),
         Event::Deleted(meta) => world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid),
     };
 }
@@ -139,9 +139,11 @@ fn deliver(world: &mut World, log: &[Event], hearings: &[Hearing]) {
                 world.begin(COMPANIONS);
                 let mut objects = state_after(&log[..next]).into_values();
                 let first = objects.next();
-                first.into_iter().for_each(|object| drop(world.apply_companion(Kind::ConfigMap, object)));
+                first
+                    .into_iter()
+                    .for_each(|object| drop(world.apply_companion(found(Kind::ConfigMap, object))));
                 answer(world, write.get(log));
-                objects.for_each(|object| drop(world.apply_companion(Kind::ConfigMap, object)));
+                objects.for_each(|object| drop(world.apply_companion(found(Kind::ConfigMap, object))));
                 world.end(COMPANIONS, log[..next].last().map_or(0, |event| event.meta().version()));
             }
             Hearing::Again(_) | Hearing::Early(_) | Hearing::Late(_) => {}
