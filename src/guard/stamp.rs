@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::review::{Change, Request, Rules};
 use crate::{
     policy::{Protect, Targets, selector},
-    world::state::{Defaults, World},
+    world::state::World,
 };
 
 /// What is added to a source. Present values are never touched, so that stamping twice is stamping once.
@@ -20,13 +20,22 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
     if !keys.is_source(&meta.labels) || keys.bears_marks(meta) || meta.is_terminating() {
         return (Patch(Vec::new()), Vec::new());
     }
-    let none = Defaults::default();
-    let wanted = world.defaults(&request.namespace).unwrap_or(&none);
-    let mut stamps = Stamps { namespace: &request.namespace, values: Vec::new(), warnings: Vec::new() };
-
     let targeted = [&keys.target_namespaces, &keys.target_selector]
         .iter()
         .any(|key| meta.annotations.contains_key(*key));
+    let protected = meta.annotations.contains_key(&keys.protect);
+    if targeted && protected {
+        return (Patch(Vec::new()), Vec::new());
+    }
+    // What is stamped stays: rather nothing than what the namespace did not want.
+    let Some(wanted) = world.defaults(&request.namespace) else {
+        let warning = format!(
+            "namespace {} is not known yet: its defaults are added when this source is next changed",
+            request.namespace
+        );
+        return (Patch(Vec::new()), vec![warning]);
+    };
+    let mut stamps = Stamps { namespace: &request.namespace, values: Vec::new(), warnings: Vec::new() };
     if !targeted {
         let names =
             stamps.checked(&keys.default_target_namespaces, wanted.target_namespaces.as_ref(), |text| {
@@ -44,7 +53,7 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
             }
         }
     }
-    if !meta.annotations.contains_key(&keys.protect) {
+    if !protected {
         let protect = stamps.checked(&keys.default_protect, wanted.protect.as_ref(), |text| {
             text.parse::<Protect>().map(drop)
         });

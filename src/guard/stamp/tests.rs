@@ -94,6 +94,15 @@ fn a_default_that_cannot_be_used_is_passed_over_with_a_warning() {
 }
 
 #[test]
+fn nothing_is_stamped_in_a_namespace_that_is_not_known_yet() {
+    let (annotations, warnings) = stamped(&rules(), namespace("another"), source("home", "colors"));
+    assert_eq!(annotations, Value::Null);
+    assert!(matches!(&*warnings, [text] if text.contains("home is not known yet")), "{warnings:?}");
+    let complete = source("home", "colors").annotate("target-namespaces", "x").annotate("protect", "all");
+    assert!(stamped(&rules(), namespace("another"), complete).1.is_empty());
+}
+
+#[test]
 fn what_is_no_source_or_goes_is_left_alone() {
     for draft in [
         object("home", "colors"),
