@@ -116,11 +116,11 @@ pub struct Run {
     pub tls_key: Option<PathBuf>,
 
     /// How long a generated CA is valid; it is replaced well before
-    #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = positive_duration)]
+    #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = validity)]
     pub ca_validity: Duration,
 
     /// How long a generated certificate is valid; it is replaced well before
-    #[arg(long, env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = positive_duration)]
+    #[arg(long, env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = validity)]
     pub leaf_validity: Duration,
 
     /// How long the guard serves on after SIGTERM, while others learn that we go
@@ -278,7 +278,18 @@ fn lease_duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
+/// Certificates know whole seconds, and are replaced well before they end: with less, again and again without a pause.
+pub(crate) fn validity(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| {
+        if duration < Duration::from_secs(5) {
+            Err("it must be 5s at least".to_owned())
+        } else {
+            Ok(duration)
+        }
+    })
+}
+
+fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
     })
@@ -297,6 +308,10 @@ mod tests {
             assert!(duration(text).is_err(), "{text}");
         }
         assert!(positive_duration("0s").is_err());
+        for text in ["0s", "500ms", "4s"] {
+            assert!(validity(text).is_err(), "{text}");
+        }
+        assert_eq!(validity("5s"), Ok(Duration::from_secs(5)));
     }
 
     #[test]

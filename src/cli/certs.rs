@@ -28,11 +28,11 @@ pub struct Certs {
     pub host: Vec<String>,
 
     /// How long the CA is valid
-    #[arg(long, default_value = "365d", value_parser = config::positive_duration)]
+    #[arg(long, default_value = "365d", value_parser = config::validity)]
     pub ca_validity: Duration,
 
     /// How long the certificate is valid
-    #[arg(long, default_value = "7d", value_parser = config::positive_duration)]
+    #[arg(long, default_value = "7d", value_parser = config::validity)]
     pub leaf_validity: Duration,
 
     /// Overwrite what is there
