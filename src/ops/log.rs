@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
-use tracing_subscriber::{EnvFilter, fmt};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -36,12 +36,11 @@ pub fn init(format: Option<Format>) {
     }
 }
 
-/// Whether a filter names no crate but ours.
+/// Whether a filter names no crate but ours. A word alone is a level, or a crate at every level.
 fn is_plain(levels: &str) -> bool {
     levels.split(',').all(|directive| {
-        directive
-            .split_once('=')
-            .map_or(!directive.contains("::"), |(target, _)| target.starts_with("lockstep"))
+        let level = directive.parse::<LevelFilter>().is_ok();
+        level || directive.starts_with("lockstep")
     })
 }
 
@@ -68,7 +67,11 @@ mod tests {
 
     #[test]
     fn a_filter_that_names_other_crates_is_not_taken() {
-        assert!(is_plain("debug") && is_plain("lockstep=debug,info"));
-        assert!(!is_plain("kube_client::client=warn") && !is_plain("info,kube=trace"));
+        for levels in ["debug", "OFF", "lockstep=debug,info", "lockstep", "warn,lockstep::guard=trace"] {
+            assert!(is_plain(levels), "{levels}");
+        }
+        for levels in ["kube_client::client=warn", "info,kube=trace", "h2", "info,h2", "[span]=trace"] {
+            assert!(!is_plain(levels), "{levels}");
+        }
     }
 }
