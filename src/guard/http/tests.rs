@@ -448,7 +448,7 @@ fn two_large_secrets() -> String {
 }
 
 #[test]
-fn a_review_of_two_large_secrets_is_decided_well_inside_the_timeout() {
+fn a_review_of_two_large_secrets_takes_little_more_than_reading_them() {
     let threads = Threads::default();
     let starting = threads.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -459,6 +459,13 @@ fn a_review_of_two_large_secrets_is_decided_well_inside_the_timeout() {
     let body = two_large_secrets();
     assert!(body.len() > 12 << 20);
     let asking = async move {
+        let work = |before: Option<Duration>, passed: Duration| {
+            threads.worked().zip(before).map_or(passed, |(after, before)| after - before)
+        };
+        // What it takes to read the body at all, in this build, on this machine, as busy as it is.
+        let (before, start) = (threads.worked(), std::time::Instant::now());
+        serde_json::from_str::<Value>(&body).unwrap();
+        let floor = work(before, start.elapsed());
         let served = Served::start(routes(guard(Answer::Yes)), Limits::default()).await;
         for protocol in ["HTTP/2", "HTTP/1.1"] {
             let (before, start) = (threads.worked(), std::time::Instant::now());
@@ -471,9 +478,12 @@ fn a_review_of_two_large_secrets_is_decided_well_inside_the_timeout() {
                 read_answer(client.send_request(request).await.unwrap()).await
             };
             let passed = start.elapsed();
-            let worked = threads.worked().zip(before).map_or(passed, |(after, before)| after - before);
-            println!("{} MiB over {protocol}: {worked:?} of work in {passed:?}", body.len() >> 20);
-            assert!(worked < PATIENCE / 2, "{worked:?}");
+            let worked = work(before, passed);
+            println!(
+                "{} MiB over {protocol}: {worked:?} of work in {passed:?}, {floor:?} at least",
+                body.len() >> 20
+            );
+            assert!(worked < floor * 5, "{worked:?}, where reading takes {floor:?}");
             // Where others keep the machine so busy that the body does not come in time, that is all there is to see.
             if passed < PATIENCE {
                 assert_eq!(status, StatusCode::OK, "{answer}");
