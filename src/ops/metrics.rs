@@ -1,4 +1,5 @@
-//! Every metric, in one place. Labels come from closed sets, never from content.
+//! Every metric, in one place. Labels come from closed sets, never from content; `manager` alone is what others chose,
+//! and bounded in number.
 
 use std::{
     collections::HashSet,

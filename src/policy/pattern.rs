@@ -29,14 +29,6 @@ impl Pattern {
             Self::Prefix(prefix) => name.starts_with(prefix.as_str()),
         }
     }
-
-    /// The text that was written, without the star.
-    #[must_use]
-    pub fn stem(&self) -> &str {
-        match self {
-            Self::Exact(text) | Self::Prefix(text) => text,
-        }
-    }
 }
 
 impl Patterns {
