@@ -23,7 +23,7 @@
 //! `plane` puts it together. `image` wraps a static program for container runtimes.
 //!
 //! [`Node`] adds a real node to it, for root on a machine with containerd, runc and iptables: `node/space` is where it
-//! lives, `node/programs` what runs there, `node/obstacle` why it cannot.
+//! lives, `node/cgroups` where it is counted, `node/programs` what runs there, `node/obstacle` why it cannot.
 
 #![forbid(unsafe_code)]
 

@@ -4,6 +4,7 @@
 //! process by the janitor: afterwards the machine is as it was. Images come from archives; there is no way out to a
 //! registry, and no DNS.
 
+mod cgroups;
 mod obstacle;
 mod programs;
 mod space;
@@ -133,14 +134,7 @@ impl Node {
     /// # Errors
     /// When there is no such container.
     pub fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
-        let dir = find_dir(self.space.memory(), container)
-            .ok_or_else(|| Error::NoNode(format!("there is no container {container}")))?;
-        let read = |name: &str| {
-            let path = dir.join(name);
-            let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
-            Ok::<u64, Error>(text.trim().parse().unwrap_or_default())
-        };
-        Ok((read("memory.max_usage_in_bytes")?, read("memory.limit_in_bytes")?))
+        self.space.memory(container)
     }
 }
 
@@ -234,13 +228,5 @@ fn scheduler(plane: &ControlPlane, programs: &Binaries) -> Result<Spec, Error> {
             "--secure-port=0".into(),
         ],
         ready: Box::new(|| true),
-    })
-}
-
-/// The directory of this name, wherever it is.
-fn find_dir(dir: &Path, name: &str) -> Option<std::path::PathBuf> {
-    let dirs = fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    dirs.filter(|path| path.is_dir()).find_map(|path| {
-        if path.file_name().is_some_and(|found| found == name) { Some(path) } else { find_dir(&path, name) }
     })
 }

@@ -34,6 +34,8 @@ fn machine() -> BTreeSet<String> {
     }
     seen.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
     cgroups(Path::new("/sys/fs/cgroup"), &mut seen);
+    // Of version 2: what the machine hands down to its cgroups.
+    seen.extend(fs::read_to_string("/sys/fs/cgroup/cgroup.subtree_control"));
     for dir in ["/var/lib", "/var/log", "/run", "/etc/cni", "/opt"] {
         let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
         seen.extend(entries.map(|entry| entry.path().display().to_string()));

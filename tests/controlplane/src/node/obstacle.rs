@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::cgroups;
+
 /// What has to be installed: programs, and the Debian packages that have them.
 const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
@@ -34,10 +36,8 @@ pub(crate) fn obstacle() -> Option<String> {
             "there are no CNI plugins (Debian: apt-get install containernetworking-plugins)".to_owned(),
         );
     }
-    if !Path::new("/sys/fs/cgroup/memory").is_dir() {
-        return Some(
-            "the cgroups are of version 2, and only version 1 is provided for: use kind there".to_owned(),
-        );
+    if let Some(obstacle) = cgroups::obstacle() {
+        return Some(obstacle);
     }
     let mut namespaces = Command::new("unshare");
     namespaces

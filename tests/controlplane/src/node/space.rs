@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::cgroups::Cgroups;
 use super::obstacle::{PATH, find};
 use crate::janitor::{Janitor, SCRIPT};
 use crate::process::{Probe, Process, Spec};
@@ -14,15 +15,6 @@ use crate::{Error, files};
 pub(crate) const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 2);
 const LINK: &str = "lockstep-node";
-
-/// What our cgroup is called, below the one that this process is in.
-const CGROUP: &str = "lockstep-node";
-
-/// Puts the shell into the cgroups that a file lists.
-const JOIN: &str = r#"
-while read -r cgroup; do echo $$ > "$cgroup/cgroup.procs" || exit 1; done < "$1/cgroups"
-shift
-"#;
 
 /// `nsenter` waits outside for what it started inside: if the one is killed, so is the other.
 const TIED: &str = "setpriv --pdeathsig KILL --";
@@ -34,21 +26,10 @@ const TIED: &str = "setpriv --pdeathsig KILL --";
 ///   is made in a copy-on-write view of `/var/lib`.
 /// - The kubelet sets kernel parameters that are not bound to a namespace: it gets files instead.
 const INIT: &str = r#"
-set -e
 mount -n -t tmpfs -o mode=755 run /run
 mkdir -p /run/netns /run/lock /run/lib/upper /run/lib/work /run/sys
 mount -n -t tmpfs -o mode=755 log /var/log
 mount -n -t overlay -o lowerdir=/var/lib,upperdir=/run/lib/upper,workdir=/run/lib/work lib /var/lib
-umount -n -R -l /sys/fs/cgroup
-mount -n -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
-while IFS=: read -r _ controllers _; do
-    case $controllers in ''|name=*) continue;; esac
-    mkdir "/sys/fs/cgroup/$controllers"
-    mount -n -t cgroup -o "$controllers" cgroup "/sys/fs/cgroup/$controllers"
-    for one in $(echo "$controllers" | tr , ' '); do
-        [ -e "/sys/fs/cgroup/$one" ] || ln -s "$controllers" "/sys/fs/cgroup/$one"
-    done
-done < /proc/self/cgroup
 for parameter in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
         kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
     name=${parameter%=*}
@@ -66,48 +47,33 @@ sleep infinity &
 while :; do wait || :; done
 "#;
 
-/// Run by the sweeper when every process is killed. A cgroup is busy until the last of them is gone.
-const SWEEP: &str = r#"
-ip link del "$link"
-for cgroup in $cgroups; do
-    tries=0
-    while [ -d "$cgroup" ] && [ "$tries" -lt 100 ]; do
-        find "$cgroup" -depth -type d -exec rmdir {} +
-        [ ! -d "$cgroup" ] || sleep 0.1
-        tries=$((tries + 1))
-    done
-done
-"#;
-
 /// The namespaces, held open by their first process. Dropping it ends whatever runs in them.
 pub(crate) struct Space {
     _first: Process,
     /// The first process, as the machine knows it.
     pid: u32,
-    dir: PathBuf,
-    memory: PathBuf,
+    cgroups: Cgroups,
 }
 
 impl Space {
     pub(crate) fn start(janitor: &Janitor) -> Result<Self, Error> {
         let dir = janitor.dir();
-        let cgroups = cgroups()?;
-        let lines = |separator| {
-            cgroups.iter().map(|(_, dir)| dir.display().to_string()).collect::<Vec<_>>().join(separator)
-        };
-        // Before there is anything to sweep. The system's own cgroups have no blanks in their names.
-        let sweep = format!("PATH={PATH}\nlink={LINK}\ncgroups='{}'\n{SWEEP}", lines(" "));
+        let cgroups = Cgroups::find()?;
+        // Before there is anything to sweep.
+        let sweep = format!("PATH={PATH}\nip link del {LINK}\n{}", cgroups.sweep());
         files::write_private(&dir.join(SCRIPT), &sweep)?;
-        files::write_private(&dir.join("cgroups"), &format!("{}\n", lines("\n")))?;
-        for (controllers, cgroup) in &cgroups {
-            make(controllers, cgroup)?;
-        }
+        cgroups.make()?;
 
         let up = dir.join("space");
-        let unshare = "exec unshare --mount --net --pid --uts --ipc --cgroup --fork --kill-child --mount-proc -- \"$@\"";
-        let script = format!("PATH={PATH}; export PATH\n{JOIN}{unshare}");
+        // The namespace of cgroups begins where its first process is, which then goes where processes may stay.
+        let begin =
+            format!("PATH={PATH}; export PATH\n{}exec unshare --cgroup -- \"$@\"", cgroups.join_root());
+        let unshare =
+            "exec unshare --mount --net --pid --uts --ipc --fork --kill-child --mount-proc -- \"$@\"";
+        let rest = format!("{}{unshare}", cgroups.join_leaf());
+        let init = format!("set -e\n{}{INIT}", cgroups.mount());
         let own = dir.display().to_string();
-        let args = ["-c", &script, "node", &own, "sh", "-c", INIT, "node-init", &own];
+        let args = ["-c", &begin, "node", "sh", "-c", &rest, "node", "sh", "-c", &init, "node-init", &own];
         let spec = Spec {
             name: "node",
             program: "/bin/sh".into(),
@@ -119,13 +85,10 @@ impl Space {
         let parent = first.id().unwrap_or_default();
         let children = PathBuf::from(format!("/proc/{parent}/task/{parent}/children"));
         let child = fs::read_to_string(&children).map_err(Error::at(&children))?;
-        let memory =
-            cgroups.into_iter().find(|(controllers, _)| controllers.split(',').any(|one| one == "memory"));
         let space = Self {
             _first: first,
             pid: child.trim().parse().map_err(|_| Error::NoNode(format!("{} is odd", children.display())))?,
-            dir: dir.to_owned(),
-            memory: memory.map(|(_, dir)| dir).unwrap_or_default(),
+            cgroups,
         };
         space.link()?;
         Ok(space)
@@ -173,47 +136,18 @@ impl Space {
         (nsenter, vec![format!("--net=/proc/{}/ns/net", self.pid), "--".to_owned()])
     }
 
-    /// The cgroup in which the memory of the node is counted.
-    pub(crate) fn memory(&self) -> &Path {
-        &self.memory
+    /// The most memory that a container ever had, and its limit, in bytes.
+    pub(crate) fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
+        self.cgroups.memory(container)
     }
 
     fn enter(&self) -> Vec<String> {
         let pid = self.pid;
         let nsenter =
             format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- {TIED} \"$@\"");
-        let script = format!("PATH={PATH}; export PATH\n{JOIN}{nsenter}");
-        ["-c", &script, "node", &self.dir.display().to_string()].map(str::to_owned).to_vec()
+        let script = format!("PATH={PATH}; export PATH\n{}{nsenter}", self.cgroups.join_leaf());
+        ["-c", &script, "node"].map(str::to_owned).to_vec()
     }
-}
-
-/// Our cgroups: the controllers of each hierarchy, and the directory below the cgroup that this process is in.
-fn cgroups() -> Result<Vec<(String, PathBuf)>, Error> {
-    let own = Path::new("/proc/self/cgroup");
-    let text = fs::read_to_string(own).map_err(Error::at(own))?;
-    let hierarchies = text.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
-        let named = controllers.is_empty() || controllers.starts_with("name=");
-        (!named).then(|| {
-            let root = Path::new("/sys/fs/cgroup").join(controllers);
-            (controllers.to_owned(), root.join(path.trim_start_matches('/')).join(CGROUP))
-        })
-    });
-    Ok(hierarchies.collect())
-}
-
-fn make(controllers: &str, cgroup: &Path) -> Result<(), Error> {
-    fs::create_dir_all(cgroup).map_err(Error::at(cgroup))?;
-    if controllers.split(',').any(|one| one == "cpuset") {
-        // Nothing can run in a cgroup without these.
-        for name in ["cpuset.cpus", "cpuset.mems"] {
-            let (from, to) = (cgroup.with_file_name(name), cgroup.join(name));
-            let value = fs::read(&from).map_err(Error::at(&from))?;
-            fs::write(&to, value).map_err(Error::at(&to))?;
-        }
-    }
-    Ok(())
 }
 
 /// Runs a command that must succeed.
