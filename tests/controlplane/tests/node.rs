@@ -103,6 +103,9 @@ fn the_machine_is_as_it_was_after_its_owner_is_killed() {
         return;
     }
 
+    // Where others run a node, it must be gone first.
+    let others = || machine().iter().any(|line| line.contains("lockstep-node"));
+    assert!(eventually(10 * DEADLINE, || !others()), "there is a node of somebody else");
     let before = machine();
     for with_a_pod in [true, false] {
         let mut up = up();
