@@ -34,8 +34,7 @@ fn machine() -> BTreeSet<String> {
     }
     seen.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
     cgroups(Path::new("/sys/fs/cgroup"), &mut seen);
-    // Of version 2: what the machine hands down to its cgroups.
-    seen.extend(fs::read_to_string("/sys/fs/cgroup/cgroup.subtree_control"));
+    seen.extend(handed_down_for_us());
     for dir in ["/var/lib", "/var/log", "/run", "/etc/cni", "/opt"] {
         let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
         seen.extend(entries.map(|entry| entry.path().display().to_string()));
@@ -53,6 +52,18 @@ fn cgroups(dir: &Path, seen: &mut BTreeSet<String>) {
             cgroups(&entry.path(), seen);
         }
     }
+}
+
+/// Of version 2: controllers that the root hands down, and no other cgroup hands on. The rest is systemd's to change.
+fn handed_down_for_us() -> BTreeSet<String> {
+    let root = Path::new("/sys/fs/cgroup");
+    let controllers = |dir: &Path| -> BTreeSet<String> {
+        let list = fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap_or_default();
+        list.split_whitespace().map(|one| format!("controller {one}")).collect()
+    };
+    let others = fs::read_dir(root).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
+    let used: BTreeSet<_> = others.flat_map(|dir| controllers(&dir)).collect();
+    controllers(root).difference(&used).cloned().collect()
 }
 
 /// Command lines of all processes of the node: they name its data directory, or run in its cgroups.
