@@ -449,9 +449,9 @@ mod tests {
             passes.0.queue.push_all([source]);
         }
         let object = testing::source("home", "s0").object();
-        passes.0.world.write(|world| world.apply_source(Kind::ConfigMap, object));
+        passes.0.world.write(|world| world.apply_source(testing::seen(Kind::ConfigMap, object)));
         let object = testing::companion("away", "s0-synced").of("home/s0").object();
-        passes.0.world.write(|world| world.apply_companion(Kind::ConfigMap, object));
+        passes.0.world.write(|world| world.apply_companion(testing::found(Kind::ConfigMap, object)));
         let told = || {
             [&metrics.queue_depth, &metrics.deletes_held, &metrics.sources, &metrics.companions]
                 .map(Gauge::get)

@@ -181,9 +181,11 @@ mod tests {
         let stream = Stream::Namespaces;
         let limits =
             Limits { own_namespace: testing::OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
+        let scope = Scope { keys: testing::keys(), limits, kinds: Kind::ALL.to_vec() };
         let feed = Feed {
             stream,
-            world: SharedWorld::new(&Scope { keys: testing::keys(), limits, kinds: Kind::ALL.to_vec() }),
+            world: SharedWorld::new(&scope),
+            scope,
             look_at: Arc::new(|_| {}),
             pulse: Pulse::new([Milestone::Listed(stream)]),
             metrics: Metrics::new(),
