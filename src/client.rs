@@ -89,12 +89,7 @@ pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
         http::header::USER_AGENT,
         http::HeaderValue::from_static(concat!("lockstep/", env!("CARGO_PKG_VERSION"))),
     ));
-    let mut connector = HttpConnector::new();
-    connector.enforce_http(false);
-    connector.set_nodelay(true);
-    connector.set_keepalive(Some(Duration::from_secs(30)));
-    connector.set_connect_timeout(Some(Duration::from_secs(10)));
-    let connector = config.rustls_https_connector_with_connector(connector).map_err(unbuildable)?;
+    let connector = config.rustls_https_connector_with_connector(connector()).map_err(unbuildable)?;
     let http: hyper_util::client::legacy::Client<_, Body> =
         hyper_util::client::legacy::Builder::new(TokioExecutor::new())
             .pool_idle_timeout(Duration::from_secs(60))
@@ -109,6 +104,21 @@ pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
     Ok(Client::new(service, config.default_namespace))
 }
 
+/// A peer that is gone without a word is noticed within half a minute, whether anything was being sent or not.
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(Duration::from_secs(10)));
+    connector.set_keepalive(Some(Duration::from_secs(10)));
+    connector.set_keepalive_interval(Some(Duration::from_secs(5)));
+    connector.set_keepalive_retries(Some(3));
+    // Keepalive is silent while something waits to be acknowledged.
+    #[cfg(target_os = "linux")]
+    connector.set_tcp_user_timeout(Some(Duration::from_secs(10)));
+    connector
+}
+
 #[allow(clippy::needless_pass_by_value)]
 fn unbuildable(error: kube::Error) -> Error {
     Error::Build(chain(&error))
@@ -116,11 +126,21 @@ fn unbuildable(error: kube::Error) -> Error {
 
 /// Asks the API server who we are.
 pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
-    let review: SelfSubjectReview = kube::Api::all(client.clone())
-        .create(&kube::api::PostParams::default(), &SelfSubjectReview::default())
-        .await
-        .map_err(Failure::from)?;
+    let reviews = kube::Api::<SelfSubjectReview>::all(client.clone());
+    let (params, question) = (kube::api::PostParams::default(), SelfSubjectReview::default());
+    let review = within(Duration::from_secs(10), reviews.create(&params, &question)).await?;
     Ok(review.status.and_then(|status| status.user_info?.username).unwrap_or_default())
+}
+
+/// No call may hang for ever, and kube's client has no read timeout of its own.
+pub async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(Failure::from),
+        Err(_) => Err(Failure::Unavailable(format!("no answer within {limit:?}"))),
+    }
 }
 
 impl From<kube::Error> for Failure {
@@ -265,6 +285,32 @@ mod tests {
 
     fn status(value: serde_json::Value) -> Failure {
         serde_json::from_value::<Status>(value).unwrap().into()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_peer_that_is_gone_without_a_word_is_noticed() {
+        use rustix::net::sockopt::{tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let connection = connector().call(address.parse().unwrap()).await.unwrap();
+        let socket = connection.inner();
+        let seconds = Duration::from_secs;
+        assert_eq!(tcp_keepidle(socket), Ok(seconds(10)));
+        assert_eq!(tcp_keepintvl(socket), Ok(seconds(5)));
+        assert_eq!((tcp_keepcnt(socket), tcp_user_timeout(socket)), (Ok(3), Ok(10_000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_never_comes_is_a_failure() {
+        let silent = tower::service_fn(|_: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, std::convert::Infallible>>()
+        });
+        let client = Client::new(silent, "default");
+        let answer = tokio::time::timeout(Duration::from_mins(1), who_am_i(&client))
+            .await
+            .expect("an end of patience");
+        assert_eq!(answer, Err(Failure::Unavailable("no answer within 10s".to_owned())));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! For tests: objects that read like a sentence, a cluster to try plans on, and peers of the guard.
 
+pub mod api;
 mod captured;
 pub mod cluster;
 pub mod peer;

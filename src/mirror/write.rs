@@ -15,7 +15,7 @@ use serde_json::{Value, json, value::RawValue};
 use tokio::sync::Semaphore;
 
 use crate::{
-    client::Failure,
+    client::{Failure, within},
     keys::Keys,
     leader::Claim,
     marks,
@@ -23,7 +23,7 @@ use crate::{
     world::state::{Companion, Source, Wish},
 };
 
-/// No call may hang for ever: kube's client has no read timeout of its own.
+/// How long one call may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Writes companions, so many at a time.
@@ -147,10 +147,7 @@ impl Writer {
         if !self.claim.holds() {
             return Err(Failure::NotLeading);
         }
-        match tokio::time::timeout(PATIENCE, self.client.request(request)).await {
-            Ok(answer) => answer.map_err(Failure::from),
-            Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),
-        }
+        within(PATIENCE, self.client.request(request)).await
     }
 }
 

@@ -11,6 +11,29 @@ pub enum Format {
     Json,
 }
 
+/// What is wrong, said once until it changes.
+#[derive(Debug, Default)]
+pub struct Complaint(String);
+
+impl Complaint {
+    /// Whether this has not been said yet.
+    pub fn is_new(&mut self, text: &str) -> bool {
+        let new = self.0 != text;
+        text.clone_into(&mut self.0);
+        new
+    }
+
+    /// All is well.
+    pub fn is_over(&mut self) {
+        self.0.clear();
+    }
+
+    #[must_use]
+    pub const fn stands(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
 /// The levels, whatever `RUST_LOG` adds: kube-client logs whole answers that it cannot decode, Secrets included,
 /// and hyper logs what it reads, so both stay silent.
 #[must_use]
@@ -48,6 +71,15 @@ fn is_plain(levels: &str) -> bool {
 mod tests {
     use super::*;
     use crate::testing::Captured;
+
+    #[test]
+    fn a_complaint_is_made_once_until_it_changes_or_is_over() {
+        let mut complaint = Complaint::default();
+        assert!(complaint.is_new("a") && !complaint.is_new("a") && complaint.is_new("b"));
+        assert!(complaint.stands());
+        complaint.is_over();
+        assert!(!complaint.stands() && complaint.is_new("b"));
+    }
 
     #[test]
     fn what_kube_logs_of_an_answer_it_cannot_decode_never_shows() {

@@ -1,0 +1,44 @@
+//! An API server that answers as it is told.
+
+use std::convert::Infallible;
+
+use axum::body::{Body, to_bytes};
+use http::{Method, Request, Response};
+use kube::Client;
+use serde_json::{Value, json};
+
+/// What an API server is asked: the method, the path with its query, the body.
+pub struct Asked {
+    pub method: Method,
+    pub uri: String,
+    pub body: Value,
+}
+
+/// A client of an API server that answers with a code and a body.
+pub fn api_server<F>(answer: impl Fn(Asked) -> F + Clone + Send + 'static) -> Client
+where
+    F: Future<Output = (u16, Value)> + Send + 'static,
+{
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let answer = answer.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = to_bytes(Body::new(body), usize::MAX).await.unwrap();
+            let body = serde_json::from_slice(&body).unwrap_or_default();
+            let (code, body) = answer(Asked { method: parts.method, uri: parts.uri.to_string(), body }).await;
+            let text = if body.is_null() { String::new() } else { body.to_string() };
+            Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(text)).unwrap())
+        }
+    });
+    Client::new(service, "default")
+}
+
+/// A refusal.
+#[must_use]
+pub fn refusal(code: u16, reason: &str) -> (u16, Value) {
+    let status = json!({
+        "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
+        "code": code, "reason": reason, "message": reason,
+    });
+    (code, status)
+}
