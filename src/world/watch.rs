@@ -13,7 +13,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{client::Failure, object::Meta};
+use crate::{client::Failure, object::Meta, ops::log::Complaint};
 
 /// The API server ends a watch after this time; the next one resumes where it ended.
 const WATCH: Duration = Duration::from_secs(60);
@@ -98,17 +98,18 @@ pub async fn run_for<T: Watched>(
     let mut streaming = true;
     let mut alive = Instant::now();
     let mut retry = FIRST_RETRY;
-    let mut complaint = String::new();
+    let mut complaint = Complaint::default();
     loop {
         let attempt = Attempt { client: &client, request: &request, subject: &subject, stall };
         let begun = Instant::now();
+        let lists = position.is_none() && !streaming;
         let mut sink = |event: Event<T>| {
             alive = Instant::now();
             sink(event);
         };
-        let outcome = match (&position, streaming) {
-            (None, false) => attempt.list(&mut position, &mut sink).await,
-            _ => attempt.watch(&mut position, &mut sink).await,
+        let outcome = match lists {
+            true => attempt.list(&mut position, &mut sink).await,
+            false => attempt.watch(&mut position, &mut sink).await,
         };
         match outcome {
             Ok(()) if alive.elapsed() > stall => {
@@ -117,10 +118,10 @@ pub async fn run_for<T: Watched>(
                 continue;
             }
             // A server that ends every watch at once must not be asked without end.
-            Ok(()) if begun.elapsed() < Duration::from_secs(1) && position.is_some() && streaming => {}
+            Ok(()) if begun.elapsed() < Duration::from_secs(1) && !lists => {}
             Ok(()) => {
                 retry = FIRST_RETRY;
-                complaint.clear();
+                complaint.is_over();
                 continue;
             }
             Err(Broken::NoStreaming) => {
@@ -134,9 +135,8 @@ pub async fn run_for<T: Watched>(
             }
             Err(Broken::Failed(failure)) => {
                 let text = explain(name, &failure);
-                if text != complaint {
+                if complaint.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
-                    complaint = text;
                 }
             }
         }
@@ -288,5 +288,52 @@ fn explain(name: &str, failure: &Failure) -> String {
             )
         }
         other => format!("the watch of {name} failed: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::{Value, json};
+    use tokio::{sync::Notify, time::Instant as Clock};
+
+    use super::*;
+    use crate::{
+        object::Object,
+        testing::api::{Asked, api_server, refusal},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_ends_every_watch_at_once_is_asked_ever_later_though_it_cannot_stream_lists() {
+        let (watches, enough) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()));
+        let (asked_at, full) = (watches.clone(), enough.clone());
+        let client = api_server(move |asked: Asked| {
+            let answer = if asked.uri.contains("sendInitialEvents") {
+                refusal(422, "Invalid")
+            } else if asked.uri.contains("watch=true") {
+                let mut watches = asked_at.lock().unwrap();
+                watches.push(Clock::now());
+                if watches.len() == 4 {
+                    full.notify_one();
+                }
+                (200, Value::Null)
+            } else {
+                (200, json!({"metadata": {"resourceVersion": "7"}, "items": []}))
+            };
+            async move { answer }
+        });
+        let subject = Subject {
+            name: "a test".to_owned(),
+            path: "/api/v1/configmaps".to_owned(),
+            label_selector: None,
+            field_selector: None,
+        };
+        tokio::select! {
+            () = run(client, subject, |_: Event<Object>| {}) => {}
+            () = enough.notified() => {}
+        }
+        let watches = watches.lock().unwrap();
+        assert!(watches[3] - watches[0] >= (FIRST_RETRY * 7) / 2, "{watches:?}");
     }
 }
