@@ -22,6 +22,7 @@ use crate::{
     keys::Keys,
     ops::{
         health::{Milestone, Pulse},
+        log::Complaint,
         metrics::Metrics,
     },
 };
@@ -37,6 +38,11 @@ use sight::{Sight, look_out};
 
 /// No sleep is longer: a machine that was suspended finds its certificates expired, and its timers late.
 const CLOCK: Duration = Duration::from_mins(1);
+
+/// How long one call may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the watch may take to show what we wrote, before we look again.
+const ECHO: Duration = Duration::from_secs(5);
 
 /// What this room needs to know.
 #[derive(Debug, Clone)]
@@ -119,7 +125,7 @@ pub fn start(
         metrics: metrics.clone(),
         written: None,
         backoff: Backoff::default(),
-        complaint: String::new(),
+        complaint: Complaint::default(),
     };
     tasks.spawn(async move {
         authority.run().await;

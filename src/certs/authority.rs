@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch as channel;
 
 use super::{
-    CLOCK, Settings,
+    CLOCK, ECHO, PATIENCE, Settings,
     backoff::Backoff,
     issue::{Ca, Certificate, between},
     phase::{Published, Step, View, next_step, outcome},
@@ -28,16 +28,14 @@ use super::{
     state::{Data, Reading, State},
 };
 use crate::{
-    client::Failure,
+    client::{Failure, within},
     object::Meta,
-    ops::metrics::{Metrics, Role},
+    ops::{
+        log::Complaint,
+        metrics::{Metrics, Role},
+    },
     world::watch::Watched,
 };
-
-/// No call may hang for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the watch may take to show what we wrote, before we look again.
-const ECHO: Duration = Duration::from_secs(5);
 
 /// The Secret as it comes over the wire. It has no `Debug`: it holds keys.
 #[derive(Clone, Deserialize)]
@@ -66,7 +64,7 @@ pub(super) struct Authority {
     /// The version we wrote upon, and when: until the watch shows another, there is nothing to decide.
     pub(super) written: Option<(String, Instant)>,
     pub(super) backoff: Backoff,
-    pub(super) complaint: String,
+    pub(super) complaint: Complaint,
 }
 
 impl Authority {
@@ -116,9 +114,9 @@ impl Authority {
         if let Step::Rest(until) = step {
             return between(now, until).min(CLOCK);
         }
-        // Steps of a rotation have their own pace; repairs and failures may come without end.
+        // Steps of a rotation have their own pace; others, and failures, may come without end.
         let wait = self.backoff.wait(Instant::now());
-        if !wait.is_zero() && (step.comes_first() || !self.complaint.is_empty()) {
+        if !wait.is_zero() && (step.may_recur() || self.complaint.stands()) {
             return wait;
         }
         let made = outcome(step, view, now, &self.settings.pace, || {
@@ -132,7 +130,7 @@ impl Authority {
                 return CLOCK;
             }
         };
-        if step.comes_first() {
+        if step.may_recur() || self.complaint.stands() {
             self.backoff.done(Instant::now());
         }
         let version = version.to_owned();
@@ -168,10 +166,7 @@ impl Authority {
             }
         };
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        match tokio::time::timeout(PATIENCE, self.client.request::<serde::de::IgnoredAny>(request)).await {
-            Ok(answer) => answer.map(drop).map_err(Failure::from),
-            Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),
-        }
+        within(PATIENCE, self.client.request::<serde::de::IgnoredAny>(request)).await.map(drop)
     }
 
     /// Tells what came of a step, and returns how long to sleep.
@@ -185,20 +180,22 @@ impl Authority {
         let place = format!("{}/{}", self.settings.namespace, self.settings.keys.instance);
         match answer {
             Ok(()) => {
-                self.complaint.clear();
+                self.complaint.is_over();
                 self.report(step, wanted, &place);
             }
             // Another replica was first: the watch will show what it did.
-            Err(Failure::AlreadyExists | Failure::Conflict) => {}
+            Err(Failure::AlreadyExists | Failure::Conflict) => self.complaint.is_over(),
             // It went meanwhile: the watch will show that, too.
-            Err(Failure::NotFound) if !version.is_empty() => {}
+            Err(Failure::NotFound) if !version.is_empty() => self.complaint.is_over(),
             Err(failure) => {
                 let text = explain(&place, &failure);
-                if text != self.complaint {
-                    tracing::warn!("{text}; retrying");
-                    self.complaint = text;
+                // The first failure of a step that was not counted when it was taken.
+                if !self.complaint.stands() && !step.may_recur() {
+                    self.backoff.done(Instant::now());
                 }
-                self.backoff.done(Instant::now());
+                if self.complaint.is_new(&text) {
+                    tracing::warn!("{text}; retrying");
+                }
                 return self.backoff.wait(Instant::now());
             }
         }
@@ -296,7 +293,13 @@ fn explain(place: &str, failure: &Failure) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::{
+        certs::phase::Pace,
+        testing::api::{api_server, refusal},
+    };
 
     fn state() -> State {
         State::new(Arc::new(Ca::generate("x", Duration::from_hours(1), Timestamp::now()).unwrap()))
@@ -326,6 +329,70 @@ mod tests {
                 .map(|(op, path)| (op.to_owned(), path.to_owned()));
         assert_eq!(paths(&operations), expected);
         assert_eq!(json!(operations)[0]["value"], "7");
+    }
+
+    /// An authority whose calls are answered with this code, the Secret it sees, and what it has written so far.
+    fn authority(code: u16) -> (Authority, channel::Sender<Sight<SecretObject>>, Arc<AtomicUsize>) {
+        let ((see, sight), writes) = (channel::channel(Sight::Unknown), Arc::<AtomicUsize>::default());
+        let count = writes.clone();
+        let client = api_server(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+            async move { if code == 200 { (code, json!({})) } else { refusal(code, "") } }
+        });
+        let settings = Settings {
+            keys: crate::testing::keys(),
+            namespace: "home".to_owned(),
+            pace: Pace { ca_validity: Duration::from_hours(1), leaf_validity: Duration::from_mins(9) },
+            files: None,
+        };
+        let authority = Authority {
+            client,
+            settings: Arc::new(settings),
+            sight,
+            published: channel::channel(Published::Held(BTreeMap::new())).1,
+            serving: channel::channel(None).1,
+            state: channel::channel(None).0,
+            metrics: Metrics::new(),
+            written: None,
+            backoff: Backoff::default(),
+            complaint: Complaint::default(),
+        };
+        (authority, see, writes)
+    }
+
+    fn seen(state: &State, version: u64) -> Sight<SecretObject> {
+        let mut object = object(body("x", "home", state)["data"].clone());
+        object.metadata.resource_version = version.to_string();
+        Sight::There(Arc::new(object))
+    }
+
+    /// Some replicas see the next CA published, this one does not: they would contradict each other without end.
+    #[tokio::test]
+    async fn who_doubts_again_and_again_does_so_ever_later() {
+        let (mut authority, see, writes) = authority(200);
+        let noted = state().prepared(state().current).noted(Some(Timestamp::now()));
+        see.send_replace(seen(&noted, 1));
+        assert_eq!(authority.look().await, ECHO);
+        see.send_replace(seen(&noted, 3));
+        assert!(authority.look().await < ECHO);
+        assert_eq!(writes.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_failure_counts_once_and_is_over_when_another_replica_was_first() {
+        let first = Duration::from_millis(100);
+        let (mut failing, see, writes) = authority(500);
+        see.send_replace(Sight::Absent);
+        let wait = failing.look().await;
+        assert!(
+            wait <= first && failing.complaint.stands() && writes.load(Ordering::SeqCst) == 1,
+            "{wait:?}"
+        );
+        let (late, ..) = authority(409);
+        failing.client = late.client;
+        tokio::time::sleep(wait).await;
+        failing.look().await;
+        assert!(!failing.complaint.stands());
     }
 
     #[test]

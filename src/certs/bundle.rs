@@ -15,7 +15,7 @@ use kube::{
 use tokio::sync::watch as channel;
 
 use super::{
-    CLOCK, Settings,
+    CLOCK, ECHO, PATIENCE, Settings,
     backoff::Backoff,
     hooks::{HookKind, Hooks, Need, held, names},
     issue::Names,
@@ -24,17 +24,13 @@ use super::{
     state::State,
 };
 use crate::{
-    client::Failure,
+    client::{Failure, within},
     ops::{
         health::{Milestone, Pulse},
+        log::Complaint,
         metrics::Metrics,
     },
 };
-
-/// No call may hang for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the watch may take to show what we wrote, before we look again.
-const ECHO: Duration = Duration::from_secs(5);
 
 /// One of the two configurations, and what we did about it.
 pub(super) struct Side {
@@ -47,7 +43,7 @@ pub(super) struct Side {
     /// Since when it has held more than it should.
     surplus: Option<Instant>,
     warned: bool,
-    complaint: String,
+    complaint: Complaint,
 }
 
 impl Side {
@@ -59,7 +55,7 @@ impl Side {
             backoff: Backoff::default(),
             surplus: None,
             warned: false,
-            complaint: String::new(),
+            complaint: Complaint::default(),
         }
     }
 }
@@ -99,7 +95,7 @@ impl Publisher {
         for (side, seen) in self.sides.iter_mut().zip(seen) {
             side.mind_absence(&seen, &self.settings);
             if let (Some(hooks), Some(state)) = (seen.get(), &state) {
-                let due = side.due(hooks, state, self.settings.pace.spread(), Instant::now());
+                let due = side.due(hooks, state, self.settings.pace.linger(), Instant::now());
                 let again = match due {
                     Some(Duration::ZERO) => {
                         side.write(&self.client, &self.settings, hooks, state, &self.metrics).await
@@ -165,7 +161,7 @@ impl Side {
     }
 
     /// In what time to write, if at all.
-    fn due(&mut self, hooks: &Hooks, state: &State, spread: Duration, now: Instant) -> Option<Duration> {
+    fn due(&mut self, hooks: &Hooks, state: &State, linger: Duration, now: Instant) -> Option<Duration> {
         let need = hooks.need(state);
         if need != Need::Surplus {
             self.surplus = None;
@@ -176,7 +172,7 @@ impl Side {
             // The Secret may hold a next CA that our watch has not brought yet, and another replica's has.
             Need::Surplus => {
                 let since = *self.surplus.get_or_insert(now);
-                spread.saturating_sub(now.saturating_duration_since(since))
+                linger.saturating_sub(now.saturating_duration_since(since))
             }
         };
         let again = match &self.written {
@@ -208,18 +204,13 @@ impl Side {
         let params = PatchParams { field_manager: Some(instance.clone()), ..PatchParams::default() };
         let request = Request::new(self.kind.path()).patch(instance, &params, &patch);
         let answer = match request {
-            Ok(request) => {
-                match tokio::time::timeout(PATIENCE, client.request::<serde::de::IgnoredAny>(request)).await {
-                    Ok(answer) => answer.map(drop).map_err(Failure::from),
-                    Err(_) => Err(Failure::Unavailable(format!("no answer within {} s", PATIENCE.as_secs()))),
-                }
-            }
+            Ok(request) => within(PATIENCE, client.request::<serde::de::IgnoredAny>(request)).await.map(drop),
             Err(error) => Err(Failure::Unavailable(error.to_string())),
         };
         self.written = Some((bundle, hooks.metadata.resource_version.clone(), Instant::now()));
         match answer {
             Ok(()) => {
-                self.complaint.clear();
+                self.complaint.is_over();
                 metrics.bundle_writes.inc();
                 tracing::info!(
                     kind = self.kind.as_str(),
@@ -233,9 +224,8 @@ impl Side {
             Err(Failure::Conflict | Failure::NotFound) => ECHO,
             Err(failure) => {
                 let text = explain(self.kind, instance, &failure);
-                if text != self.complaint {
+                if self.complaint.is_new(&text) {
                     tracing::warn!("{text}; retrying");
-                    self.complaint = text;
                 }
                 // Nothing was written, so there is nothing for the watch to show.
                 self.written = self.written.take().map(|(bundle, _, at)| (bundle, String::new(), at));
@@ -265,7 +255,7 @@ mod tests {
     use super::*;
     use crate::certs::issue::Ca;
 
-    const SPREAD: Duration = Duration::from_secs(2);
+    const LINGER: Duration = Duration::from_secs(2);
 
     fn state() -> State {
         State::new(Arc::new(Ca::generate("x", Duration::from_hours(1), Timestamp::now()).unwrap()))
@@ -290,13 +280,13 @@ mod tests {
         let both = format!("{}{}", state.bundle(), other.bundle());
         let mut side = side();
         let due = |side: &mut Side, bundle: &str, after| {
-            side.due(&hooks("1", bundle), &state, SPREAD, now + Duration::from_millis(after))
+            side.due(&hooks("1", bundle), &state, LINGER, now + Duration::from_millis(after))
         };
         assert_eq!(due(&mut side, "", 0), Some(Duration::ZERO));
-        assert_eq!(due(&mut side, &both, 0), Some(SPREAD));
+        assert_eq!(due(&mut side, &both, 0), Some(LINGER));
         assert_eq!(due(&mut side, &both, 1500), Some(Duration::from_millis(500)));
         assert_eq!(due(&mut side, &state.bundle(), 1600), None);
-        assert_eq!(due(&mut side, &both, 1700), Some(SPREAD), "it was right in between");
+        assert_eq!(due(&mut side, &both, 1700), Some(LINGER), "it was right in between");
         assert_eq!(due(&mut side, &both, 3700), Some(Duration::ZERO));
     }
 
@@ -306,7 +296,7 @@ mod tests {
         let mut side = side();
         let (mut waits, mut clock) = (Vec::new(), now);
         for version in 0..6 {
-            let wait = side.due(&hooks(&version.to_string(), ""), &state, SPREAD, clock).unwrap();
+            let wait = side.due(&hooks(&version.to_string(), ""), &state, LINGER, clock).unwrap();
             waits.push(wait.as_millis());
             clock += wait;
             side.backoff.done(clock);
@@ -314,9 +304,9 @@ mod tests {
         }
         assert_eq!(waits, [0, 100, 200, 400, 800, 1600]);
         // Until the watch shows what came of it, the same version is not written upon again.
-        assert_eq!(side.due(&hooks("5", ""), &state, SPREAD, clock), Some(ECHO));
+        assert_eq!(side.due(&hooks("5", ""), &state, LINGER, clock), Some(ECHO));
         // Another bundle is another matter.
-        assert_eq!(side.due(&hooks("5", ""), &self::state(), SPREAD, clock), Some(Duration::ZERO));
+        assert_eq!(side.due(&hooks("5", ""), &self::state(), LINGER, clock), Some(Duration::ZERO));
     }
 
     #[test]

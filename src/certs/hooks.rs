@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use json_patch::{
-    AddOperation, Patch as Operations, PatchOperation, ReplaceOperation, TestOperation, jsonptr::PointerBuf,
-};
+use json_patch::{AddOperation, Patch as Operations, PatchOperation, TestOperation, jsonptr::PointerBuf};
 use k8s_openapi::ByteString;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     issue::{Certificate, Names, name},
@@ -139,11 +137,8 @@ impl Hooks {
             let n = n.to_string();
             ops.push(test(&["webhooks", &n, "name"], &entry.name));
             let path = path(&["webhooks", &n, "clientConfig", "caBundle"]);
-            let value: Value = json!(bundle);
-            ops.push(match entry.client_config.ca_bundle {
-                Some(_) => PatchOperation::Replace(ReplaceOperation { path, value }),
-                None => PatchOperation::Add(AddOperation { path, value }),
-            });
+            // Replaces what is there, and does not mind if nothing is.
+            ops.push(PatchOperation::Add(AddOperation { path, value: json!(bundle) }));
         }
         Operations(ops)
     }
@@ -173,6 +168,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use k8s_openapi::jiff::Timestamp;
+    use serde_json::Value;
 
     use super::*;
     use crate::certs::issue::Ca;
@@ -217,7 +213,7 @@ mod tests {
             {"op": "test", "path": "/webhooks/1/name", "value": "entry1"},
             {"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": value},
             {"op": "test", "path": "/webhooks/2/name", "value": "entry2"},
-            {"op": "replace", "path": "/webhooks/2/clientConfig/caBundle", "value": value},
+            {"op": "add", "path": "/webhooks/2/clientConfig/caBundle", "value": value},
         ]);
         assert_eq!(json!(hooks.patch(&state)), expected);
     }

@@ -119,8 +119,14 @@ impl Certificate {
         later(self.issued(), between(self.issued(), self.not_after) * 2 / 3)
     }
 
+    /// What has not begun by our clock may be served by who has another: only an end is the end.
+    #[must_use]
+    pub fn has_ended(&self, now: Timestamp) -> bool {
+        now >= self.not_after
+    }
+
     pub fn check(&self, now: Timestamp) -> Result<(), Unusable> {
-        if now >= self.not_after {
+        if self.has_ended(now) {
             Err(Unusable::Expired)
         } else if now < self.not_before {
             Err(Unusable::NotYet)

@@ -27,6 +27,13 @@ impl Pace {
         (self.ca_validity / 12).clamp(Duration::from_secs(1), Duration::from_mins(1))
     }
 
+    /// How long what is too much stays in the webhook configurations: longer than a watch may stall, for the Secret may
+    /// hold a next CA that ours has not brought yet.
+    #[must_use]
+    pub fn linger(&self) -> Duration {
+        self.spread() * 4
+    }
+
     /// How long after its last signature there may be leaves of a CA.
     fn afterlife(&self) -> Duration {
         self.leaf_validity + self.spread()
@@ -53,12 +60,6 @@ impl Published {
             Self::Nowhere => Some(true),
             Self::Held(held) => Some(held.contains_key(certificate.der().as_ref())),
         }
-    }
-
-    /// Whether it is published and has had this time to spread.
-    #[must_use]
-    pub fn has_spread(&self, certificate: &Certificate, spread: Duration, now: Timestamp) -> bool {
-        self.spread_at(certificate, spread).is_some_and(|at| at <= now)
     }
 
     /// When what is published will have spread.
@@ -126,6 +127,12 @@ impl Step {
         matches!(self, Self::Create | Self::Restore(_) | Self::Replace(_) | Self::Mend | Self::Keep)
     }
 
+    /// Whether it may be called for again and again: somebody undoes what is put right, or sees what we do not.
+    #[must_use]
+    pub const fn may_recur(self) -> bool {
+        self.comes_first() || matches!(self, Self::Doubt)
+    }
+
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -168,7 +175,7 @@ pub fn next_step(view: View<'_>, now: Timestamp, pace: &Pace) -> Step {
     match &state.next {
         None if now >= current.certificate.due() => return Step::Prepare,
         None => rest = rest.min(current.certificate.due()),
-        Some(next) if !is_valid(&next.ca, now) => return Step::Mend,
+        Some(next) if next.ca.certificate.has_ended(now) => return Step::Mend,
         Some(next) => {
             // An instant that lies ahead by more than clocks differ: a clock was wrong when it was written.
             let noted = next.published.filter(|at| *at <= later(now, pace.spread()));
@@ -269,7 +276,7 @@ fn alive<'a>(
 ) -> impl Iterator<Item = &'a Certificate> + use<'a> {
     let strange = |memory: &&State| !memory.trusts(&state.current.certificate);
     let before = view.memory.filter(strange).map(State::trusted).unwrap_or_default();
-    before.into_iter().chain(view.serving).filter(move |certificate| certificate.is_valid(now))
+    before.into_iter().chain(view.serving).filter(move |certificate| !certificate.has_ended(now))
 }
 
 /// Every certificate that can still be read.

@@ -106,7 +106,7 @@ impl State {
     /// Trusts a CA on that does not sign any more, as long as there may be leaves of it.
     #[must_use]
     pub fn kept(mut self, certificate: Certificate, now: Timestamp) -> Self {
-        if certificate.is_valid(now) && !self.trusts(&certificate) {
+        if !certificate.has_ended(now) && !self.trusts(&certificate) {
             self.old.push(certificate);
             self.old.drain(..self.old.len().saturating_sub(OLD_KEPT));
             self.since = Some(now);
@@ -118,8 +118,8 @@ impl State {
     #[must_use]
     pub fn retired(&self, now: Timestamp, all: bool) -> Self {
         let mut state = self.clone();
-        state.old.retain(|certificate| !all && certificate.is_valid(now));
-        state.next = state.next.filter(|next| next.ca.certificate.is_valid(now));
+        state.old.retain(|certificate| !all && !certificate.has_ended(now));
+        state.next = state.next.filter(|next| !next.ca.certificate.has_ended(now));
         state.since = state.since.filter(|_| !state.old.is_empty());
         state
     }

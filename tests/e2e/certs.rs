@@ -170,11 +170,12 @@ impl Stage {
         Certificate::parse_all(&data.get("ca.crt")?.0).ok()?.pop()
     }
 
-    /// Waits until the Secret and all entries hold just this one CA, other than some.
+    /// Waits until the Secret and all entries hold just this one CA, beside some.
     async fn settled_on_other_than(&self, former: &[Certificate]) -> Certificate {
         eventually("one CA in the Secret and in every entry", || async {
             let current = self.current().await.filter(|current| !former.contains(current))?;
-            (self.bundle().await? == [current.clone()]).then_some(current)
+            let bundle = self.bundle().await?;
+            bundle.iter().filter(|one| !former.contains(one)).eq([&current]).then_some(current)
         })
         .await
     }

@@ -249,6 +249,15 @@ fn an_expired_ca_is_replaced_and_one_from_the_future_too() {
     assert_eq!(case.step(24_000), Step::Replace(Unusable::Expired));
     assert!(case.after(24_000).old.is_empty(), "nothing of it can be alive");
     assert_eq!(case.step(-301_000), Step::Replace(Unusable::NotYet));
+    // It is our clock that is wrong, and the others serve with it.
+    assert_eq!(case.after(-301_000).old, std::slice::from_ref(&state.current.certificate));
+    let serving = Some(state.current.certificate.clone());
+    assert_eq!(
+        Case { serving, ..Case::of(&State::new(Arc::new(ca_at(at(-310_000), &DAYS)))) }.step(-301_000),
+        Step::Keep
+    );
+    let next = state.prepared(Arc::new(ca_at(at(310_000), &SECONDS)));
+    assert!(matches!(Case::of(&next).step(0), Step::Rest(_)), "the next one as well");
     assert!(matches!(case.step(-299_000), Step::Rest(_)), "within what clocks may differ");
 }
 
@@ -455,7 +464,10 @@ impl Simulation {
     fn happen(&mut self, what: Happening, now: i64) {
         match what {
             Happening::Pass(_) => {}
-            Happening::See(n) => self.see(n, now),
+            Happening::See(n) => {
+                self.see_secret(n);
+                self.see_hooks(n, now);
+            }
             Happening::Act(n) => self.act(n, now),
             Happening::Restart(n) => self.replicas[n] = Replica::default(),
             Happening::Delete => self.store(None),
@@ -474,10 +486,13 @@ impl Simulation {
         self.version += 1;
     }
 
-    fn see(&mut self, n: usize, now: i64) {
+    fn see_secret(&mut self, n: usize) {
+        self.replicas[n].secret = Some((self.version, self.secret.clone()));
+    }
+
+    fn see_hooks(&mut self, n: usize, now: i64) {
         let held = Certificate::parse_all(self.bundle.as_bytes()).unwrap();
         let replica = &mut self.replicas[n];
-        replica.secret = Some((self.version, self.secret.clone()));
         let before = match &replica.published {
             Published::Held(before) => before.clone(),
             _ => BTreeMap::new(),
@@ -514,10 +529,11 @@ impl Simulation {
             // As in `bundle`: what lacks is written at once, what is too much stays for a while.
             let there = Certificate::parse_all(self.bundle.as_bytes()).unwrap();
             let ms = now.as_millisecond();
+            let linger = i64::try_from(SECONDS.linger().as_millis()).unwrap();
             let lacks = state.trusted().iter().any(|one| !there.contains(one));
             let same = state.trusted().len() == there.len();
             let surplus = *replica.surplus.get_or_insert(ms);
-            if lacks || ms - surplus >= 2_000 {
+            if lacks || ms - surplus >= linger {
                 self.bundle = state.bundle();
             }
             if lacks || same {
@@ -546,6 +562,26 @@ fn happening() -> impl Strategy<Value = Happening> {
         6 => (0..2_usize).prop_map(Happening::See),
         6 => (0..2_usize).prop_map(Happening::Act),
     ]
+}
+
+#[test]
+fn who_has_not_heard_of_the_next_ca_does_not_take_it_away_while_others_turn_to_it() {
+    let mut simulation = Simulation::default();
+    for now in (0..40_000).step_by(100) {
+        for n in [0, 1] {
+            // A watch may stall for three times the time to spread before that is noticed.
+            let stalled = n == 1 && (15_900..22_000).contains(&now);
+            if !stalled {
+                simulation.see_secret(n);
+            }
+            simulation.see_hooks(n, now);
+            if n == 0 || now % 300 == 0 {
+                simulation.act(n, now);
+            }
+        }
+        assert!(simulation.all_are_trusted(now), "at {now}");
+    }
+    assert!(simulation.promotions > 0);
 }
 
 proptest! {
