@@ -16,7 +16,10 @@ use kube::{
 };
 use tokio::{sync::watch, task::JoinHandle};
 
-use crate::{client::Failure, ops::metrics::Metrics};
+use crate::{
+    client::{Failure, within},
+    ops::{log::Complaint, metrics::Metrics},
+};
 
 /// How often who does not lead looks whether the Lease is free, at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -94,6 +97,7 @@ pub struct Record {
     pub holder: String,
     /// How long it is the holder's after each renewal.
     pub duration: Duration,
+    /// Empty when it was deleted.
     pub version: String,
     pub transitions: i32,
     /// When the holder became it, by its own clock: for people to read.
@@ -112,7 +116,7 @@ pub struct Seen {
 /// What to do about the Lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// There is none.
+    /// There is none, and nobody holds one that was deleted.
     Create,
     /// It is free, or has run out.
     Take,
@@ -125,6 +129,10 @@ pub enum Step {
 impl Seen {
     /// What a look at the Lease showed: none when there is none.
     pub fn look(&mut self, found: Option<Record>, now: Instant) {
+        // Who holds a Lease that was deleted may not know yet, and write on: it counts as renewed when we missed it.
+        let deleted =
+            || self.record.as_ref().map(|(known, _)| Record { version: String::new(), ..known.clone() });
+        let found = found.or_else(deleted);
         match (&self.record, found) {
             (Some((known, _)), Some(found)) if *known == found => {}
             (_, found) => self.record = found.map(|record| (record, now)),
@@ -152,13 +160,14 @@ pub fn decide(identity: &str, seen: &Seen, duration: Duration, now: Instant) -> 
     }
     let expires = *since + record.duration;
     if record.holder.is_empty() || expires <= now {
-        return Step::Take;
+        return if record.version.is_empty() { Step::Create } else { Step::Take };
     }
     Step::Wait(look.min(expires - now))
 }
 
 /// Until when we may write after a renewal that was sent at this instant. Others wait for the whole duration after they
-/// see it, and they see it later than we sent it: a third is left for writes under way.
+/// see it, and they see it later than we sent it: a third is left for writes under way. One that takes longer is fenced
+/// by its preconditions.
 #[must_use]
 pub fn claimed_until(sent: Instant, duration: Duration) -> Instant {
     sent + duration * 2 / 3
@@ -176,8 +185,15 @@ pub fn start(client: Client, settings: Settings, metrics: Metrics) -> (Claim, El
     let (claim, receiver) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let leases = Api::namespaced(client, &settings.namespace);
-    let candidate =
-        Candidate { leases, settings, seen: Seen::default(), claim, metrics, complaint: String::new() };
+    let candidate = Candidate {
+        leases,
+        settings,
+        seen: Seen::default(),
+        claim,
+        metrics,
+        complaint: Complaint::default(),
+        lapsed: false,
+    };
     (Claim(receiver), Election { stop, task: tokio::spawn(candidate.run(stopped)) })
 }
 
@@ -195,17 +211,16 @@ struct Candidate {
     seen: Seen,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
-    complaint: String,
+    complaint: Complaint,
+    /// The claim has run out, and that was told.
+    lapsed: bool,
 }
 
 impl Candidate {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
         loop {
-            let pause = tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => break,
-                pause = self.turn() => pause,
-            };
+            // Never cut short: a write that went through unseen could not be given back.
+            let pause = self.turn().await;
             self.report();
             tokio::select! {
                 biased;
@@ -226,13 +241,16 @@ impl Candidate {
         }
         let Settings { identity, duration, .. } = &self.settings;
         let outcome = match decide(identity, &self.seen, *duration, Instant::now()) {
-            Step::Wait(wait) => return wait,
+            Step::Wait(wait) => {
+                self.complaint.is_over();
+                return wait;
+            }
             Step::Create => self.write(None).await,
             Step::Take | Step::Renew => self.write(self.seen.record.clone().map(|(record, _)| record)).await,
         };
         match outcome {
             Ok(()) => {
-                self.complaint.clear();
+                self.complaint.is_over();
                 Duration::ZERO
             }
             // Somebody was quicker, or it is gone.
@@ -331,22 +349,25 @@ impl Candidate {
             }
             other => format!("the Lease cannot be used ({other})"),
         };
-        if text != self.complaint {
+        if self.complaint.is_new(&text) {
             tracing::warn!("{text}; retrying");
-            self.complaint = text;
         }
         RETRY.min(self.settings.duration / 8)
     }
 
-    fn report(&self) {
-        let leads = self.claim.borrow().is_some_and(|until| Instant::now() < until);
+    fn report(&mut self) {
+        let until = *self.claim.borrow();
+        let lapsed = until.is_some_and(|until| until <= Instant::now());
         let another =
             self.seen.record.as_ref().is_some_and(|(record, _)| record.holder != self.settings.identity);
-        if another && self.claim.borrow().is_some() {
+        if another && until.is_some() {
             tracing::warn!("another replica leads now: this one writes no more");
             self.claim.send_replace(None);
+        } else if lapsed && !self.lapsed {
+            tracing::warn!("the Lease was not renewed in time: this replica writes no more until it is");
         }
-        self.metrics.leader.set(i64::from(leads && !another));
+        self.lapsed = lapsed;
+        self.metrics.leader.set(i64::from(until.is_some() && !lapsed && !another));
     }
 }
 
@@ -361,17 +382,6 @@ impl From<&Lease> for Record {
             transitions: spec.lease_transitions.unwrap_or_default(),
             acquired: spec.acquire_time,
         }
-    }
-}
-
-/// kube's client has no read timeout of its own.
-async fn within<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, Failure> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(outcome) => outcome.map_err(Failure::from),
-        Err(_) => Err(Failure::Unavailable(format!("no answer within {} ms", limit.as_millis()))),
     }
 }
 
