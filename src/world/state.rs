@@ -235,6 +235,11 @@ impl World {
         }
     }
 
+    /// Another replica's mirror finds them now.
+    pub fn forget_troubles(&mut self) {
+        self.troubles.clear();
+    }
+
     /// The source that has, or comes first in line for, a place; another than `asking`. One that goes has no claim.
     #[must_use]
     pub fn claimant(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
@@ -336,6 +341,9 @@ impl World {
             self.by_wish.entry(wish).or_default().insert(key.clone());
         }
         self.sources.insert(key.clone(), Arc::new(source));
+        let mut lost = std::mem::take(&mut self.lost);
+        lost.retain(|at, lost| lost.source != key || self.wants_at(&key, at));
+        self.lost = lost;
         Effect { look_at: vec![key.clone()], news: vec![(key, news)] }
     }
 
@@ -491,7 +499,8 @@ impl World {
         self.unindex_companion(key);
         let (uid, source) =
             self.companions.remove(key).map(|gone| (gone.uid, gone.source)).unwrap_or_default();
-        if let Some(source) = source.as_ref().filter(|source| self.sources.contains_key(source))
+        // What its source does not want there any more was not lost: another replica removed it.
+        if let Some(source) = source.as_ref().filter(|source| self.wants_at(source, key))
             && !self.is_going(&key.namespace)
         {
             self.lost.insert(key.clone(), Lost { source: source.clone(), uid });
@@ -520,6 +529,12 @@ impl World {
             wanting.filter(|source| self.wants(source, &companion.namespace)).collect();
         concerned.extend(owner);
         concerned.into_iter().cloned().collect()
+    }
+
+    /// Whether a source wants its companion at just this place.
+    fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        let wish = self.sources.get(source).and_then(|source| source.wish.as_ref().ok());
+        wish.is_some_and(|wish| *wish.policy.companion == *at.name) && self.wants(source, &at.namespace)
     }
 
     fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {

@@ -291,6 +291,24 @@ fn a_companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
 }
 
 #[test]
+fn a_companion_that_another_replica_removed_is_not_lost() {
+    let elsewhere = || colors().annotate("target-namespaces", ".").version(11);
+    let renamed = || colors().annotate("companion-name", "other").version(11);
+    for change in [elsewhere, renamed] {
+        // Two watches: either may be first.
+        let mut world = known();
+        see_source(&mut world, change());
+        see_gone(&mut world, &synced().version(12));
+        assert!(!world.was_lost(&synced_key()));
+        let mut world = known();
+        see_gone(&mut world, &synced().version(12));
+        assert!(world.was_lost(&synced_key()));
+        see_source(&mut world, change());
+        assert!(!world.was_lost(&synced_key()));
+    }
+}
+
+#[test]
 fn with_a_source_goes_the_memory_of_what_it_lost() {
     let mut world = known();
     see_gone(&mut world, &synced().version(11));
