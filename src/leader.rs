@@ -54,9 +54,9 @@ impl Claim {
         Self(receiver)
     }
 
-    /// For tests: good until the instant that is sent.
+    /// For tests, which say until when.
     #[cfg(test)]
-    pub fn until(receiver: watch::Receiver<Option<Instant>>) -> Self {
+    pub(crate) const fn told_by(receiver: watch::Receiver<Option<Instant>>) -> Self {
         Self(receiver)
     }
 

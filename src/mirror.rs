@@ -35,14 +35,16 @@ pub struct Settings {
     pub delete_grace: Duration,
 }
 
-/// Runs until `stop` turns true, then finishes what is under way. Returns early, with its name, when a task ends
-/// that never should. Everything must have been listed once.
+/// Runs until `stop` turns true, then finishes what is under way and leaves the election. Returns early, with its name,
+/// when a task ends that never should. Everything must have been listed once.
+#[allow(clippy::too_many_arguments)]
 pub async fn run(
     client: Client,
     settings: Settings,
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
     claim: Claim,
+    leave: impl Future<Output = ()>,
     metrics: Metrics,
     stop: watch::Receiver<bool>,
 ) -> Result<(), &'static str> {
@@ -72,12 +74,15 @@ pub async fn run(
     passes.finish().await;
     drop(passes);
     tasks.shutdown().await;
+    // Nothing is written any more: now another may.
+    leave.await;
     // What was told is written before we go; Events are no reason to stay for long.
     drop(tokio::time::timeout(Duration::from_secs(5), scribe).await);
     outcome
 }
 
-/// Looks at every source when it is our turn to write, and forgets what it did when it no longer is.
+/// Looks at every source when it is our turn to write, and forgets what it did when it no longer is. Who stands by keeps
+/// no list of what to look at: sources come and go, and it will look at all there are.
 async fn take_turns(
     mut claim: Claim,
     passes: Passes,
@@ -86,8 +91,10 @@ async fn take_turns(
 ) -> &'static str {
     loop {
         claim.held().await;
+        queue.open();
         queue.push_all(world.read(World::all_sources));
         claim.lost().await;
+        queue.close();
         passes.forget();
     }
 }
@@ -100,3 +107,6 @@ async fn resync(world: SharedWorld, queue: Arc<Queue<ObjectKey>>, every: Duratio
         queue.push_all(world.read(World::all_sources));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@ use crate::{
     object::ObjectKey,
     ops::{
         health::{Milestone, Pulse, readyz, routes},
-        log,
+        log::{self, Complaint},
         metrics::Metrics,
     },
     tls::{self, Server, Tls},
@@ -131,13 +131,13 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             }
             let (claim, election) = claim(&settings, &scope, &client, &metrics);
             let mirror = settings.mirror(scope.keys.clone());
-            let outcome =
-                mirror::run(client, mirror, world.clone(), queue, claim, metrics.clone(), stop.clone()).await;
-            // Nothing is written any more: now another may.
-            if let Some(election) = election {
-                election.leave().await;
-            }
-            outcome
+            let leave = async {
+                if let Some(election) = election {
+                    election.leave().await;
+                }
+            };
+            let (world, metrics, stop) = (world.clone(), metrics.clone(), stop.clone());
+            mirror::run(client, mirror, world, queue, claim, leave, metrics, stop).await
         };
         tokio::try_join!(mirror, webhook).map(drop)
     };
@@ -183,7 +183,7 @@ async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 /// Asks who we are, for as long as it takes: an API server that is away for a while is no reason to give up.
 async fn introduce(client: &Client) -> String {
     let mut wait = Duration::from_millis(250);
-    let mut complaint = String::new();
+    let mut complaint = Complaint::default();
     loop {
         match client::who_am_i(client).await {
             Ok(name) => return name,
@@ -198,9 +198,8 @@ async fn introduce(client: &Client) -> String {
                         "the API server cannot be reached ({other}): check the address in the kubeconfig and that it is up"
                     ),
                 };
-                if text != complaint {
+                if complaint.is_new(&text) {
                     tracing::warn!("{text}; retrying");
-                    complaint = text;
                 }
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(Duration::from_secs(5));

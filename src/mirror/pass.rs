@@ -137,10 +137,10 @@ impl Passes {
 
     /// Another replica writes now: what we remember of our own work is out of date.
     pub fn forget(&self) {
-        let forgotten: Vec<Ledger> = self.0.ledgers().drain().map(|(_, ledger)| ledger).collect();
-        for (trouble, _) in forgotten.iter().flat_map(|ledger| &ledger.troubles) {
-            self.0.gauge(trouble, -1);
-        }
+        let mut ledgers = self.0.ledgers();
+        ledgers.drain().for_each(|(_, ledger)| self.0.ungauge(&ledger));
+        self.0.world.write(World::forget_troubles);
+        drop(ledgers);
         self.0.observe();
     }
 
@@ -199,18 +199,28 @@ impl Inner {
     }
 
     fn close(&self, pass: Pass, result: &'static str) {
-        let troubles: Vec<String> =
-            pass.ledger.troubles.iter().map(|(trouble, _)| trouble.to_string()).collect();
-        if self.world.read(|world| world.troubles(&pass.key) != troubles) {
-            self.world.write(|world| world.set_troubles(&pass.key, troubles));
-        }
-        // Of a source that is gone, only what is still to be done or told is kept.
-        if pass.source.is_some() || !pass.ledger.troubles.is_empty() || !pass.plan.changes.is_empty() {
-            self.ledgers().insert(pass.key.clone(), pass.ledger);
-        }
+        self.remember(&pass.key, pass.ledger, pass.source.is_some() || !pass.plan.changes.is_empty());
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
         self.metrics.reconcile_seconds.observe(pass.started.elapsed().as_secs_f64());
         self.queue.done(&pass.key);
+    }
+
+    /// Keeps a ledger for the next pass, unless another replica writes now: then it is out of date.
+    fn remember(&self, key: &ObjectKey, ledger: Ledger, open: bool) {
+        // Asked under the lock: what is kept just before the claim is lost, `forget` finds.
+        let mut ledgers = self.ledgers();
+        if !self.claim.holds() {
+            self.ungauge(&ledger);
+            return;
+        }
+        let troubles: Vec<String> = ledger.troubles.iter().map(|(trouble, _)| trouble.to_string()).collect();
+        if self.world.read(|world| world.troubles(key) != troubles) {
+            self.world.write(|world| world.set_troubles(key, troubles));
+        }
+        // Of a source that is gone, only what is still to be done or told is kept.
+        if open || !ledger.troubles.is_empty() {
+            ledgers.insert(key.clone(), ledger);
+        }
     }
 
     async fn carry_out(&self, mut pass: Pass) {
@@ -224,7 +234,7 @@ impl Inner {
         let outcomes: Vec<Outcome> =
             stream::iter(writes).buffer_unordered(self.writes as usize).collect().await;
         for outcome in outcomes {
-            self.digest(&mut pass, outcome, &mut result);
+            self.take_in(&mut pass, outcome, &mut result);
         }
         self.conclude(pass, result);
     }
@@ -266,7 +276,7 @@ impl Inner {
     }
 
     /// Takes in what became of one change.
-    fn digest(&self, pass: &mut Pass, outcome: Outcome, result: &mut Findings) {
+    fn take_in(&self, pass: &mut Pass, outcome: Outcome, result: &mut Findings) {
         let Outcome { at, result: outcome } = outcome;
         let now = Instant::now();
         match outcome {
@@ -385,7 +395,7 @@ impl Findings {
 fn plan_for(world: &World, key: &ObjectKey, settled: bool, ledger: &Ledger) -> Plan {
     let mut plan = plan::plan(world, key, settled);
     let failed = plan.changes.iter_mut().filter(|change| ledger.is_obstructed(&change.at));
-    failed.for_each(|change| change.action.is_no_heal());
+    failed.for_each(|change| change.action.count_as_no_heal());
     plan
 }
 
@@ -440,7 +450,7 @@ mod tests {
     async fn who_leads_no_more_tells_nothing_of_its_last_turn() {
         let (until, claim) = watch::channel(Some(Instant::now() + Duration::from_secs(3600)));
         let metrics = Metrics::new();
-        let passes = passes(Claim::until(claim), &metrics);
+        let passes = passes(Claim::told_by(claim), &metrics);
         let away = |n: usize| testing::configmap("away", &format!("s{n}-synced"));
         for n in 0..21 {
             let source = testing::configmap("home", &format!("s{n}"));

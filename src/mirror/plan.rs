@@ -307,7 +307,7 @@ fn must_replace(source: &Source, found: &Companion) -> bool {
 
 impl Action {
     /// What was planned before and could not be done is no heal now.
-    pub fn is_no_heal(&mut self) {
+    pub fn count_as_no_heal(&mut self) {
         match self {
             Self::Create { why } if matches!(why, Why::Healed(_)) => *why = Why::New,
             Self::Update { why, .. } | Self::Replace { why, .. } if matches!(why, Why::Healed(_)) => {

@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
 pub struct Schedule<K> {
+    /// While closed, it takes no keys: nobody would ever take them out.
+    open: bool,
     ready: VecDeque<K>,
     states: HashMap<K, State>,
     waiting: BTreeMap<(Instant, u64), K>,
@@ -28,13 +30,34 @@ enum State {
 
 impl<K: Clone + Eq + Hash> Default for Schedule<K> {
     fn default() -> Self {
-        Self { ready: VecDeque::new(), states: HashMap::new(), waiting: BTreeMap::new(), ticket: 0 }
+        Self {
+            open: false,
+            ready: VecDeque::new(),
+            states: HashMap::new(),
+            waiting: BTreeMap::new(),
+            ticket: 0,
+        }
     }
 }
 
 impl<K: Clone + Eq + Hash> Schedule<K> {
+    pub const fn open(&mut self) {
+        self.open = true;
+    }
+
+    /// Forgets every key that is not running.
+    pub fn close(&mut self) {
+        self.open = false;
+        self.ready.clear();
+        self.waiting.clear();
+        self.states.retain(|_, state| matches!(state, State::Running { .. }));
+    }
+
     /// Look at a key as soon as possible. One that is running will run once more.
     pub fn push(&mut self, key: K) {
+        if !self.open {
+            return;
+        }
         match self.states.get_mut(&key) {
             Some(State::Queued) => return,
             Some(State::Running { again, .. }) => {
@@ -52,6 +75,9 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 
     /// Look at a key at a time; the earlier of two times counts.
     pub fn push_at(&mut self, key: K, when: Instant) {
+        if !self.open {
+            return;
+        }
         match self.states.get_mut(&key) {
             Some(State::Queued) => return,
             Some(State::Running { later, .. }) => {
@@ -123,6 +149,16 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes keys from now on.
+    pub fn open(&self) {
+        self.lock().open();
+    }
+
+    /// Forgets its keys and takes none.
+    pub fn close(&self) {
+        self.lock().close();
+    }
+
     pub fn push_all(&self, keys: impl IntoIterator<Item = K>) {
         let mut schedule = self.lock();
         for key in keys {
@@ -180,10 +216,42 @@ mod tests {
 
     use super::*;
 
+    fn open() -> Schedule<&'static str> {
+        let mut schedule = Schedule::default();
+        schedule.open();
+        schedule
+    }
+
+    #[test]
+    fn who_stands_by_gathers_no_keys() {
+        let now = Instant::now();
+        let mut schedule = Schedule::default();
+        schedule.push("a");
+        schedule.push_at("b", now);
+        assert_eq!((schedule.depth(), schedule.next_due()), (0, None), "never open");
+
+        schedule.open();
+        ["running", "queued"].into_iter().for_each(|key| schedule.push(key));
+        schedule.push_at("waiting", now + Duration::from_secs(1));
+        assert_eq!(schedule.pop(now), Some("running"));
+        schedule.close();
+        assert_eq!((schedule.depth(), schedule.next_due()), (0, None));
+        schedule.push("running");
+        schedule.open();
+        schedule.push("running");
+        assert_eq!(schedule.pop(now), None, "one worker a key, all the while");
+        schedule.done(&"running");
+        assert_eq!(schedule.pop(now), Some("running"));
+        schedule.push("running");
+        schedule.close();
+        schedule.done(&"running");
+        assert_eq!((schedule.depth(), schedule.states.len()), (0, 0));
+    }
+
     #[test]
     fn keys_come_in_order_and_once() {
         let now = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = open();
         for key in ["a", "b", "a"] {
             schedule.push(key);
         }
@@ -196,7 +264,7 @@ mod tests {
     #[test]
     fn a_running_key_is_never_handed_out_twice_and_runs_again_if_wanted() {
         let now = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = open();
         schedule.push("a");
         schedule.pop(now);
         schedule.push("a");
@@ -211,7 +279,7 @@ mod tests {
     fn the_earlier_time_counts_and_a_push_is_at_once() {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
-        let mut schedule = Schedule::default();
+        let mut schedule = open();
         schedule.push_at("a", later(9));
         schedule.push_at("a", later(3));
         schedule.push_at("a", later(5));
@@ -225,7 +293,7 @@ mod tests {
     #[test]
     fn a_time_given_while_running_counts_when_done() {
         let now = Instant::now();
-        let mut schedule = Schedule::default();
+        let mut schedule = open();
         schedule.push("a");
         schedule.pop(now);
         schedule.push_at("a", now + Duration::from_secs(1));
@@ -238,6 +306,7 @@ mod tests {
     #[tokio::test]
     async fn a_worker_that_gives_up_waiting_loses_nothing() {
         let queue = Queue::default();
+        queue.open();
         assert!(tokio::time::timeout(Duration::from_millis(1), queue.next()).await.is_err());
         queue.push_all(["a"]);
         assert_eq!(queue.next().await, "a");

@@ -8,6 +8,7 @@ use std::{
 use super::{
     carry::{Deed, Done},
     events::Story,
+    ledger::Ledger,
     pass::{Inner, Pass},
     plan::Trouble,
 };
@@ -77,10 +78,8 @@ impl Inner {
 
     /// A Warning Event and a log line for each trouble that is new, or has lasted; gauges for all.
     pub(super) fn tell_troubles(&self, pass: &mut Pass, troubles: Vec<Trouble>, now: Instant) {
+        self.ungauge(&pass.ledger);
         let told = std::mem::take(&mut pass.ledger.troubles);
-        for (trouble, _) in &told {
-            self.gauge(trouble, -1);
-        }
         for trouble in troubles {
             self.gauge(&trouble, 1);
             let before = told.iter().find(|(known, _)| known.is_same_as(&trouble)).map(|(_, when)| *when);
@@ -101,6 +100,11 @@ impl Inner {
             };
             pass.ledger.troubles.push((trouble, when));
         }
+    }
+
+    /// What a ledger tells counts no more.
+    pub(super) fn ungauge(&self, ledger: &Ledger) {
+        ledger.troubles.iter().for_each(|(trouble, _)| self.gauge(trouble, -1));
     }
 
     pub(super) fn gauge(&self, trouble: &Trouble, by: i64) {

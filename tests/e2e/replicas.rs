@@ -88,12 +88,13 @@ impl Scene {
         assert_eq!(done[1..], vec!["patch"; changes + 1], "{done:?}");
     }
 
+    fn lease_path(&self) -> String {
+        let name = format!("lockstep.{}", self.cluster.domain());
+        format!("/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/{name}")
+    }
+
     async fn lease(&self) -> Value {
-        let path = format!(
-            "/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/lockstep.{}",
-            self.cluster.domain()
-        );
-        self.cluster.get(&path).await.expect("the Lease")
+        self.cluster.get(&self.lease_path()).await.expect("the Lease")
     }
 }
 
@@ -139,6 +140,11 @@ async fn a_leader_that_was_paused_past_its_lease_writes_no_more_when_it_wakes() 
     let scene = Scene::with("paused", 2).await;
     scene.source().await;
     let leader = scene.leader(&[0, 1]).await;
+    let taken = scene.cluster.namespace("taken").await;
+    let squatter = json!({"metadata": {"name": "colors-synced"}});
+    scene.cluster.post(&format!("/api/v1/namespaces/{taken}/configmaps"), &squatter).await;
+    scene.cluster.source(&taken, "colors").create().await;
+    scene.replicas[leader].wait_metric("lockstep_conflicts", 1.0).await;
     // In the middle of its work: it has been told of the change, and may be about to write.
     scene.change("red").await;
     scene.replicas[leader].signal("-STOP");
@@ -148,6 +154,9 @@ async fn a_leader_that_was_paused_past_its_lease_writes_no_more_when_it_wakes() 
     scene.follows("green").await;
     scene.replicas[leader].signal("-CONT");
     scene.replicas[leader].wait_metric("lockstep_leader", 0.0).await;
+    // What stands in the way is the other's to say now.
+    scene.replicas[leader].wait_metric("lockstep_conflicts", 0.0).await;
+    scene.replicas[1 - leader].wait_metric("lockstep_conflicts", 1.0).await;
     assert_eq!(scene.leader(&[0, 1]).await, 1 - leader);
     scene.wrote_once_for_each(2).await;
 }
@@ -164,6 +173,7 @@ async fn a_leader_that_is_cut_off_from_the_api_server_gives_up_by_itself() {
     relay.cut(true);
     scene.change("red").await;
     scene.replicas[0].wait_metric("lockstep_leader", 0.0).await;
+    scene.replicas[0].wait_log("the Lease was not renewed in time").await;
     assert_eq!(scene.leader(&[1]).await, 1);
     scene.follows("red").await;
     // The line is back: it stands by.
@@ -172,6 +182,23 @@ async fn a_leader_that_is_cut_off_from_the_api_server_gives_up_by_itself() {
     scene.follows("green").await;
     scene.replicas[0].wait_log("another replica leads now").await;
     scene.wrote_once_for_each(2).await;
+}
+
+#[tokio::test]
+async fn a_lease_that_is_deleted_stays_its_holders() {
+    let scene = Scene::with("deleted", 2).await;
+    scene.source().await;
+    let leader = scene.leader(&[0, 1]).await;
+    let holder = |lease: &Value| lease["spec"]["holderIdentity"].clone();
+    let before = scene.lease().await;
+    let path = scene.lease_path();
+    scene.cluster.delete(&path).await;
+    let after = eventually("the Lease is back", || scene.cluster.get(&path)).await;
+    assert_eq!(holder(&after), holder(&before));
+    scene.change("red").await;
+    scene.follows("red").await;
+    assert_eq!(scene.replicas[leader].metric("lockstep_leader"), 1.0);
+    assert_eq!(scene.replicas[1 - leader].metric("lockstep_leader"), 0.0);
 }
 
 #[tokio::test]
