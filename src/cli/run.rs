@@ -245,24 +245,19 @@ async fn stopped(mut stop: watch::Receiver<bool>) {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use clap::Parser;
-    use kube::client::Body;
-    use tower::service_fn;
 
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::{
+        cli::{Cli, Command},
+        testing::api::api_server,
+    };
 
     #[tokio::test]
     async fn who_has_no_rivals_leads() {
         let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
         let Command::Run(settings) = cli.command else { panic!("not run") };
-        let nobody = service_fn(|_: http::Request<Body>| {
-            std::future::pending::<Result<http::Response<Body>, Infallible>>()
-        });
-        let metrics = Metrics::new();
-        let client = Client::new(nobody, "default");
+        let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
         let (claim, _) = claim(&settings, &settings.scope(), &client, &metrics);
         assert!(claim.holds());
         assert_eq!(metrics.leader.get(), 1);

@@ -416,21 +416,19 @@ fn is_heal(action: &Action) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
-    use kube::client::Body;
     use prometheus_client::metrics::gauge::Gauge;
-    use tower::service_fn;
 
     use super::*;
-    use crate::{object::Kind, policy::pattern::Patterns, testing, world::Scope, world::state::Limits};
+    use crate::{
+        object::Kind,
+        policy::pattern::Patterns,
+        testing::{self, api::api_server},
+        world::{Scope, state::Limits},
+    };
 
     /// A mirror that nothing answers.
     fn passes(claim: Claim, metrics: &Metrics) -> Passes {
-        let silent = service_fn(|_: http::Request<Body>| {
-            std::future::pending::<Result<http::Response<Body>, Infallible>>()
-        });
-        let client = Client::new(silent, "default");
+        let client = api_server(|_| std::future::pending());
         let limits =
             Limits { own_namespace: testing::OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
         let settings = Settings {
@@ -452,6 +450,7 @@ mod tests {
         let metrics = Metrics::new();
         let passes = passes(Claim::told_by(claim), &metrics);
         let away = |n: usize| testing::configmap("away", &format!("s{n}-synced"));
+        passes.0.queue.open();
         for n in 0..21 {
             let source = testing::configmap("home", &format!("s{n}"));
             let whole = Whole { companions: 21, sources: 21 };

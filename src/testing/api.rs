@@ -1,4 +1,5 @@
-//! An API server that answers as it is told.
+//! An API server that answers as it is told: for the moments that a real one cannot be made to have. What it says of
+//! itself is for the end-to-end tests, which have a real one.
 
 use std::convert::Infallible;
 
