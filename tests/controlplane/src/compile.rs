@@ -181,7 +181,9 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
 
 /// Held until the returned file is dropped, or this process ends. `what` others do meanwhile is said while waiting.
 pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
-    let file = File::create(path).map_err(Error::at(path))?;
+    // A directory can be locked, too, and then no file is left behind.
+    let open = if path.is_dir() { File::open(path) } else { File::create(path) };
+    let file = open.map_err(Error::at(path))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => say(&format!("waiting for another process that {what}")),

@@ -91,6 +91,10 @@ pub enum Error {
     #[error("no node can run on this machine: {0}")]
     NoNode(String),
 
+    /// Nothing is known of a container.
+    #[error("there is no container {0} on the node")]
+    NoContainer(String),
+
     /// A command that sets up the node failed.
     #[error("`{command}` failed: {stderr}")]
     Command {

@@ -14,6 +14,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -24,7 +25,7 @@ use crate::image::Image;
 use crate::janitor::Janitor;
 use crate::pki::{Authority, Credentials};
 use crate::plane::{ControlPlane, new_data_dir};
-use crate::process::{Process, Spec};
+use crate::process::{Probe, Process, Spec};
 use crate::{Error, compile, files};
 
 /// What the node is called.
@@ -32,6 +33,8 @@ const NAME: &str = "node";
 /// Where containerd keeps what the kubelet asks of it.
 const KUBERNETES: &str = "k8s.io";
 const PORT: u16 = 6443;
+/// What is locked while there is a node: a directory that everybody on the machine has, whoever they are.
+const MACHINE_LOCK: &str = "/run";
 
 /// A control plane with one node. One at a time on a machine: others wait.
 ///
@@ -61,8 +64,9 @@ impl Node {
         if let Some(obstacle) = Self::obstacle() {
             return Err(Error::NoNode(obstacle));
         }
-        let (binaries, programs) = (Binaries::find()?, Binaries::build_node()?);
-        let lock = compile::lock(&compile::cache_dir()?.join("node.lock"), "runs a node")?;
+        // Not those of `KUBEBUILDER_ASSETS`: a kubelet must not be newer than its API server.
+        let (binaries, programs) = (Binaries::build()?, Binaries::build_node()?);
+        let lock = compile::lock(Path::new(MACHINE_LOCK), "runs a node")?;
         let janitor = Janitor::start_locked(new_data_dir()?, lock)?;
         let dir = janitor.dir().to_owned();
         let authority = Authority::new()?;
@@ -117,12 +121,6 @@ impl Node {
         MACHINE
     }
 
-    /// A command that runs on the node.
-    #[must_use]
-    pub fn command(&self, program: &str) -> Command {
-        self.space.command(program)
-    }
-
     /// `ctr` for what the kubelet asked of containerd, such as `tasks kill --signal SIGKILL ID`.
     #[must_use]
     pub fn ctr(&self) -> Command {
@@ -169,13 +167,19 @@ fn containerd(space: &Space, dir: &Path) -> Result<Spec, Error> {
     files::write_private(&config, &programs::containerd(dir))?;
     let mut version = ctr(space);
     version.arg("version");
-    let version = std::sync::Mutex::new(version);
-    let ready = Box::new(move || {
-        let mut version = version.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        version.output().is_ok_and(|output| output.status.success())
-    });
+    let ready = says(version, |_| true);
     let args = [format!("--config={}", config.display())];
     Ok(space.spec("containerd", Path::new("containerd"), &args, ready))
+}
+
+/// Whether a command succeeds and prints what it should.
+fn says(command: Command, expected: fn(&str) -> bool) -> Probe {
+    let command = Mutex::new(command);
+    Box::new(move || {
+        let mut command = command.lock().unwrap_or_else(PoisonError::into_inner);
+        let succeeded = command.output().ok().filter(|output| output.status.success());
+        succeeded.is_some_and(|output| expected(&String::from_utf8_lossy(&output.stdout)))
+    })
 }
 
 /// Writes a configuration and returns the flag that names it.
@@ -206,13 +210,7 @@ fn kube_proxy(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spe
     // It says so by redirecting the first Service there is.
     let mut rules = space.command("iptables-save");
     rules.args(["--table", "nat"]);
-    let rules = std::sync::Mutex::new(rules);
-    let ready = Box::new(move || {
-        let mut rules = rules.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        rules
-            .output()
-            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("default/kubernetes"))
-    });
+    let ready = says(rules, |rules| rules.contains("default/kubernetes"));
     Ok(space.spec("kube-proxy", program, &args, ready))
 }
 

@@ -1,14 +1,18 @@
 //! A node leaves the machine as it was, even when its owner is killed. For `make test-node`; elsewhere this is skipped.
 
+mod up;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Write, stderr};
+use std::io::{Write, stderr};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use controlplane::{Node, eventually};
 use rustix::process::{Pid, Signal, kill_process};
+
+use up::Up;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -17,7 +21,7 @@ const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "i
     {"name": "idle", "image": "localhost/pause:1", "imagePullPolicy": "Never"}]}}"#;
 
 /// What a node could leave behind: links, addresses, routes, firewall rules, mounts, cgroups, kernel parameters,
-/// directories that its programs use, and processes.
+/// and directories that its programs use.
 fn machine() -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     for line in ["ip -brief link", "ip -brief addr", "ip route", "iptables-save", "sysctl -a"] {
@@ -30,6 +34,8 @@ fn machine() -> BTreeSet<String> {
             !entry.starts_with('#')
                 && (line != "sysctl -a" || names.iter().any(|name| entry.starts_with(name)))
         });
+        // Packets are counted, in brackets.
+        let lasting = lasting.map(|entry| entry.split(" [").next().unwrap_or_default());
         seen.extend(lasting.map(|entry| format!("{line}: {entry}")));
     }
     seen.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
@@ -66,26 +72,16 @@ fn handed_down_for_us() -> BTreeSet<String> {
     controllers(root).difference(&used).cloned().collect()
 }
 
-/// Command lines of all processes of the node: they name its data directory, or run in its cgroups.
-fn processes(mark: &str) -> Vec<String> {
-    let proc = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
-    proc.filter_map(|dir| {
-        let line = String::from_utf8_lossy(&fs::read(dir.join("cmdline")).ok()?).replace('\0', " ");
-        let cgroups = fs::read_to_string(dir.join("cgroup")).ok()?;
-        (line.contains(mark) || cgroups.contains("lockstep-node")).then_some(line)
+/// Command lines of what runs in the node's cgroups.
+fn inside() -> Vec<String> {
+    up::processes(|_, dir| {
+        fs::read_to_string(dir.join("cgroup")).is_ok_and(|cgroups| cgroups.contains("lockstep-node"))
     })
-    .collect()
-}
-
-fn up() -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_controlplane"));
-    command.args(["up", "node"]).stdout(Stdio::piped()).spawn().unwrap()
 }
 
 /// Starts a pod with the kubectl and the kubeconfig that `up` prints.
-fn start_a_pod(up: &mut Child) {
-    let lines = BufReader::new(up.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
-    let exports = lines.take(4).collect::<Vec<_>>().join("\n");
+fn start_a_pod(up: &mut Up) {
+    let exports = up.exports().join("\n");
     let mut shell = Command::new("sh")
         .args([
             "-c",
@@ -119,27 +115,22 @@ fn the_machine_is_as_it_was_after_its_owner_is_killed() {
     assert!(eventually(10 * DEADLINE, || !others()), "there is a node of somebody else");
     let before = machine();
     for with_a_pod in [true, false] {
-        let mut up = up();
-        let mark = format!("/controlplane-{}-", up.id());
+        let mut up = Up::start(&["node"]);
         if with_a_pod {
             start_a_pod(&mut up);
             assert!(machine().iter().any(|line| line.contains("lockstep-node")), "no trace of the node");
         } else {
             // In the middle of its boot.
-            assert!(eventually(DEADLINE, || processes(&mark)
-                .iter()
-                .any(|line| line.contains("kube-apiserver"))));
+            let boots = || up.processes().iter().any(|line| line.contains("kube-apiserver"));
+            assert!(eventually(DEADLINE, boots));
         }
-        kill_process(Pid::from_child(&up), Signal::KILL).unwrap();
-        up.wait().unwrap();
-        assert!(eventually(DEADLINE, || processes(&mark).is_empty()), "{:#?}", processes(&mark));
-        let dirs = || {
-            let entries = fs::read_dir(std::env::temp_dir()).unwrap().filter_map(Result::ok);
-            entries.filter(|entry| entry.path().display().to_string().contains(&mark)).count()
-        };
-        assert!(eventually(DEADLINE, || dirs() == 0), "the data directory is left");
-        let after = machine();
-        let changed: Vec<_> = before.symmetric_difference(&after).collect();
-        assert!(changed.is_empty(), "{changed:#?}");
+        kill_process(Pid::from_child(&up.0), Signal::KILL).unwrap();
+        up.0.wait().unwrap();
+        let left = || [up.processes(), inside()].concat();
+        assert!(eventually(DEADLINE, || left().is_empty()), "{:#?}", left());
+        assert!(eventually(DEADLINE, || up.data_dirs() == 0), "the data directory is left");
+        // Others on this machine may be in the middle of something.
+        let changed = || machine().symmetric_difference(&before).cloned().collect::<Vec<_>>();
+        assert!(eventually(DEADLINE, || changed().is_empty()), "{:#?}", changed());
     }
 }

@@ -151,7 +151,7 @@ impl Cgroups {
     pub(crate) fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
         let counts = |cgroup: &&Cgroup| unified() || cgroup.controllers.iter().any(|one| one == "memory");
         let dir = self.all.iter().find(counts).and_then(|cgroup| find_dir(&cgroup.root, container));
-        let dir = dir.ok_or_else(|| Error::NoNode(format!("there is no container {container}")))?;
+        let dir = dir.ok_or_else(|| Error::NoContainer(container.to_owned()))?;
         let read = |names: &[&str]| {
             let path = names.iter().map(|name| dir.join(name)).find(|path| path.exists()).unwrap_or_default();
             let text = fs::read_to_string(&path).map_err(Error::at(&path))?;

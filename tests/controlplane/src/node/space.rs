@@ -8,6 +8,7 @@ use std::process::Command;
 use super::cgroups::Cgroups;
 use super::obstacle::{PATH, find};
 use crate::janitor::{Janitor, SCRIPT};
+use crate::plane::keep_log;
 use crate::process::{Probe, Process, Spec};
 use crate::{Error, files};
 
@@ -15,6 +16,9 @@ use crate::{Error, files};
 pub(crate) const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 2);
 const LINK: &str = "lockstep-node";
+
+/// What the shell is called that enters the node; what follows is the program to run there.
+const ENTERED: &str = "node";
 
 /// `nsenter` waits outside for what it started inside: if the one is killed, so is the other.
 const TIED: &str = "setpriv --pdeathsig KILL --";
@@ -81,7 +85,7 @@ impl Space {
             ready: Box::new(move || up.exists()),
         };
         let first = Process::start(spec, janitor)?;
-        first.wait_ready()?;
+        first.wait_ready().map_err(keep_log)?;
         let parent = first.id().unwrap_or_default();
         let children = PathBuf::from(format!("/proc/{parent}/task/{parent}/children"));
         let child = fs::read_to_string(&children).map_err(Error::at(&children))?;
@@ -146,7 +150,7 @@ impl Space {
         let nsenter =
             format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- {TIED} \"$@\"");
         let script = format!("PATH={PATH}; export PATH\n{}{nsenter}", self.cgroups.join_leaf());
-        ["-c", &script, "node"].map(str::to_owned).to_vec()
+        ["-c", &script, ENTERED].map(str::to_owned).to_vec()
     }
 }
 
@@ -156,9 +160,11 @@ pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
+    // What comes before is how it got onto the node.
     let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
+    let start = args.iter().rposition(|arg| arg == ENTERED || arg == "-c").map_or(0, |at| at + 1);
     Err(Error::Command {
-        command: args.last().map(ToString::to_string).unwrap_or_default(),
+        command: args[start..].join(" "),
         stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     })
 }
