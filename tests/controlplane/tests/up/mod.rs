@@ -11,8 +11,10 @@ pub struct Up(pub Child);
 
 impl Up {
     pub fn start(args: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_controlplane"));
-        command.arg("up").args(args).env_remove("LOCKSTEP_TEST_KUBECONFIG");
+        // Who runs in the background of a script ignores Ctrl+C, and so would whatever they start.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_controlplane"), "up"]).args(args);
+        command.env_remove("LOCKSTEP_TEST_KUBECONFIG");
         Self(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap())
     }
 
