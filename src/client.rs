@@ -303,10 +303,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_never_comes_is_a_failure() {
-        let silent = tower::service_fn(|_: Request<Body>| {
-            std::future::pending::<Result<Response<Body>, std::convert::Infallible>>()
-        });
-        let client = Client::new(silent, "default");
+        let client = crate::testing::api::api_server(|_| std::future::pending());
         let answer = tokio::time::timeout(Duration::from_mins(1), who_am_i(&client))
             .await
             .expect("an end of patience");

@@ -32,6 +32,12 @@ pub struct Question {
     pub name: String,
 }
 
+/// Who is asked about, and what tells them from others: that is made out once, however many questions there are.
+struct Asker<'a> {
+    user: &'a User,
+    fingerprint: Digest,
+}
+
 /// Why a user may not have what they ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
@@ -63,8 +69,9 @@ impl Access {
     /// Whether a user may do all of it themselves. Rights in all namespaces are asked for first: they answer for
     /// every single one.
     pub async fn check(&self, user: &User, kind: Kind, reach: &Reach) -> Result<(), Refusal> {
+        let asker = Asker { user, fingerprint: fingerprint(user) };
         for (name, verbs) in &reach.wide {
-            self.all(user, questions(kind, None, name, *verbs)).await?;
+            self.all(&asker, questions(kind, None, name, *verbs)).await?;
         }
         let rest: Vec<_> = reach
             .places
@@ -75,7 +82,7 @@ impl Access {
         for ((namespace, name), verbs) in &rest {
             // For one namespace, asking there is quicker; for many, the answer is remembered.
             if rest.len() > 1 {
-                match self.all(user, questions(kind, None, name, **verbs)).await {
+                match self.all(&asker, questions(kind, None, name, **verbs)).await {
                     Ok(()) => continue,
                     Err(Refusal::No(_)) => {}
                     Err(unanswered) => return Err(unanswered),
@@ -83,26 +90,26 @@ impl Access {
             }
             open.extend(questions(kind, Some(namespace), name, **verbs));
         }
-        self.all(user, open).await
+        self.all(&asker, open).await
     }
 
     /// The first that is not allowed, if any.
-    async fn all(&self, user: &User, questions: Vec<Question>) -> Result<(), Refusal> {
+    async fn all(&self, asker: &Asker<'_>, questions: Vec<Question>) -> Result<(), Refusal> {
         let mut answers =
-            stream::iter(questions).map(|question| self.answer(user, question)).buffered(FOR_ONE);
+            stream::iter(questions).map(|question| self.answer(asker, question)).buffered(FOR_ONE);
         while let Some(answer) = answers.next().await {
             answer?;
         }
         Ok(())
     }
 
-    async fn answer(&self, user: &User, question: Question) -> Result<(), Refusal> {
-        let key = (fingerprint(user), question);
+    async fn answer(&self, asker: &Asker<'_>, question: Question) -> Result<(), Refusal> {
+        let key = (asker.fingerprint, question);
         let remembered = self.remembered().get(&key).copied();
         let allowed = match remembered {
             Some((allowed, when)) if when.elapsed() < REMEMBERED => allowed,
             _ => {
-                let allowed = self.ask(user, &key.1).await?;
+                let allowed = self.ask(asker.user, &key.1).await?;
                 let mut remembered = self.remembered();
                 if remembered.len() >= MOST {
                     remembered.clear();

@@ -200,6 +200,15 @@ fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
     assert!(!refused.status.success() && text.contains("--create-namespace"), "{text}");
 }
 
+/// Installs the chart or changes a value of it. On a cluster with nodes, nothing is to start that would put a CA bundle
+/// of its own there: the image is one that there is not.
+fn upgrade(test: &str, cluster: &Cluster, namespace: &str, value: &str) {
+    let values = format!("domain={},image=localhost/none:none,{value}", cluster.domain());
+    let mut helm = helm(test).unwrap();
+    helm.args(["upgrade", "--install", "lockstep", "--namespace", namespace, "--set", &values]);
+    run(helm.arg(chart()));
+}
+
 #[tokio::test]
 async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
     let test = "one_replica_may_go_at_a_time_even_where_there_is_but_one";
@@ -208,13 +217,8 @@ async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
     }
     let cluster = Cluster::new("budget").await;
     let namespace = cluster.namespace("own").await;
-    let domain = format!("domain={}", cluster.domain());
     for (replicas, kept) in [(1, 0), (2, 1), (3, 2)] {
-        let mut helm = helm(test).unwrap();
-        helm.args(["upgrade", "--install", "lockstep", "--namespace", &namespace, "--set", &domain]);
-        // The pods are counted, not started.
-        let values = format!("replicas={replicas},image=localhost/none:none");
-        run(helm.args(["--set", &values]).arg(chart()));
+        upgrade(test, &cluster, &namespace, &format!("replicas={replicas}"));
         let path = format!("/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/lockstep");
         let status = eventually("the budget counts the pods", || async {
             let status = cluster.get(&path).await?["status"].clone();
@@ -235,14 +239,7 @@ async fn an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing()
     }
     let cluster = Cluster::new("helm").await;
     let namespace = cluster.namespace("own").await;
-    let domain = format!("domain={}", cluster.domain());
-    let upgrade = |more: &str| {
-        let mut helm = helm(test).unwrap();
-        helm.args(["upgrade", "--install", "lockstep", "--namespace", &namespace, "--set", &domain]);
-        // On a cluster with nodes, nothing is to start that would put a bundle of its own there.
-        run(helm.args(["--set", more, "--set", "image=localhost/none:none"]).arg(chart()));
-    };
-    upgrade("secrets=false");
+    upgrade(test, &cluster, &namespace, "secrets=false");
     let paths = ["validating", "mutating"].map(|kind| {
         let group = "/apis/admissionregistration.k8s.io/v1";
         format!("{group}/{kind}webhookconfigurations/lockstep.{}", cluster.domain())
@@ -252,7 +249,7 @@ async fn an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing()
         let patch = format!("{path}?fieldManager=lockstep");
         cluster.try_request("PATCH", &patch, Some(("application/json-patch+json", &bundle))).await.unwrap();
     }
-    upgrade("secrets=true");
+    upgrade(test, &cluster, &namespace, "secrets=true");
     for path in &paths {
         let webhook = cluster.get(path).await.unwrap()["webhooks"][0].clone();
         assert_eq!(webhook["clientConfig"]["caBundle"], "Y2E=", "{webhook:#}");

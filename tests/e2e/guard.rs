@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, Lockstep, configmap, eventually, secret},
+    harness::{Cluster, Installed, Lockstep, configmap, eventually},
     person::Person,
     verbs::{Subject, assert_refused},
 };
@@ -25,25 +25,11 @@ impl Scene {
 
     async fn with(test: &str, protect: &str, flags: &[&str]) -> Self {
         let cluster = Cluster::new(test).await;
-        let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-        let alice = cluster.person("alice", &["developers"], &[&home, &away]).await;
+        let (home, away, alice) = cluster.alice().await;
         let (_installed, lockstep) = cluster.guarded(flags).await;
-        let scene = Self { cluster, home, away, alice, lockstep, _installed };
-        let both = format!(".,{}", scene.away);
-        let source = scene.cluster.source(&scene.home, "colors");
-        source.ask("target-namespaces", &both).ask("protect", protect).create().await;
-        let key = json!({"key": "YmFzZTY0"});
-        scene.cluster.source(&scene.home, "key").secret("Opaque", key).ask("protect", protect).create().await;
-        for namespace in [&scene.home, &scene.away] {
-            scene.cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
-        }
-        scene.wait_secret().await;
-        scene
-    }
-
-    async fn wait_secret(&self) {
-        let path = secret(&self.home, "key-synced");
-        eventually("the Secret's companion", || async { self.cluster.get(&path).await }).await;
+        cluster.make_sources(&home, &away, &[("protect", protect)]).await;
+        cluster.wait_companions(&home, &away).await;
+        Self { cluster, home, away, alice, lockstep, _installed }
     }
 
     fn companions(&self) -> [(Subject<'_>, &'static str); 3] {

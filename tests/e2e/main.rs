@@ -23,4 +23,5 @@ mod relay;
 mod replicas;
 mod rights;
 mod rotate;
+mod stage;
 mod verbs;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, configmap, eventually, secret},
+    harness::{Cluster, Installed, configmap, eventually},
     person::{CLEANERS, Person},
     verbs::{Subject, assert_refused},
 };
@@ -19,13 +19,9 @@ struct Scene {
 impl Scene {
     async fn set(test: &str) -> Self {
         let cluster = Cluster::new(test).await;
-        let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-        let alice = cluster.person("alice", &["developers"], &[&home, &away]).await;
+        let (home, away, alice) = cluster.alice().await;
+        cluster.make_sources(&home, &away, &[]).await;
         let scene = Self { cluster, home, away, alice };
-        let both = format!(".,{}", scene.away);
-        scene.cluster.source(&scene.home, "colors").ask("target-namespaces", &both).create().await;
-        let key = json!({"key": "YmFzZTY0"});
-        scene.cluster.source(&scene.home, "key").secret("Opaque", key).create().await;
         scene.mirror().await;
         scene
     }
@@ -33,11 +29,7 @@ impl Scene {
     /// Runs a mirror until every source has its companions.
     async fn mirror(&self) {
         let mut lockstep = self.cluster.lockstep().await;
-        for (namespace, source) in [(&self.home, "colors"), (&self.away, "colors")] {
-            self.cluster.wait_data(namespace, &format!("{source}-synced"), json!({"sky": "blue"})).await;
-        }
-        let path = secret(&self.home, "key-synced");
-        eventually("the Secret's companion", || async { self.cluster.get(&path).await }).await;
+        self.cluster.wait_companions(&self.home, &self.away).await;
         assert!(lockstep.stop().await.success());
     }
 

@@ -2,18 +2,18 @@
 //! that it fills, and the rights to make our own go.
 
 /// Where the Deployment's environment ends.
-const AFTER_ENVIRONMENT: &str = "          ports:
+pub const AFTER_ENVIRONMENT: &str = "          ports:
             - name: webhook
 ";
-const ENVIRONMENT: &str = "            - name: LOCKSTEP_TLS_CERT
+pub const ENVIRONMENT: &str = "            - name: LOCKSTEP_TLS_CERT
               value: /etc/lockstep/tls/tls.crt
             - name: LOCKSTEP_TLS_KEY
               value: /etc/lockstep/tls/tls.key
 ";
 /// Where the Deployment ends.
-const END_OF_CONTAINER: &str = "              drop: [ALL]
+pub const END_OF_CONTAINER: &str = "              drop: [ALL]
 ";
-const VOLUMES: &str = "          volumeMounts:
+pub const VOLUMES: &str = "          volumeMounts:
             - name: tls
               mountPath: /etc/lockstep/tls
               readOnly: true

@@ -4,7 +4,9 @@
 use std::{fs, path::Path};
 
 use lockstep::{
-    cli::manifests::cert_manager::{BUNDLE_RIGHTS, SECRET_RIGHTS},
+    cli::manifests::cert_manager::{
+        AFTER_ENVIRONMENT, BUNDLE_RIGHTS, END_OF_CONTAINER, ENVIRONMENT, SECRET_RIGHTS, VOLUMES,
+    },
     substitute::substitute,
 };
 
@@ -110,18 +112,13 @@ fn deployment() -> String {
         })
         .collect();
     let kinds = format!("value: configmaps{{{{ if .Values.secrets }}}},secrets{{{{ end }}}}\n{names}");
-    let after_environment = "            {{- if .Values.certManager }}
-            - name: LOCKSTEP_TLS_CERT
-              value: /etc/lockstep/tls/tls.crt
-            - name: LOCKSTEP_TLS_KEY
-              value: /etc/lockstep/tls/tls.key
-            {{- end }}
-            {{- with .Values.extraEnv }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-          ports:
-            - name: webhook
-";
+    let after_environment = format!(
+        "            {{{{- if .Values.certManager }}}}\n{ENVIRONMENT}            {{{{- end }}}}
+            {{{{- with .Values.extraEnv }}}}
+            {{{{- toYaml . | nindent 12 }}}}
+            {{{{- end }}}}
+{AFTER_ENVIRONMENT}"
+    );
     let pod_metadata = "    metadata:
       {{- with .Values.podAnnotations }}
       annotations:
@@ -137,18 +134,9 @@ fn deployment() -> String {
         })
         .collect();
     let pod = format!("      serviceAccountName: lockstep\n{pod}");
-    let end = "              drop: [ALL]
-          {{- if .Values.certManager }}
-          volumeMounts:
-            - name: tls
-              mountPath: /etc/lockstep/tls
-              readOnly: true
-      volumes:
-        - name: tls
-          secret:
-            secretName: lockstep-tls
-          {{- end }}
-";
+    let end = format!(
+        "{END_OF_CONTAINER}          {{{{- if .Values.certManager }}}}\n{VOLUMES}          {{{{- end }}}}\n"
+    );
     fill(
         "base/deployment.yaml",
         &[
@@ -161,9 +149,9 @@ fn deployment() -> String {
             (IMAGE, "image: {{ .Values.image }}"),
             ("args: [run]", "args: [run{{ range .Values.extraArgs }}, {{ quote . }}{{ end }}]"),
             ("value: configmaps\n", &kinds),
-            ("          ports:\n            - name: webhook\n", after_environment),
+            (AFTER_ENVIRONMENT, &after_environment),
             (RESOURCES, "          resources:\n            {{- toYaml .Values.resources | nindent 12 }}\n"),
-            ("              drop: [ALL]\n", end),
+            (END_OF_CONTAINER, &end),
         ],
     )
 }
