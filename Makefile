@@ -25,6 +25,7 @@ lint:
 
 unit:
 	$(CARGO) test --locked --workspace --lib --bins
+	$(CARGO) test --locked --doc
 
 e2e: controlplane
 	@$(BIN)/debug/controlplane build helm

@@ -21,8 +21,8 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     keys::Keys,
     ops::{
-        health::{Milestone, Pulse},
-        log::Complaint,
+        health::{Condition, Readiness},
+        log::LogOnce,
         metrics::Metrics,
     },
 };
@@ -75,13 +75,13 @@ pub fn start(
     client: &Client,
     settings: Settings,
     metrics: &Metrics,
-    pulse: &Pulse,
+    readiness: &Readiness,
 ) -> Result<Arc<Resolver>, Error> {
     let resolver: Arc<Resolver> = Arc::default();
     if let Some(files) = settings.files {
-        let reloader = Reloader::start(files, resolver.clone(), metrics.clone(), pulse.clone())?;
+        let reloader = Reloader::start(files, resolver.clone(), metrics.clone(), readiness.clone())?;
         // Who writes the files sees to the webhook configurations, too.
-        pulse.reached(Milestone::Bundle);
+        readiness.mark_true(Condition::Bundle);
         tasks.spawn(async move {
             reloader.run().await;
             "certificate reloader"
@@ -125,7 +125,7 @@ pub fn start(
         metrics: metrics.clone(),
         written: None,
         backoff: Backoff::default(),
-        complaint: Complaint::default(),
+        log_once: LogOnce::default(),
     };
     tasks.spawn(async move {
         authority.run().await;
@@ -139,7 +139,7 @@ pub fn start(
         serving: serving_of,
         resolver: resolver.clone(),
         metrics: metrics.clone(),
-        pulse: pulse.clone(),
+        readiness: readiness.clone(),
     };
     tasks.spawn(async move {
         keeper.run().await;
@@ -152,7 +152,7 @@ pub fn start(
         published: published_of,
         names: names_of,
         metrics: metrics.clone(),
-        pulse: pulse.clone(),
+        readiness: readiness.clone(),
         sides,
     };
     tasks.spawn(async move {

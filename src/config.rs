@@ -9,11 +9,11 @@ use crate::{
     certs::{self, files::Files, phase::Pace},
     guard::review::{People, Rules},
     keys::Keys,
-    leader, mirror,
+    leader, mirror, names,
     object::Kind,
     ops::log,
     policy::{
-        Protect, Targets, names,
+        Protect, Targets,
         pattern::{Pattern, Patterns},
     },
     world::{Scope, state::Limits},

@@ -18,7 +18,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     client::{Failure, within},
-    ops::{log::Complaint, metrics::Metrics},
+    ops::{log::LogOnce, metrics::Metrics},
 };
 
 /// How often who does not lead looks whether the Lease is free, at least.
@@ -191,7 +191,7 @@ pub fn start(client: Client, settings: Settings, metrics: Metrics) -> (Claim, El
         seen: Seen::default(),
         claim,
         metrics,
-        complaint: Complaint::default(),
+        log_once: LogOnce::default(),
         lapsed: false,
     };
     (Claim(receiver), Election { stop, task: tokio::spawn(candidate.run(stopped)) })
@@ -211,7 +211,7 @@ struct Candidate {
     seen: Seen,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
-    complaint: Complaint,
+    log_once: LogOnce,
     /// The claim has run out, and that was told.
     lapsed: bool,
 }
@@ -242,7 +242,7 @@ impl Candidate {
         let Settings { identity, duration, .. } = &self.settings;
         let outcome = match decide(identity, &self.seen, *duration, Instant::now()) {
             Step::Wait(wait) => {
-                self.complaint.is_over();
+                self.log_once.resolved();
                 return wait;
             }
             Step::Create => self.write(None).await,
@@ -250,7 +250,7 @@ impl Candidate {
         };
         match outcome {
             Ok(()) => {
-                self.complaint.is_over();
+                self.log_once.resolved();
                 Duration::ZERO
             }
             // Somebody was quicker, or it is gone.
@@ -349,7 +349,7 @@ impl Candidate {
             }
             other => format!("the Lease cannot be used ({other})"),
         };
-        if self.complaint.is_new(&text) {
+        if self.log_once.is_new(&text) {
             tracing::warn!("{text}; retrying");
         }
         RETRY.min(self.settings.duration / 8)

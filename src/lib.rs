@@ -1,6 +1,6 @@
 //! Lockstep keeps read-only companions of ConfigMaps and Secrets in step with their sources.
 //!
-//! Flow of a change: [`world::watch`] → [`world::state`] → [`mirror::queue`] → [`mirror::plan`] → [`mirror::write`].
+//! Flow of a change: [`watch`] → [`world::state`] → [`mirror::queue`] → [`plan`] → [`mirror::write`].
 //! Flow of a review: [`tls`] → [`guard::http`] → [`guard::review`]. Both share `policy`, `content`, `keys` and read the
 //! [`world`]; neither calls the other.
 //!
@@ -19,6 +19,7 @@
 //! | [`ops`] | metrics, health, logs |
 #![forbid(unsafe_code)]
 
+pub mod backoff;
 pub mod certs;
 pub mod cli;
 pub mod client;
@@ -29,11 +30,16 @@ pub mod keys;
 pub mod leader;
 pub mod marks;
 pub mod mirror;
+pub mod names;
 pub mod object;
 pub mod ops;
+pub mod patch;
+pub mod plan;
 pub mod policy;
 pub mod substitute;
 #[cfg(test)]
 pub mod testing;
+pub mod text;
 pub mod tls;
+pub mod watch;
 pub mod world;

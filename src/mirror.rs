@@ -5,7 +5,6 @@ mod carry;
 pub mod events;
 pub mod ledger;
 pub mod pass;
-pub mod plan;
 pub mod queue;
 mod tell;
 pub mod write;
@@ -19,7 +18,8 @@ use crate::{
     keys::Keys,
     leader::Claim,
     object::ObjectKey,
-    ops::metrics::Metrics,
+    ops::metrics::{Metrics, ReasonLabel},
+    plan::Heal,
     world::{SharedWorld, state::World},
 };
 use pass::Passes;
@@ -49,7 +49,12 @@ pub async fn run(
     stop: watch::Receiver<bool>,
 ) -> Result<(), &'static str> {
     let (teller, scribe) = events::Teller::start(client.clone(), &settings.keys, metrics.clone());
-    let passes = Passes::new(client, &settings, world.clone(), queue.clone(), teller, claim.clone(), metrics);
+    let passes =
+        Passes::new(client, &settings, world.clone(), queue.clone(), teller, claim.clone(), metrics.clone());
+    // The series begin at zero, so that the first heal shows as an increase.
+    for heal in Heal::ALL {
+        drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
+    }
     let mut tasks = JoinSet::new();
     tasks.spawn(take_turns(claim, passes.clone(), world.clone(), queue.clone()));
     tasks.spawn(resync(world, queue, settings.resync));

@@ -1,6 +1,5 @@
 //! What a source asks for: its annotations, parsed once, with defaults and every reason to say no.
 
-pub mod names;
 pub mod pattern;
 pub mod selector;
 
@@ -14,7 +13,9 @@ use kube::core::{Selector, SelectorExt};
 use crate::{
     content::KeySelection,
     keys::Keys,
+    names,
     object::{Kind, Meta, Object, ObjectKey},
+    text::shorten,
 };
 use pattern::{Pattern, Patterns, items};
 
@@ -388,14 +389,6 @@ fn is_prefix(prefix: &str) -> bool {
 
 fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
     Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), 200) }
-}
-
-/// The start of a text that anybody may have made as long as they like.
-fn shorten(text: &str, shown: usize) -> String {
-    match text.char_indices().nth(shown) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use crate::ops::{
-    health::{Milestone, Pulse},
+    health::{Condition, Readiness},
     metrics::Metrics,
 };
 use crowd::{Crowd, Heard, Member};
@@ -70,7 +70,7 @@ pub struct Server {
     pub tls: Option<Tls>,
     pub router: Router,
     /// Tells when we are about to go.
-    pub pulse: Pulse,
+    pub readiness: Readiness,
     pub limits: Limits,
 }
 
@@ -155,11 +155,11 @@ impl Server {
         // Guessing the protocol from the first bytes would wait for them without a limit.
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
 
-        let (router, requests, pulse) = (self.router.clone(), member.clone(), self.pulse.clone());
+        let (router, requests, readiness) = (self.router.clone(), member.clone(), self.readiness.clone());
         let service = tower::service_fn(move |request: http::Request<_>| {
             let task = requests.begin();
             let request = request.map(|body| axum::body::Body::new(Heard::new(body, task.listening())));
-            let (answer, pulse) = (router.clone().oneshot(request), pulse.clone());
+            let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
             async move {
                 let mut answer = answer.await;
                 // Once we go, every answer over HTTP/1.1 is the last on its connection, so that the API server looks
@@ -167,7 +167,7 @@ impl Server {
                 // not sent again.
                 if let Ok(answer) = &mut answer
                     && !http2
-                    && pulse.lacks(Milestone::Staying)
+                    && readiness.is_false(Condition::NotStopping)
                 {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }

@@ -2,7 +2,6 @@
 
 pub mod feed;
 pub mod state;
-pub mod watch;
 
 use std::sync::{Arc, PoisonError, RwLock};
 

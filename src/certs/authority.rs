@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use json_patch::{
-    AddOperation, Patch as Operations, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
-};
+use json_patch::Patch as Operations;
 use k8s_openapi::{ByteString, jiff::Timestamp};
 use kube::{
     Client,
@@ -31,10 +29,11 @@ use crate::{
     client::{Failure, within},
     object::Meta,
     ops::{
-        log::Complaint,
+        log::LogOnce,
         metrics::{Metrics, Role},
     },
-    world::watch::Watched,
+    patch,
+    watch::Watched,
 };
 
 /// The Secret as it comes over the wire. It has no `Debug`: it holds keys.
@@ -64,7 +63,7 @@ pub(super) struct Authority {
     /// The version we wrote upon, and when: until the watch shows another, there is nothing to decide.
     pub(super) written: Option<(String, Instant)>,
     pub(super) backoff: Backoff,
-    pub(super) complaint: Complaint,
+    pub(super) log_once: LogOnce,
 }
 
 impl Authority {
@@ -116,7 +115,7 @@ impl Authority {
         }
         // Steps of a rotation have their own pace; others, and failures, may come without end.
         let wait = self.backoff.wait(Instant::now());
-        if !wait.is_zero() && (step.may_recur() || self.complaint.stands()) {
+        if !wait.is_zero() && (step.may_recur() || self.log_once.is_failing()) {
             return wait;
         }
         let made = outcome(step, view, now, &self.settings.pace, || {
@@ -130,7 +129,7 @@ impl Authority {
                 return CLOCK;
             }
         };
-        if step.may_recur() || self.complaint.stands() {
+        if step.may_recur() || self.log_once.is_failing() {
             self.backoff.done(Instant::now());
         }
         let version = version.to_owned();
@@ -180,20 +179,20 @@ impl Authority {
         let place = format!("{}/{}", self.settings.namespace, self.settings.keys.instance);
         match answer {
             Ok(()) => {
-                self.complaint.is_over();
+                self.log_once.resolved();
                 self.report(step, wanted, &place);
             }
             // Another replica was first: the watch will show what it did.
-            Err(Failure::AlreadyExists | Failure::Conflict) => self.complaint.is_over(),
+            Err(Failure::AlreadyExists | Failure::Conflict) => self.log_once.resolved(),
             // It went meanwhile: the watch will show that, too.
-            Err(Failure::NotFound) if !version.is_empty() => self.complaint.is_over(),
+            Err(Failure::NotFound) if !version.is_empty() => self.log_once.resolved(),
             Err(failure) => {
                 let text = explain(&place, &failure);
                 // The first failure of a step that was not counted when it was taken.
-                if !self.complaint.stands() && !step.may_recur() {
+                if !self.log_once.is_failing() && !step.may_recur() {
                     self.backoff.done(Instant::now());
                 }
-                if self.complaint.is_new(&text) {
+                if self.log_once.is_new(&text) {
                     tracing::warn!("{text}; retrying");
                 }
                 return self.backoff.wait(Instant::now());
@@ -248,21 +247,16 @@ fn body(name: &str, namespace: &str, wanted: &State) -> Value {
 
 /// Sets our part of the data, good for this version only (409 for any other). What others put there stays.
 fn operations(object: &SecretObject, wanted: &State) -> Operations {
-    let path = |tokens: &[&str]| PointerBuf::from_tokens(tokens.iter().copied());
-    let mut ops = vec![PatchOperation::Replace(ReplaceOperation {
-        path: path(&["metadata", "resourceVersion"]),
-        value: json!(object.metadata.resource_version),
-    })];
+    let mut ops = vec![patch::only_if_version(&object.metadata.resource_version)];
     if object.data.is_none() {
-        ops.push(PatchOperation::Add(AddOperation { path: path(&["data"]), value: json!({}) }));
+        ops.push(patch::add(&["data"], json!({})));
     }
     for (key, value) in wanted.data() {
         let there = object.data.as_ref().and_then(|data| data.get(key));
-        let path = path(&["data", key]);
         match value {
             Some(value) if there == Some(&value) => {}
-            Some(value) => ops.push(PatchOperation::Add(AddOperation { path, value: json!(value) })),
-            None if there.is_some() => ops.push(PatchOperation::Remove(RemoveOperation { path })),
+            Some(value) => ops.push(patch::add(&["data", key], json!(value))),
+            None if there.is_some() => ops.push(patch::remove(&["data", key])),
             None => {}
         }
     }
@@ -355,7 +349,7 @@ mod tests {
             metrics: Metrics::new(),
             written: None,
             backoff: Backoff::default(),
-            complaint: Complaint::default(),
+            log_once: LogOnce::default(),
         };
         (authority, see, writes)
     }
@@ -385,14 +379,14 @@ mod tests {
         see.send_replace(Sight::Absent);
         let wait = failing.look().await;
         assert!(
-            wait <= first && failing.complaint.stands() && writes.load(Ordering::SeqCst) == 1,
+            wait <= first && failing.log_once.is_failing() && writes.load(Ordering::SeqCst) == 1,
             "{wait:?}"
         );
         let (late, ..) = authority(409);
         failing.client = late.client;
         tokio::time::sleep(wait).await;
         failing.look().await;
-        assert!(!failing.complaint.stands());
+        assert!(!failing.log_once.is_failing());
     }
 
     #[test]

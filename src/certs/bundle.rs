@@ -26,8 +26,8 @@ use super::{
 use crate::{
     client::{Failure, within},
     ops::{
-        health::{Milestone, Pulse},
-        log::Complaint,
+        health::{Condition, Readiness},
+        log::LogOnce,
         metrics::Metrics,
     },
 };
@@ -43,7 +43,7 @@ pub(super) struct Side {
     /// Since when it has held more than it should.
     surplus: Option<Instant>,
     warned: bool,
-    complaint: Complaint,
+    log_once: LogOnce,
 }
 
 impl Side {
@@ -55,7 +55,7 @@ impl Side {
             backoff: Backoff::default(),
             surplus: None,
             warned: false,
-            complaint: Complaint::default(),
+            log_once: LogOnce::default(),
         }
     }
 }
@@ -67,7 +67,7 @@ pub(super) struct Publisher {
     pub(super) published: channel::Sender<Published>,
     pub(super) names: channel::Sender<Names>,
     pub(super) metrics: Metrics,
-    pub(super) pulse: Pulse,
+    pub(super) readiness: Readiness,
     pub(super) sides: [Side; 2],
 }
 
@@ -120,7 +120,7 @@ impl Publisher {
         let everywhere = hooks().count() == seen.len();
         let current = state.map(|state| &state.current.certificate);
         if everywhere && current.and_then(|current| self.published.borrow().holds(current)) == Some(true) {
-            self.pulse.reached(Milestone::Bundle);
+            self.readiness.mark_true(Condition::Bundle);
         }
     }
 }
@@ -210,7 +210,7 @@ impl Side {
         self.written = Some((bundle, hooks.metadata.resource_version.clone(), Instant::now()));
         match answer {
             Ok(()) => {
-                self.complaint.is_over();
+                self.log_once.resolved();
                 metrics.bundle_writes.inc();
                 tracing::info!(
                     kind = self.kind.as_str(),
@@ -224,7 +224,7 @@ impl Side {
             Err(Failure::Conflict | Failure::NotFound) => ECHO,
             Err(failure) => {
                 let text = explain(self.kind, instance, &failure);
-                if self.complaint.is_new(&text) {
+                if self.log_once.is_new(&text) {
                     tracing::warn!("{text}; retrying");
                 }
                 // Nothing was written, so there is nothing for the watch to show.

@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
 use super::{Error, issue::Certificate, resolver::Resolver};
 use crate::ops::{
-    health::{Milestone, Pulse},
+    health::{Condition, Readiness},
     metrics::{Metrics, Role},
 };
 
@@ -48,7 +48,7 @@ pub(super) struct Reloader {
     files: Files,
     resolver: Arc<Resolver>,
     metrics: Metrics,
-    pulse: Pulse,
+    readiness: Readiness,
     /// What is served.
     serving: Print,
     leaf: Certificate,
@@ -62,11 +62,11 @@ impl Reloader {
         files: Files,
         resolver: Arc<Resolver>,
         metrics: Metrics,
-        pulse: Pulse,
+        readiness: Readiness,
     ) -> Result<Self, Error> {
         let (serving, pair) = read(&files)?;
         let leaf = pair?.serve(&files, &resolver)?;
-        let reloader = Self { files, resolver, metrics, pulse, serving, leaf, broken: None };
+        let reloader = Self { files, resolver, metrics, readiness, serving, leaf, broken: None };
         reloader.tell(Timestamp::now());
         Ok(reloader)
     }
@@ -115,9 +115,9 @@ impl Reloader {
     fn tell(&self, now: Timestamp) {
         self.metrics.certificate_expiry(Role::Leaf, self.leaf.not_after.as_second());
         if self.leaf.is_valid(now) {
-            self.pulse.reached(Milestone::Certificate);
+            self.readiness.mark_true(Condition::Certificate);
         } else {
-            self.pulse.lost(Milestone::Certificate);
+            self.readiness.mark_false(Condition::Certificate);
         }
     }
 }
@@ -185,13 +185,13 @@ mod tests {
         scratch: Scratch,
         resolver: Arc<Resolver>,
         metrics: Metrics,
-        pulse: Pulse,
+        readiness: Readiness,
     }
 
     impl Room {
         fn new() -> Self {
-            let pulse = Pulse::new([Milestone::Certificate]);
-            Self { scratch: Scratch::new(), resolver: Arc::default(), metrics: Metrics::new(), pulse }
+            let readiness = Readiness::new([Condition::Certificate]);
+            Self { scratch: Scratch::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
         }
 
         fn files(&self) -> Files {
@@ -209,7 +209,7 @@ mod tests {
         }
 
         fn start(&self) -> Result<Reloader, Error> {
-            Reloader::start(self.files(), self.resolver.clone(), self.metrics.clone(), self.pulse.clone())
+            Reloader::start(self.files(), self.resolver.clone(), self.metrics.clone(), self.readiness.clone())
         }
 
         fn serves(&self, leaf: &Leaf) -> bool {
@@ -223,7 +223,7 @@ mod tests {
         let (first, second) = (leaf(HOUR), leaf(HOUR));
         room.put(&first);
         let mut reloader = room.start().unwrap();
-        assert!(room.serves(&first) && room.pulse.missing().is_empty());
+        assert!(room.serves(&first) && room.readiness.unmet().is_empty());
         for (certificate, key) in [
             (second.certificate.pem(), first.key_pem()),
             ("nonsense".to_owned(), second.key_pem()),
@@ -242,7 +242,7 @@ mod tests {
         }
         fs::remove_file(room.files().key).unwrap();
         reloader.look(now());
-        assert!(room.serves(&first) && room.pulse.missing().is_empty());
+        assert!(room.serves(&first) && room.readiness.unmet().is_empty());
         room.put(&second);
         reloader.look(now());
         assert!(room.serves(&second) && reloader.broken.is_none());
@@ -285,10 +285,10 @@ mod tests {
         let mut reloader = room.start().unwrap();
         let later = now() + 2 * HOUR;
         reloader.look(later);
-        assert_eq!(room.pulse.missing(), [Milestone::Certificate]);
+        assert_eq!(room.readiness.unmet(), [Condition::Certificate]);
         room.put(&leaf(2 * HOUR - Duration::from_secs(1)));
         reloader.look(now());
-        assert!(room.pulse.missing().is_empty());
+        assert!(room.readiness.unmet().is_empty());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use json_patch::{AddOperation, Patch as Operations, PatchOperation, TestOperation, jsonptr::PointerBuf};
+use json_patch::Patch as Operations;
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::json;
@@ -11,7 +11,7 @@ use super::{
     issue::{Certificate, Names, name},
     state::State,
 };
-use crate::{object::Meta, world::watch::Watched};
+use crate::{object::Meta, patch, watch::Watched};
 
 /// The two kinds of webhook configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,21 +124,15 @@ impl Hooks {
     /// patch goes by position, and a manifest applied meanwhile may have moved them.
     #[must_use]
     pub fn patch(&self, state: &State) -> Operations {
-        let path = |tokens: &[&str]| PointerBuf::from_tokens(tokens.iter().copied());
-        let test = |tokens: &[&str], value: &str| {
-            PatchOperation::Test(TestOperation { path: path(tokens), value: json!(value) })
-        };
         let bundle = ByteString(state.bundle().into_bytes());
-        let mut ops = vec![test(&["metadata", "uid"], &self.metadata.uid)];
+        let mut ops = vec![patch::test(&["metadata", "uid"], json!(self.metadata.uid))];
         for (n, entry) in self.webhooks.iter().enumerate() {
             if entry.bundle() == bundle.0 {
                 continue;
             }
             let n = n.to_string();
-            ops.push(test(&["webhooks", &n, "name"], &entry.name));
-            let path = path(&["webhooks", &n, "clientConfig", "caBundle"]);
-            // Replaces what is there, and does not mind if nothing is.
-            ops.push(PatchOperation::Add(AddOperation { path, value: json!(bundle) }));
+            ops.push(patch::test(&["webhooks", &n, "name"], json!(entry.name)));
+            ops.push(patch::add(&["webhooks", &n, "clientConfig", "caBundle"], json!(bundle)));
         }
         Operations(ops)
     }

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
 use super::Error;
-use crate::policy::names::is_subdomain;
+use crate::names::is_subdomain;
 
 /// Certificates begin in the past, for clocks that are behind ours.
 pub const BACKDATE: Duration = Duration::from_mins(5);

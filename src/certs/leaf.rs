@@ -13,7 +13,7 @@ use super::{
     state::State,
 };
 use crate::ops::{
-    health::{Milestone, Pulse},
+    health::{Condition, Readiness},
     metrics::{Metrics, Role},
 };
 
@@ -94,7 +94,7 @@ pub(super) struct Keeper {
     pub(super) serving: watch::Sender<Option<(Certificate, Timestamp)>>,
     pub(super) resolver: Arc<Resolver>,
     pub(super) metrics: Metrics,
-    pub(super) pulse: Pulse,
+    pub(super) readiness: Readiness,
 }
 
 impl Keeper {
@@ -135,8 +135,8 @@ impl Keeper {
         }
         let valid = leaf.as_ref().filter(|leaf| leaf.certificate.is_valid(now));
         match valid {
-            Some(_) => self.pulse.reached(Milestone::Certificate),
-            None => self.pulse.lost(Milestone::Certificate),
+            Some(_) => self.readiness.mark_true(Condition::Certificate),
+            None => self.readiness.mark_false(Condition::Certificate),
         }
         let serving = valid.map(|leaf| (leaf.issuer.clone(), leaf.certificate.not_after));
         self.serving.send_if_modified(|old| {
@@ -185,7 +185,7 @@ mod tests {
         let (_published, published) = watch::channel(Published::Unknown);
         let (_names, names) = watch::channel(Names::from(["localhost".to_owned()]));
         let (serving, served) = watch::channel(None);
-        let pulse = Pulse::new([Milestone::Certificate]);
+        let readiness = Readiness::new([Condition::Certificate]);
         let mut keeper = Keeper {
             pace: PACE,
             state,
@@ -194,16 +194,16 @@ mod tests {
             serving,
             resolver: Arc::default(),
             metrics: Metrics::new(),
-            pulse: pulse.clone(),
+            readiness: readiness.clone(),
         };
         let mut leaf = None;
         assert_eq!(keeper.look(&mut leaf, now), CLOCK);
-        assert_eq!(pulse.missing(), [Milestone::Certificate]);
+        assert_eq!(readiness.unmet(), [Condition::Certificate]);
 
         let ca = Arc::new(Ca::generate("x", PACE.ca_validity, now).unwrap());
         state_of.send_replace(Some(Arc::new(State::new(ca.clone()))));
         assert_eq!(keeper.look(&mut leaf, now), Duration::ZERO);
-        assert!(pulse.missing().is_empty() && keeper.resolver.chain().is_some());
+        assert!(readiness.unmet().is_empty() && keeper.resolver.chain().is_some());
         let end = later(now, PACE.leaf_validity);
         assert_eq!(*served.borrow(), Some((ca.certificate.clone(), end)));
         assert_eq!(keeper.look(&mut leaf, now), CLOCK, "never longer, whenever it is due");
@@ -222,7 +222,7 @@ mod tests {
 
         // The CA has ended, and no other is there yet: nothing valid can be issued.
         assert_eq!(keeper.look(&mut leaf, later(now, PACE.ca_validity)), CLOCK);
-        assert_eq!(pulse.missing(), [Milestone::Certificate]);
+        assert_eq!(readiness.unmet(), [Condition::Certificate]);
         assert_eq!(*served.borrow(), None);
     }
 }

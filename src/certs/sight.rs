@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch as channel;
 
-use crate::world::watch::{self, Event, Subject, Watched};
+use crate::watch::{self, Event, Subject, Watched};
 
 /// What the watch says of it.
 pub(super) enum Sight<T> {

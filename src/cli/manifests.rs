@@ -14,7 +14,7 @@ use clap::Args;
 use http::Uri;
 use serde_json::Value;
 
-use crate::{config, policy::names, substitute::substitute};
+use crate::{config, names, substitute::substitute};
 
 const NAMESPACE_FILE: &str = include_str!("../../deploy/base/namespace.yaml");
 const RBAC_FILE: &str = include_str!("../../deploy/base/rbac.yaml");

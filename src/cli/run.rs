@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use crate::{
+    backoff::{Backoff, Retry},
     certs::{self, resolver::server_config},
     client::{self, Failure},
     config,
@@ -20,8 +21,8 @@ use crate::{
     mirror::{self, queue::Queue},
     object::ObjectKey,
     ops::{
-        health::{Milestone, Pulse, readyz, routes},
-        log::{self, Complaint},
+        health::{Condition, Readiness, readyz, routes},
+        log::{self, LogOnce},
         metrics::Metrics,
     },
     tls::{self, Server, Tls},
@@ -33,7 +34,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let metrics = Metrics::new();
     let client = client::build(client::config().await?, &metrics)?;
     let scope = settings.scope();
-    let pulse = Pulse::new(milestones(&settings, &scope));
+    let readiness = Readiness::new(conditions(&settings, &scope));
 
     // Ports are taken first: that one is not to be had should not show after everything else.
     let ops_listener = bind(settings.ops_bind, "--ops-bind").await?;
@@ -43,12 +44,13 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     };
     let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
     let (ops_address, webhook_address) = (address(&ops_listener), webhook_listener.as_ref().map(address));
-    let stop = stop_signal(pulse.clone(), if settings.no_webhook { Duration::ZERO } else { settings.drain })?;
+    let stop =
+        stop_signal(readiness.clone(), if settings.no_webhook { Duration::ZERO } else { settings.drain })?;
     let mut tasks = JoinSet::new();
     let ops = Server {
         tls: None,
-        router: routes(metrics.clone(), pulse.clone()),
-        pulse: pulse.clone(),
+        router: routes(metrics.clone(), readiness.clone()),
+        readiness: readiness.clone(),
         limits: ops_limits(),
     };
     tasks.spawn(async move {
@@ -79,7 +81,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         let queue = queue.clone();
         move |keys| queue.push_all(keys)
     };
-    feed::start(&mut tasks, &client, &scope, &world, &pulse, &metrics, look_at);
+    feed::start(&mut tasks, &client, &scope, &world, &readiness, &metrics, look_at);
 
     let guard = match webhook_listener {
         None => None,
@@ -91,14 +93,14 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                      use a ServiceAccount of our own, as in `lockstep manifests`"
                 );
             }
-            let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &pulse)?;
+            let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &readiness)?;
             let rules = settings.rules(&scope, identity);
             let access = Access::new(client.clone(), metrics.clone());
             let guard = Arc::new(Guard::new(rules, world.clone(), access, metrics.clone()));
             Some((
                 listener,
                 server_config(resolver)?,
-                guard::http::routes(guard).merge(readyz(pulse.clone())),
+                guard::http::routes(guard).merge(readyz(readiness.clone())),
             ))
         }
     };
@@ -107,7 +109,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         tokio::select! {
             biased;
             () = stopped(stop.clone()) => return Ok(()),
-            () = pulse.all_listed() => {}
+            () = readiness.all_listed() => {}
         }
         tracing::info!(
             sources = world.read(World::source_count),
@@ -117,9 +119,10 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         let webhook = async {
             if let Some((listener, config, router)) = guard {
                 // Not before everything is listed: a verdict needs the world. Until then, peers wait in line.
-                pulse.reached(Milestone::Serving);
+                readiness.mark_true(Condition::Serving);
                 let tls = Some(Tls { config, metrics: metrics.clone() });
-                let server = Server { tls, router, pulse: pulse.clone(), limits: tls::Limits::default() };
+                let server =
+                    Server { tls, router, readiness: readiness.clone(), limits: tls::Limits::default() };
                 server.serve(listener, stop.clone()).await;
             }
             Ok(())
@@ -166,12 +169,13 @@ fn claim(
     (claim, Some(election))
 }
 
-fn milestones(settings: &config::Run, scope: &Scope) -> Vec<Milestone> {
-    let mut milestones: Vec<Milestone> = scope.streams().into_iter().map(Milestone::Listed).collect();
+fn conditions(settings: &config::Run, scope: &Scope) -> Vec<Condition> {
+    let mut conditions: Vec<Condition> =
+        scope.streams().iter().map(|stream| Condition::Listed(stream.as_str())).collect();
     if !settings.no_webhook {
-        milestones.extend([Milestone::Certificate, Milestone::Bundle, Milestone::Serving]);
+        conditions.extend([Condition::Certificate, Condition::Bundle, Condition::Serving]);
     }
-    milestones
+    conditions
 }
 
 async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
@@ -182,8 +186,8 @@ async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 
 /// Asks who we are, for as long as it takes: an API server that is away for a while is no reason to give up.
 async fn introduce(client: &Client) -> String {
-    let mut wait = Duration::from_millis(250);
-    let mut complaint = Complaint::default();
+    let mut retry = Retry::new(Backoff::new(Duration::from_millis(250), Duration::from_secs(5)));
+    let mut log_once = LogOnce::default();
     loop {
         match client::who_am_i(client).await {
             Ok(name) => return name,
@@ -198,25 +202,24 @@ async fn introduce(client: &Client) -> String {
                         "the API server cannot be reached ({other}): check the address in the kubeconfig and that it is up"
                     ),
                 };
-                if complaint.is_new(&text) {
+                if log_once.is_new(&text) {
                     tracing::warn!("{text}; retrying");
                 }
-                tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(Duration::from_secs(5));
+                tokio::time::sleep(retry.next_delay()).await;
             }
         }
     }
 }
 
 /// Turns true on Ctrl+C, and on SIGTERM when others have had time to learn that we go.
-fn stop_signal(pulse: Pulse, drain: Duration) -> anyhow::Result<watch::Receiver<bool>> {
+fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl+C")?;
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {
-                pulse.lost(Milestone::Staying);
+                readiness.mark_false(Condition::NotStopping);
                 tracing::info!(drain = ?drain, "asked to stop: serving on until endpoints have dropped us");
                 tokio::select! {
                     () = tokio::time::sleep(drain) => {}
@@ -224,7 +227,7 @@ fn stop_signal(pulse: Pulse, drain: Duration) -> anyhow::Result<watch::Receiver<
                     _ = interrupt.recv() => {}
                 }
             }
-            _ = interrupt.recv() => pulse.lost(Milestone::Staying),
+            _ = interrupt.recv() => readiness.mark_false(Condition::NotStopping),
         }
         tracing::info!("stopping: what is under way is finished first");
         sender.send_replace(true);

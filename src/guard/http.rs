@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     object::Kind,
-    ops::metrics::{Metrics, Verdict},
+    ops::metrics::{Metrics, ReviewResult},
     world::SharedWorld,
 };
 
@@ -111,7 +111,7 @@ impl Guard {
         match outcome {
             Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
             Err((status, problem)) => {
-                self.metrics.review(Verdict::Rejected);
+                self.metrics.review(ReviewResult::Rejected);
                 if let Some(left_out) = self.may_log() {
                     tracing::info!(status = status.as_u16(), left_out, "turned away: {problem}");
                 }
@@ -163,12 +163,12 @@ impl Guard {
         }
         let refusal = verdict.denial.map(|denial| (denial.label(), denial.message(&self.rules.keys)));
         if let Some((reason, message)) = &refusal {
-            self.metrics.review(Verdict::Denied(reason));
+            self.metrics.review(ReviewResult::Denied(reason));
             self.log(kind, &namespace, &user, reason, message);
             // Warnings about what did not happen only confuse.
             verdict.warnings.clear();
         } else {
-            self.metrics.review(Verdict::Allowed);
+            self.metrics.review(ReviewResult::Allowed);
         }
         wire::answer(&uid, refusal, verdict.warnings, None)
     }
@@ -218,7 +218,7 @@ impl Guard {
 
     fn mutate(&self, read: &Read) -> Vec<u8> {
         let (patch, warnings) = self.world.read(|world| stamp(&self.rules, world, &read.request));
-        self.metrics.review(if patch.0.is_empty() { Verdict::Allowed } else { Verdict::Stamped });
+        self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
         wire::answer(&read.uid, None, warnings, patch)
     }

@@ -1,10 +1,11 @@
 //! PURE. The defaults that a source lacks, as a JSON patch.
 
-use json_patch::{AddOperation, Patch, PatchOperation, jsonptr::PointerBuf};
-use serde_json::{Value, json};
+use json_patch::Patch;
+use serde_json::json;
 
 use super::review::{Change, Request, Rules};
 use crate::{
+    patch,
     policy::{Protect, Targets, selector},
     world::state::World,
 };
@@ -60,7 +61,7 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
         stamps.put(&keys.protect, protect.map_or(rules.default_protect.as_str(), String::as_str));
     }
     let Stamps { values, warnings, .. } = stamps;
-    (patch(values, !meta.annotations.is_empty()), warnings)
+    (operations(values, !meta.annotations.is_empty()), warnings)
 }
 
 struct Stamps<'a> {
@@ -94,16 +95,14 @@ impl Stamps<'_> {
 }
 
 /// An object without annotations has no place to add them to.
-fn patch(values: Vec<(String, String)>, has_annotations: bool) -> Patch {
-    let add = |tokens: &[&str], value: Value| {
-        PatchOperation::Add(AddOperation { path: PointerBuf::from_tokens(tokens.iter().copied()), value })
-    };
+fn operations(values: Vec<(String, String)>, has_annotations: bool) -> Patch {
     if values.is_empty() {
         return Patch(Vec::new());
     }
-    let place = (!has_annotations).then(|| add(&["metadata", "annotations"], json!({})));
-    let values =
-        values.into_iter().map(|(key, value)| add(&["metadata", "annotations", key.as_str()], json!(value)));
+    let place = (!has_annotations).then(|| patch::add(&["metadata", "annotations"], json!({})));
+    let values = values
+        .into_iter()
+        .map(|(key, value)| patch::add(&["metadata", "annotations", key.as_str()], json!(value)));
     Patch(place.into_iter().chain(values).collect())
 }
 

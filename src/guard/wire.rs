@@ -284,12 +284,8 @@ fn shortened(mut warnings: Vec<String>) -> Vec<String> {
 /// A text that may hold what anybody wrote, as one line that is not too long.
 #[must_use]
 pub fn line(text: &str) -> String {
-    let mut chars = text.chars().map(|char| if char.is_control() { ' ' } else { char });
-    let mut line: String = chars.by_ref().take(MOST_TEXT).collect();
-    if chars.next().is_some() {
-        line.push('…');
-    }
-    line
+    let line = crate::text::shorten(text, MOST_TEXT);
+    line.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
 #[cfg(test)]

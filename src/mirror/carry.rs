@@ -3,11 +3,11 @@
 use super::{
     ledger::Pace,
     pass::{Inner, Pass},
-    plan::{Action, Change, Decision, Heal, Removal, Seen, Trouble, Why, decide},
 };
 use crate::{
     client::Failure,
     object::ObjectKey,
+    plan::{Action, Change, Decision, Heal, Removal, Seen, Trouble, Why, decide},
     world::state::{Found, Source},
 };
 

@@ -19,7 +19,7 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{keys::Keys, object::ObjectKey, ops::metrics::Metrics};
+use crate::{keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
 
 /// The same Event within this time is one Event with a count.
 const SAME: Duration = Duration::from_secs(600);
@@ -98,9 +98,7 @@ impl Scribe {
     }
 
     async fn write(&mut self, mut story: Story) -> Result<(), kube::Error> {
-        let end =
-            story.note.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= NOTE).last();
-        story.note.truncate(end.unwrap_or_default());
+        story.note.truncate(text::prefix(&story.note, NOTE).len());
         self.told.retain(|_, told| told.last.elapsed() < SAME);
         let events: Api<Event> = Api::namespaced(self.client.clone(), &story.source.namespace);
         let now = MicroTime(Timestamp::now());
@@ -122,7 +120,7 @@ impl Scribe {
     fn event(&self, story: &Story, now: MicroTime) -> Event {
         let source = &story.source;
         // An Event's name may be as long as a source's, and no longer.
-        let stem: String = source.name.chars().take(200).collect();
+        let stem = text::prefix(&source.name, 200);
         Event {
             metadata: ObjectMeta {
                 namespace: Some(source.namespace.to_string()),

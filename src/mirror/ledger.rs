@@ -5,8 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::plan::Trouble;
-use crate::{content::Digest, object::ObjectKey};
+use crate::{content::Digest, object::ObjectKey, plan::Trouble};
 
 /// Heals of one companion that cost nothing, within [`QUIET`].
 const FREE_HEALS: u32 = 5;

@@ -17,7 +17,6 @@ use super::{
     carry::{Deed, Outcome, Setback},
     events::Teller,
     ledger::{Ledger, Pace},
-    plan::{self, Action, Change, Plan, Trouble, Why},
     queue::Queue,
     tell::TELL_AGAIN,
     write::Writer,
@@ -29,6 +28,7 @@ use crate::{
     leader::Claim,
     object::ObjectKey,
     ops::metrics::{Metrics, ResultLabel},
+    plan::{self, Action, Change, Plan, Trouble, Why},
     world::{
         SharedWorld,
         state::{Source, World},

@@ -10,11 +10,11 @@ use super::{
     events::Story,
     ledger::Ledger,
     pass::{Inner, Pass},
-    plan::Trouble,
 };
 use crate::{
     object::ObjectKey,
     ops::metrics::{ActionLabel, ReasonLabel},
+    plan::Trouble,
     world::state::Source,
 };
 
@@ -41,7 +41,7 @@ impl Inner {
                 let reason = heal.as_str();
                 let by = done.manager.as_deref().unwrap_or_default();
                 tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
-                self.metrics.heal(heal);
+                self.metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).inc();
             }
             Deed::Deleted(why) => {
                 tracing::info!(kind, %source, %companion, reason = why.as_str(), "companion deleted")

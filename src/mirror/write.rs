@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use json_patch::{
-    AddOperation, Patch as Operations, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
-};
+use json_patch::{Patch as Operations, PatchOperation};
 use kube::{
     Client,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -20,6 +18,7 @@ use crate::{
     leader::Claim,
     marks,
     object::{Kind, Object, ObjectKey, OwnerReference},
+    patch,
     world::state::{Companion, Source, Wish},
 };
 
@@ -165,20 +164,16 @@ fn owners(source: &Source, at: &ObjectKey) -> Vec<OwnerReference> {
 
 /// A JSON patch that needs nothing of the old object but what [`Companion`] keeps of it.
 ///
-/// Setting the resourceVersion makes the API server refuse it (409) for any other state, where a `test` that fails
-/// would read as an invalid request. `add` replaces what is there; a null value takes a field away.
+/// `add` replaces what is there; a null value takes a field away.
 fn operations(
     source: &Source,
     wish: &Wish,
     at: &ObjectKey,
     known: &Companion,
 ) -> Result<Operations, Failure> {
-    let mut ops = Vec::new();
-    let path = PointerBuf::from_tokens(["metadata", "resourceVersion"]);
-    let value = Value::String(known.resource_version.clone());
-    ops.push(PatchOperation::Replace(ReplaceOperation { path, value }));
+    let mut ops = vec![patch::only_if_version(&known.resource_version)];
     if known.finalizers {
-        add(&mut ops, &["metadata", "finalizers"], json!([]));
+        ops.push(patch::add(&["metadata", "finalizers"], json!([])));
     }
     if known.terminating {
         return Ok(Operations(ops));
@@ -187,12 +182,12 @@ fn operations(
         Some(raw) => serde_json::from_str::<Value>(raw.get()).map_err(unsendable),
         None => Ok(Value::Null),
     };
-    add(&mut ops, &["data"], raw(wish.payload.data.as_deref())?);
+    ops.push(patch::add(&["data"], raw(wish.payload.data.as_deref())?));
     if at.kind == Kind::ConfigMap {
-        add(&mut ops, &["binaryData"], raw(wish.payload.binary.as_deref())?);
+        ops.push(patch::add(&["binaryData"], raw(wish.payload.binary.as_deref())?));
     }
-    add(&mut ops, &["immutable"], if wish.payload.immutable { json!(true) } else { Value::Null });
-    add(&mut ops, &["metadata", "ownerReferences"], json!(owners(source, at)));
+    ops.push(patch::add(&["immutable"], if wish.payload.immutable { json!(true) } else { Value::Null }));
+    ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners(source, at))));
 
     let none = marks::Extras::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
@@ -210,23 +205,15 @@ fn put(
     extras: &[String],
 ) {
     if !exists {
-        add(ops, &["metadata", map], json!(wanted));
+        ops.push(patch::add(&["metadata", map], json!(wanted)));
         return;
     }
     for key in extras.iter().filter(|key| !wanted.contains_key(*key)) {
-        let path = PointerBuf::from_tokens(["metadata", map, key]);
-        ops.push(PatchOperation::Remove(RemoveOperation { path }));
+        ops.push(patch::remove(&["metadata", map, key]));
     }
     for (key, value) in wanted {
-        add(ops, &["metadata", map, key], json!(value));
+        ops.push(patch::add(&["metadata", map, key], json!(value)));
     }
-}
-
-fn add(ops: &mut Vec<PatchOperation>, path: &[&str], value: Value) {
-    ops.push(PatchOperation::Add(AddOperation {
-        path: PointerBuf::from_tokens(path.iter().copied()),
-        value,
-    }));
 }
 
 /// Our own types always serialise; if not, the error must not quote what it choked on.

@@ -10,123 +10,124 @@ use std::{
 use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
 
 use super::metrics::Metrics;
-use crate::world::state::Stream;
 
-/// What has to be reached before we are ready.
+/// What must be true for `/readyz` to answer 200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Milestone {
-    /// A watch has listed once.
-    Listed(Stream),
-    /// There is a certificate to serve with, and it is valid.
+pub enum Condition {
+    /// The watch of this name has listed once.
+    Listed(&'static str),
+    /// The guard has a certificate, and it is valid.
     Certificate,
     /// The webhook configurations hold the CA that signed it.
     Bundle,
-    /// The webhook's port answers.
+    /// The guard's port answers.
     Serving,
-    /// Nobody has asked us to stop.
-    Staying,
+    /// The process was not asked to stop.
+    NotStopping,
 }
 
-/// What we wait for, what has been reached, and when each watch last showed life.
+/// The conditions that are not true yet, and when each watch last received anything.
 #[derive(Clone)]
-pub struct Pulse(Arc<Mutex<State>>);
+pub struct Readiness(Arc<Mutex<State>>);
 
 struct State {
-    missing: BTreeSet<Milestone>,
-    beats: BTreeMap<Stream, Instant>,
+    unmet: BTreeSet<Condition>,
+    last_received: BTreeMap<&'static str, Instant>,
 }
 
-impl Pulse {
+impl Readiness {
+    /// All of these are false at first; a condition that is not among them is true.
     #[must_use]
-    pub fn new(milestones: impl IntoIterator<Item = Milestone>) -> Self {
-        let missing: BTreeSet<Milestone> = milestones.into_iter().collect();
-        let watch = |milestone: &Milestone| match milestone {
-            Milestone::Listed(stream) => Some((*stream, Instant::now())),
+    pub fn new(conditions: impl IntoIterator<Item = Condition>) -> Self {
+        let unmet: BTreeSet<Condition> = conditions.into_iter().collect();
+        let watch = |condition: &Condition| match condition {
+            Condition::Listed(watch) => Some((*watch, Instant::now())),
             _ => None,
         };
-        let beats = missing.iter().filter_map(watch).collect();
-        Self(Arc::new(Mutex::new(State { missing, beats })))
+        let last_received = unmet.iter().filter_map(watch).collect();
+        Self(Arc::new(Mutex::new(State { unmet, last_received })))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub fn alive(&self, stream: Stream) {
-        self.with(|state| state.beats.insert(stream, Instant::now()));
+    /// A watch received something from the API server.
+    pub fn watch_received(&self, watch: &'static str) {
+        self.with(|state| state.last_received.insert(watch, Instant::now()));
     }
 
-    pub fn reached(&self, milestone: Milestone) {
-        self.with(|state| state.missing.remove(&milestone));
+    pub fn mark_true(&self, condition: Condition) {
+        self.with(|state| state.unmet.remove(&condition));
     }
 
-    /// What was reached holds no more.
-    pub fn lost(&self, milestone: Milestone) {
-        self.with(|state| state.missing.insert(milestone));
-    }
-
-    /// What has not been reached yet.
-    #[must_use]
-    pub fn missing(&self) -> Vec<Milestone> {
-        self.with(|state| state.missing.iter().copied().collect())
+    pub fn mark_false(&self, condition: Condition) {
+        self.with(|state| state.unmet.insert(condition));
     }
 
     #[must_use]
-    pub fn lacks(&self, milestone: Milestone) -> bool {
-        self.with(|state| state.missing.contains(&milestone))
+    pub fn is_false(&self, condition: Condition) -> bool {
+        self.with(|state| state.unmet.contains(&condition))
+    }
+
+    /// The conditions that are false.
+    #[must_use]
+    pub fn unmet(&self) -> Vec<Condition> {
+        self.with(|state| state.unmet.iter().copied().collect())
     }
 
     /// Waits until every watch has listed once.
     pub async fn all_listed(&self) {
-        while self.missing().iter().any(|milestone| matches!(milestone, Milestone::Listed(_))) {
+        while self.unmet().iter().any(|condition| matches!(condition, Condition::Listed(_))) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
+    /// How long ago each watch received anything.
     #[must_use]
-    pub fn ages(&self) -> Vec<(Stream, Duration)> {
-        self.with(|state| state.beats.iter().map(|(stream, last)| (*stream, last.elapsed())).collect())
+    pub fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
+        self.with(|state| state.last_received.iter().map(|(watch, at)| (*watch, at.elapsed())).collect())
     }
 }
 
-impl fmt::Display for Milestone {
+impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Listed(stream) => write!(f, "not yet listed: {stream}"),
+            Self::Listed(watch) => write!(f, "not yet listed: {watch}"),
             Self::Certificate => f.write_str("no valid certificate"),
             Self::Bundle => f.write_str("our CA is not in the webhook configurations"),
-            Self::Staying => f.write_str("stopping"),
+            Self::NotStopping => f.write_str("stopping"),
             Self::Serving => f.write_str("the webhook's port does not answer"),
         }
     }
 }
 
-/// `/readyz`, for every port that is asked whether we are: who answers on the guard's port serves there, too.
-pub fn readyz(pulse: Pulse) -> Router {
-    Router::new().route("/readyz", get(|| async move { readiness(&pulse) }))
+/// `/readyz`. The guard serves it on its own port, too: an answer there proves that the port serves.
+pub fn readyz(readiness: Readiness) -> Router {
+    Router::new().route("/readyz", get(|| async move { answer(&readiness) }))
 }
 
-/// The routes. Liveness says only that the process answers: a task that ends, ends the process.
-pub fn routes(metrics: Metrics, pulse: Pulse) -> Router {
-    readyz(pulse.clone()).route("/healthz", get(|| async { "ok\n" })).route(
+/// The routes. `/healthz` says only that the process answers, because a task that ends, ends the process.
+pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
+    readyz(readiness.clone()).route("/healthz", get(|| async { "ok\n" })).route(
         "/metrics",
         get(|| async move {
-            for (stream, age) in pulse.ages() {
-                metrics.watch_age(stream, age);
+            for (watch, age) in readiness.watch_ages() {
+                metrics.watch_age(watch, age);
             }
-            metrics.ready.set(pulse.missing().is_empty().into());
+            metrics.ready.set(readiness.unmet().is_empty().into());
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(axum::http::header::CONTENT_TYPE, kind)], metrics.render())
         }),
     )
 }
 
-fn readiness(pulse: &Pulse) -> impl IntoResponse + use<> {
-    let missing: Vec<String> = pulse.missing().iter().map(ToString::to_string).collect();
-    if missing.is_empty() {
+fn answer(readiness: &Readiness) -> impl IntoResponse + use<> {
+    let unmet: Vec<String> = readiness.unmet().iter().map(ToString::to_string).collect();
+    if unmet.is_empty() {
         (StatusCode::OK, "ok\n".to_owned())
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", missing.join("\n")))
+        (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", unmet.join("\n")))
     }
 }
 
@@ -150,17 +151,17 @@ mod tests {
 
     #[tokio::test]
     async fn the_metric_says_what_readyz_says() {
-        let pulse = Pulse::new([Milestone::Serving]);
-        let router = routes(Metrics::new(), pulse.clone());
+        let readiness = Readiness::new([Condition::Serving]);
+        let router = routes(Metrics::new(), readiness.clone());
         let ready = async |status: StatusCode, line: &str| {
             assert_eq!(asked(&router, "/readyz").await.0, status);
             let (_, text) = asked(&router, "/metrics").await;
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         };
         ready(StatusCode::SERVICE_UNAVAILABLE, "lockstep_ready 0").await;
-        pulse.reached(Milestone::Serving);
+        readiness.mark_true(Condition::Serving);
         ready(StatusCode::OK, "lockstep_ready 1").await;
-        pulse.lost(Milestone::Staying);
+        readiness.mark_false(Condition::NotStopping);
         ready(StatusCode::SERVICE_UNAVAILABLE, "lockstep_ready 0").await;
     }
 }

@@ -11,25 +11,26 @@ pub enum Format {
     Json,
 }
 
-/// What is wrong, said once until it changes.
+/// A failure that is retried: logged once, and again only when its text changes.
 #[derive(Debug, Default)]
-pub struct Complaint(String);
+pub struct LogOnce(String);
 
-impl Complaint {
-    /// Whether this has not been said yet.
+impl LogOnce {
+    /// Whether this failure differs from the last one, and so belongs in the log.
     pub fn is_new(&mut self, text: &str) -> bool {
         let new = self.0 != text;
         text.clone_into(&mut self.0);
         new
     }
 
-    /// All is well.
-    pub fn is_over(&mut self) {
+    /// The next failure is logged, whatever it is.
+    pub fn resolved(&mut self) {
         self.0.clear();
     }
 
+    /// Whether the last attempt failed.
     #[must_use]
-    pub const fn stands(&self) -> bool {
+    pub const fn is_failing(&self) -> bool {
         !self.0.is_empty()
     }
 }
@@ -73,12 +74,12 @@ mod tests {
     use crate::testing::Captured;
 
     #[test]
-    fn a_complaint_is_made_once_until_it_changes_or_is_over() {
-        let mut complaint = Complaint::default();
-        assert!(complaint.is_new("a") && !complaint.is_new("a") && complaint.is_new("b"));
-        assert!(complaint.stands());
-        complaint.is_over();
-        assert!(!complaint.stands() && complaint.is_new("b"));
+    fn a_failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
+        let mut log_once = LogOnce::default();
+        assert!(log_once.is_new("a") && !log_once.is_new("a") && log_once.is_new("b"));
+        assert!(log_once.is_failing());
+        log_once.resolved();
+        assert!(!log_once.is_failing() && log_once.is_new("b"));
     }
 
     #[test]

@@ -14,8 +14,6 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
-use crate::{mirror::plan::Heal, world::state::Stream};
-
 /// Cheap to clone; all clones count into the same registry.
 #[derive(Clone)]
 pub struct Metrics {
@@ -24,7 +22,7 @@ pub struct Metrics {
     pub reconcile_seconds: Histogram,
     pub reconciles: Family<ResultLabel, Counter>,
     pub writes: Family<ActionLabel, Counter>,
-    heals: Family<ReasonLabel, Counter>,
+    pub heals: Family<ReasonLabel, Counter>,
     pub conflicts: Gauge,
     pub troubles: Family<ReasonLabel, Gauge>,
     fights: Family<ManagerLabel, Counter>,
@@ -51,7 +49,7 @@ pub struct Metrics {
 
 /// What became of a review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReviewResult {
     Allowed,
     /// Defaults were added.
     Stamped,
@@ -94,7 +92,7 @@ struct ManagerLabel {
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct WatchLabel {
-    watch: String,
+    watch: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -166,9 +164,6 @@ impl Metrics {
             registry: Arc::new(registry),
         };
         // Where all values of a label are known, series begin at zero: the first count is an increase, too.
-        for heal in Heal::ALL {
-            drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
-        }
         for verdict in ["allowed", "stamped", "denied", "rejected"] {
             drop(metrics.reviews.get_or_create(&VerdictLabel { verdict }));
         }
@@ -182,10 +177,6 @@ impl Metrics {
         metrics
     }
 
-    pub fn heal(&self, heal: Heal) {
-        self.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).inc();
-    }
-
     /// Anybody can choose the name of a field manager: so many are told apart, the rest are `other`.
     pub fn fight(&self, manager: &str) {
         const TOLD_APART: usize = 50;
@@ -196,12 +187,12 @@ impl Metrics {
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
     }
 
-    pub fn review(&self, verdict: Verdict) {
-        let (verdict, denial) = match verdict {
-            Verdict::Allowed => ("allowed", None),
-            Verdict::Stamped => ("stamped", None),
-            Verdict::Denied(reason) => ("denied", Some(reason)),
-            Verdict::Rejected => ("rejected", None),
+    pub fn review(&self, result: ReviewResult) {
+        let (verdict, denial) = match result {
+            ReviewResult::Allowed => ("allowed", None),
+            ReviewResult::Stamped => ("stamped", None),
+            ReviewResult::Denied(reason) => ("denied", Some(reason)),
+            ReviewResult::Rejected => ("rejected", None),
         };
         self.reviews.get_or_create(&VerdictLabel { verdict }).inc();
         if let Some(reason) = denial {
@@ -223,12 +214,12 @@ impl Metrics {
         self.api_calls.get_or_create(&CallLabel { verb, code }).inc();
     }
 
-    pub fn watch_age(&self, stream: Stream, age: Duration) {
-        self.watch_age.get_or_create(&WatchLabel { watch: stream.to_string() }).set(age.as_secs_f64());
+    pub fn watch_age(&self, watch: &'static str, age: Duration) {
+        self.watch_age.get_or_create(&WatchLabel { watch }).set(age.as_secs_f64());
     }
 
-    pub fn watch_restarted(&self, stream: Stream) {
-        self.watch_restarts.get_or_create(&WatchLabel { watch: stream.to_string() }).inc();
+    pub fn watch_restarted(&self, watch: &'static str) {
+        self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
     }
 
     /// When the certificate in use expires, in seconds since 1970.
@@ -284,7 +275,7 @@ mod tests {
     fn everything_is_rendered_under_its_name() {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));
-        metrics.heal(Heal::Deleted);
+        metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }).inc();
         metrics.certificate_expiry(Role::Ca, 1_700_000_000);
         metrics.certificate_rotated(Role::Leaf);
         metrics.bundle_writes.inc();

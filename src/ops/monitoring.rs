@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::metrics::{ActionLabel, Metrics, ReasonLabel, ResultLabel, Role, Verdict};
-use crate::{object::Kind, world::state::Stream};
+use super::metrics::{ActionLabel, Metrics, ReasonLabel, ResultLabel, ReviewResult, Role};
 
 const RULES: &str = include_str!("../../deploy/components/monitoring/rules.yaml");
 const DASHBOARD: &str = include_str!("../../deploy/components/monitoring/dashboard.json");
@@ -19,12 +18,13 @@ fn everything_happened() -> String {
     let metrics = Metrics::new();
     drop(metrics.reconciles.get_or_create(&ResultLabel { result: "changed" }));
     drop(metrics.writes.get_or_create(&ActionLabel { action: "created" }));
+    drop(metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }));
     drop(metrics.troubles.get_or_create(&ReasonLabel { reason: "conflict" }));
     metrics.fight("somebody");
-    metrics.watch_age(Stream::Sources(Kind::ConfigMap), std::time::Duration::ZERO);
-    metrics.watch_restarted(Stream::Namespaces);
+    metrics.watch_age("source configmaps", std::time::Duration::ZERO);
+    metrics.watch_restarted("namespaces");
     metrics.api_call("create", None);
-    metrics.review(Verdict::Denied("edit"));
+    metrics.review(ReviewResult::Denied("edit"));
     for role in [Role::Ca, Role::Leaf] {
         metrics.certificate_expiry(role, 1);
         metrics.certificate_rotated(role);

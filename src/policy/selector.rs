@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-use super::{MAX_NAMES, names};
+use super::MAX_NAMES;
+use crate::names;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadSelector {

@@ -6,8 +6,8 @@ use super::{Draft, keys, namespace, world};
 use crate::{
     content::{Content, Digest},
     marks,
-    mirror::plan::{Action, Change, Decision, Plan, Seen, Trouble, Why, decide, plan},
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
+    plan::{Action, Change, Decision, Plan, Seen, Trouble, Why, decide, plan},
     world::state::{Companion, Source, Stream, Wish, World},
 };
 
@@ -383,7 +383,7 @@ pub enum Step {
     Create(Why),
     Update(Why),
     Replace(Why),
-    Delete(crate::mirror::plan::Removal),
+    Delete(crate::plan::Removal),
 }
 
 /// The changes of a plan, to compare: place and step.

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
-    ops::{health::Pulse, metrics::Metrics},
+    ops::{health::Readiness, metrics::Metrics},
     tls::{Limits, Server, Tls},
 };
 
@@ -32,7 +32,7 @@ pub const PATIENCE: Duration = Duration::from_secs(3);
 pub struct Served {
     pub address: SocketAddr,
     pub metrics: Metrics,
-    pub pulse: Pulse,
+    pub readiness: Readiness,
     pub stop: watch::Sender<bool>,
     pub task: JoinHandle<()>,
     roots: RootCertStore,
@@ -67,11 +67,12 @@ impl Served {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (metrics, pulse, (stop, stopping)) = (Metrics::new(), Pulse::new([]), watch::channel(false));
+        let (metrics, readiness, (stop, stopping)) =
+            (Metrics::new(), Readiness::new([]), watch::channel(false));
         let tls = config.map(|config| Tls { config, metrics: metrics.clone() });
-        let server = Server { tls, router, pulse: pulse.clone(), limits };
+        let server = Server { tls, router, readiness: readiness.clone(), limits };
         let task = tokio::spawn(server.serve(listener, stopping));
-        Self { address, metrics, pulse, stop, task, roots }
+        Self { address, metrics, readiness, stop, task, roots }
     }
 
     pub async fn tcp(&self) -> TcpStream {

@@ -253,7 +253,7 @@ async fn once_we_go_an_answer_is_the_last_on_its_connection() {
     let (mut second, _connection) = served.http2().await;
     for going in [false, true] {
         if going {
-            served.pulse.lost(Milestone::Staying);
+            served.readiness.mark_false(Condition::NotStopping);
         }
         let answer = first.send_request(get("/healthz")).await.unwrap();
         assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), going);

@@ -8,15 +8,15 @@ use tokio::task::JoinSet;
 use super::{
     Scope, SharedWorld,
     state::{Effect, Found, News, Source, Stream, World},
-    watch::{self, Event, Subject},
 };
 use crate::{
     keys::Keys,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{
-        health::{Milestone, Pulse},
+        health::{Condition, Readiness},
         metrics::Metrics,
     },
+    watch::{self, Event, Subject},
 };
 
 /// Starts the watches. None of the tasks ever ends.
@@ -25,7 +25,7 @@ pub fn start(
     client: &Client,
     scope: &Scope,
     world: &SharedWorld,
-    pulse: &Pulse,
+    readiness: &Readiness,
     metrics: &Metrics,
     look_at: impl Fn(Vec<ObjectKey>) + Send + Sync + 'static,
 ) {
@@ -36,7 +36,7 @@ pub fn start(
             scope: scope.clone(),
             world: world.clone(),
             look_at: look_at.clone(),
-            pulse: pulse.clone(),
+            readiness: readiness.clone(),
             metrics: metrics.clone(),
         };
         let (client, subject) = (client.clone(), subject(stream, &scope.keys));
@@ -60,7 +60,7 @@ fn subject(stream: Stream, keys: &Keys) -> Subject {
         Stream::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
     };
     Subject {
-        name: stream.to_string(),
+        name: stream.as_str().to_owned(),
         path: format!("/api/v1/{resource}"),
         label_selector,
         field_selector: None,
@@ -75,7 +75,7 @@ struct Feed {
     scope: Scope,
     world: SharedWorld,
     look_at: Arc<LookAt>,
-    pulse: Pulse,
+    readiness: Readiness,
     metrics: Metrics,
 }
 
@@ -126,12 +126,12 @@ impl Feed {
     ) {
         // A list that is yet to be asked for says nothing: it may be refused, or never answered, again and again.
         if !matches!(event, Event::Begin) {
-            self.pulse.alive(self.stream);
+            self.readiness.watch_received(self.stream.as_str());
         }
         let effect = match event {
             Event::Begin => {
                 self.world.write(|world| world.begin(self.stream));
-                self.metrics.watch_restarted(self.stream);
+                self.metrics.watch_restarted(self.stream.as_str());
                 Effect::default()
             }
             Event::Applied(object) => {
@@ -142,7 +142,7 @@ impl Feed {
             Event::End(version) => {
                 let version = version.parse().unwrap_or(u64::MAX);
                 let effect = self.world.write(|world| world.end(self.stream, version));
-                self.pulse.reached(Milestone::Listed(self.stream));
+                self.readiness.mark_true(Condition::Listed(self.stream.as_str()));
                 effect
             }
             Event::Bookmark => Effect::default(),
@@ -187,10 +187,10 @@ mod tests {
             world: SharedWorld::new(&scope),
             scope,
             look_at: Arc::new(|_| {}),
-            pulse: Pulse::new([Milestone::Listed(stream)]),
+            readiness: Readiness::new([Condition::Listed(stream.as_str())]),
             metrics: Metrics::new(),
         };
-        let age = || feed.pulse.ages()[0].1;
+        let age = || feed.readiness.watch_ages()[0].1;
         let a_while = Duration::from_millis(5);
         while age() < a_while {
             std::thread::yield_now();

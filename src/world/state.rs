@@ -650,12 +650,16 @@ impl Effect {
     }
 }
 
-impl std::fmt::Display for Stream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Stream {
+    /// Its name in logs, metrics and `/readyz`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Namespaces => f.write_str("namespaces"),
-            Self::Companions(kind) => write!(f, "companion {}", kind.plural()),
-            Self::Sources(kind) => write!(f, "source {}", kind.plural()),
+            Self::Namespaces => "namespaces",
+            Self::Companions(Kind::ConfigMap) => "companion configmaps",
+            Self::Companions(Kind::Secret) => "companion secrets",
+            Self::Sources(Kind::ConfigMap) => "source configmaps",
+            Self::Sources(Kind::Secret) => "source secrets",
         }
     }
 }

@@ -21,7 +21,7 @@ use lockstep::{
     client,
     keys::Keys,
     ops::{
-        health::{Milestone, Pulse},
+        health::{Condition, Readiness},
         metrics::Metrics,
     },
 };
@@ -197,7 +197,7 @@ impl Stage {
             .expect("a config");
         let metrics = Metrics::new();
         let client = client::build(config, &metrics).expect("a client");
-        let pulse = Pulse::new([Milestone::Certificate, Milestone::Bundle]);
+        let readiness = Readiness::new([Condition::Certificate, Condition::Bundle]);
         let settings = Settings {
             keys: Arc::new(Keys::new(&self.cluster.domain(), "-synced")),
             namespace: NAMESPACE.to_owned(),
@@ -205,8 +205,9 @@ impl Stage {
             files: None,
         };
         let mut tasks = JoinSet::new();
-        let resolver = certs::start(&mut tasks, &client, settings, &metrics, &pulse).expect("certificates");
-        Replica { _tasks: tasks, resolver, metrics, pulse }
+        let resolver =
+            certs::start(&mut tasks, &client, settings, &metrics, &readiness).expect("certificates");
+        Replica { _tasks: tasks, resolver, metrics, readiness }
     }
 
     async fn ready_replica(&self, pace: Pace) -> Replica {
@@ -221,13 +222,13 @@ struct Replica {
     _tasks: JoinSet<&'static str>,
     resolver: Arc<Resolver>,
     metrics: Metrics,
-    pulse: Pulse,
+    readiness: Readiness,
 }
 
 impl Replica {
     async fn wait_ready(&self) {
         eventually("a certificate is served and the CA published", || async {
-            self.pulse.missing().is_empty().then_some(())
+            self.readiness.unmet().is_empty().then_some(())
         })
         .await;
     }
@@ -410,7 +411,7 @@ async fn a_bundle_that_is_wiped_or_replaced_is_back_within_seconds() {
             assert_eq!(stage.settled().await, ca);
             assert!(start.elapsed() < Duration::from_secs(5), "{kind} {op}: {:?}", start.elapsed());
         }
-        assert!(replica.pulse.missing().is_empty(), "that is no reason not to be ready");
+        assert!(replica.readiness.unmet().is_empty(), "that is no reason not to be ready");
     }
     // Counted when the answer has come, which is after others can see it.
     eventually("four writes", || async {
@@ -427,11 +428,11 @@ async fn configurations_that_come_later_are_taken_up_and_names_with_them() {
     let replica = stage.replica(LONG).await;
     let ca = eventually("a CA", || stage.current()).await;
     eventually("a certificate", || async { replica.handshake(from_ref(&ca), "localhost").await.ok() }).await;
-    assert_eq!(replica.pulse.missing(), [Milestone::Bundle]);
+    assert_eq!(replica.readiness.unmet(), [Condition::Bundle]);
     assert!(replica.handshake(from_ref(&ca), HOST).await.is_err());
     stage.configuration("Validating").await;
     eventually("the name", || async { replica.handshake(from_ref(&ca), HOST).await.ok() }).await;
-    assert_eq!(replica.pulse.missing(), [Milestone::Bundle]);
+    assert_eq!(replica.readiness.unmet(), [Condition::Bundle]);
     stage.configuration("Mutating").await;
     replica.wait_ready().await;
     assert_eq!(stage.settled().await, ca);
@@ -484,7 +485,7 @@ async fn a_rotation_runs_through_all_phases_and_no_handshake_fails_on_the_way() 
     assert!(rotations(&one, "ca") + rotations(&other, "ca") >= 1.0);
     for replica in [&one, &other] {
         assert!(rotations(replica, "leaf") >= 4.0);
-        assert!(replica.pulse.missing().is_empty());
+        assert!(replica.readiness.unmet().is_empty());
     }
     run(stage.cluster.plane.kubectl().args(["-n", NAMESPACE, "get", "secret", &stage.instance]));
 }

@@ -10,7 +10,7 @@ use std::{
 
 use lockstep::{
     object::Object,
-    world::watch::{self, Event, Subject},
+    watch::{self, Event, Subject},
 };
 use serde_json::json;
 

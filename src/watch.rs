@@ -13,7 +13,12 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{client::Failure, object::Meta, ops::log::Complaint};
+use crate::{
+    backoff::{Backoff, Retry},
+    client::Failure,
+    object::Meta,
+    ops::log::LogOnce,
+};
 
 /// The API server ends a watch after this time; the next one resumes where it ended.
 const WATCH: Duration = Duration::from_secs(60);
@@ -21,8 +26,7 @@ const WATCH: Duration = Duration::from_secs(60);
 const STALL: Duration = Duration::from_secs(180);
 /// For servers that cannot stream a list.
 const PAGE: u32 = 5000;
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(10);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 /// What to watch.
 #[derive(Debug, Clone)]
@@ -97,8 +101,8 @@ pub async fn run_for<T: Watched>(
     let mut position: Position = None;
     let mut streaming = true;
     let mut alive = Instant::now();
-    let mut retry = FIRST_RETRY;
-    let mut complaint = Complaint::default();
+    let mut retry = Retry::new(BACKOFF);
+    let mut log_once = LogOnce::default();
     loop {
         let attempt = Attempt { client: &client, request: &request, subject: &subject, stall };
         let begun = Instant::now();
@@ -120,8 +124,8 @@ pub async fn run_for<T: Watched>(
             // A server that ends every watch at once must not be asked without end.
             Ok(()) if begun.elapsed() < Duration::from_secs(1) && !lists => {}
             Ok(()) => {
-                retry = FIRST_RETRY;
-                complaint.is_over();
+                retry.reset();
+                log_once.resolved();
                 continue;
             }
             Err(Broken::NoStreaming) => {
@@ -135,13 +139,12 @@ pub async fn run_for<T: Watched>(
             }
             Err(Broken::Failed(failure)) => {
                 let text = explain(name, &failure);
-                if complaint.is_new(&text) {
+                if log_once.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
                 }
             }
         }
-        tokio::time::sleep(retry.mul_f64(f64::midpoint(1.0, fastrand::f64()))).await;
-        retry = (retry * 2).min(LAST_RETRY);
+        tokio::time::sleep(retry.next_delay()).await;
     }
 }
 
@@ -334,6 +337,6 @@ mod tests {
             () = enough.notified() => {}
         }
         let watches = watches.lock().unwrap();
-        assert!(watches[3] - watches[0] >= (FIRST_RETRY * 7) / 2, "{watches:?}");
+        assert!(watches[3] - watches[0] >= (BACKOFF.first * 7) / 2, "{watches:?}");
     }
 }
