@@ -33,8 +33,9 @@ e2e: controlplane
 
 test-node: ## two replicas on a real kubelet, and the end-to-end tests beside them; takes root on Linux
 	@$(CARGO) build --locked --workspace
-	@if obstacle=$$('$(BIN)/debug/controlplane' obstacle); then \
-	  echo "test-node is skipped, nothing was tested on a real node: $$obstacle"; \
+	@reason=$$('$(BIN)/debug/controlplane' preflight); \
+	if [ -n "$$reason" ]; then \
+	  echo "test-node is skipped, nothing was tested on a real node: $$reason"; \
 	else \
 	  $(MAKE) --no-print-directory on-node; \
 	fi

@@ -12,10 +12,10 @@ async fn foreign(cluster: &Cluster, namespace: &str, name: &str) -> Value {
 #[tokio::test]
 async fn a_name_held_by_an_object_that_is_not_ours_is_a_conflict() {
     let cluster = Cluster::new("held").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let theirs = foreign(&cluster, &home, "colors-synced").await;
-    cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     let note = cluster.wait_event(&home, "colors", "Conflict").await;
     assert!(note.contains(&format!("{home}/colors-synced: the name is held by")), "{note}");
     lockstep.wait_metric("lockstep_conflicts", 1.0).await;
@@ -32,11 +32,11 @@ async fn a_name_held_by_an_object_that_is_not_ours_is_a_conflict() {
 #[tokio::test]
 async fn two_sources_want_the_same_companion_and_the_one_it_belongs_to_keeps_it() {
     let cluster = Cluster::new("two").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let source = |name: &str| {
         let source = cluster.source(&home, name).with("/data", json!({"from": name}));
-        source.ask("companion-name", "shared")
+        source.annotate("companion-name", "shared")
     };
     source("first").create().await;
     cluster.wait_data(&home, "shared", json!({"from": "first"})).await;
@@ -54,7 +54,7 @@ async fn two_sources_want_the_same_companion_and_the_one_it_belongs_to_keeps_it(
 #[tokio::test]
 async fn adopt_takes_over_what_is_not_ours_where_it_may() {
     let cluster = Cluster::new("adopt").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let closed = cluster.namespace("closed").await;
     let open = cluster.namespace_with("open", json!({}), json!({cluster.key("accept-from"): home})).await;
@@ -70,7 +70,12 @@ async fn adopt_takes_over_what_is_not_ours_where_it_may() {
     cluster.merge(&configmap(&owned, "colors-synced"), &controlled).await;
 
     let targets = format!(".,{closed},{open},{owned}");
-    cluster.source(&home, "colors").ask("adopt", "true").ask("target-namespaces", &targets).create().await;
+    cluster
+        .source(&home, "colors")
+        .annotate("adopt", "true")
+        .annotate("target-namespaces", &targets)
+        .create()
+        .await;
     for (namespace, before) in [(&home, &theirs[0]), (&open, &theirs[1])] {
         let adopted = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
         assert_eq!(adopted["metadata"]["uid"], before["metadata"]["uid"]);

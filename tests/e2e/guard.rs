@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, Lockstep, configmap, eventually},
-    person::Person,
-    verbs::{Subject, assert_refused},
+    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually},
+    kubectl_commands::{Subject, assert_refused},
+    users::User,
 };
 
 /// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in both.
@@ -13,9 +13,9 @@ struct Scene {
     cluster: Cluster,
     home: String,
     away: String,
-    alice: Person,
+    alice: User,
     lockstep: Lockstep,
-    _installed: Installed,
+    _installed: InstalledManifests,
 }
 
 impl Scene {
@@ -26,7 +26,7 @@ impl Scene {
     async fn with(test: &str, protect: &str, flags: &[&str]) -> Self {
         let cluster = Cluster::new(test).await;
         let (home, away, alice) = cluster.alice().await;
-        let (_installed, lockstep) = cluster.guarded(flags).await;
+        let (_installed, lockstep) = cluster.install_and_start(flags).await;
         cluster.make_sources(&home, &away, &[("protect", protect)]).await;
         cluster.wait_companions(&home, &away).await;
         Self { cluster, home, away, alice, lockstep, _installed }
@@ -88,12 +88,12 @@ async fn what_changes_nothing_but_managed_fields_passes() {
     let (home, alice) = (&scene.home, &scene.alice);
     let [(companion, _), ..] = scene.companions();
     let before = scene.cluster.get(&companion.path()).await.unwrap();
-    alice.does(&format!("patch cm colors-synced -n {home} --type merge -p {{}}"));
-    alice.does_with(&format!("replace -f - -n {home}"), &companion.file(|_| {}).await);
+    alice.succeeds(&format!("patch cm colors-synced -n {home} --type merge -p {{}}"));
+    alice.succeeds_with(&format!("replace -f - -n {home}"), &companion.file(|_| {}).await);
     let data = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "colors-synced"}, "data": before["data"],
     });
-    alice.does_with(&format!("apply --server-side --force-conflicts -f - -n {home}"), &data.to_string());
+    alice.succeeds_with(&format!("apply --server-side --force-conflicts -f - -n {home}"), &data.to_string());
     let after = scene.cluster.get(&companion.path()).await.unwrap();
     assert_ne!(after["metadata"]["managedFields"], before["metadata"]["managedFields"]);
 }
@@ -147,7 +147,7 @@ async fn a_delete_is_refused_where_the_source_protects_all() {
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
     }
     // What the message says works.
-    scene.alice.does(&format!("annotate --overwrite configmap colors -n {home} {protect}=edits"));
+    scene.alice.succeeds(&format!("annotate --overwrite configmap colors -n {home} {protect}=edits"));
     let line = format!("delete configmap colors-synced -n {home}");
     eventually("the delete passes", || async {
         scene.alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
@@ -187,7 +187,7 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
             }
         }
     }
-    alice.does(&format!("create cm plain -n {home}"));
+    alice.succeeds(&format!("create cm plain -n {home}"));
     let line = format!("label cm plain -n {home} {}=true", key("companion"));
     assert_refused(&line, &alice.fails(&line), "bears the marks of a companion");
 
@@ -196,12 +196,12 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
     scene
         .cluster
         .source(home, "flavors")
-        .ask("target-namespaces", &late)
-        .ask("paused", "true")
+        .annotate("target-namespaces", &late)
+        .annotate("paused", "true")
         .create()
         .await;
     scene.cluster.namespace("late").await;
-    let bob = scene.cluster.person("bob", &[], &[&late]).await;
+    let bob = scene.cluster.editor("bob", &[], &[&late]).await;
     let line = format!("create cm flavors-synced -n {late}");
     eventually("the guard knows the namespace", || async {
         let output = bob.kubectl(&format!("{line} --dry-run=server")).output().expect("kubectl");
@@ -209,8 +209,8 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
     })
     .await;
     assert_refused(&line, &bob.fails(&line), &format!("needed for the companion of {home}/flavors"));
-    bob.does(&format!("create cm other-synced -n {late}"));
-    bob.does(&format!("create secret generic flavors-synced -n {late}"));
+    bob.succeeds(&format!("create cm other-synced -n {late}"));
+    bob.succeeds(&format!("create secret generic flavors-synced -n {late}"));
 }
 
 #[tokio::test]
@@ -248,8 +248,8 @@ async fn a_source_is_checked_when_it_is_written() {
     let exempt = json!({"metadata": {"annotations": {key("protect"): "everything"}}});
     let admin = scene.cluster.admin();
     let own = "--as=system:serviceaccount:lockstep-system:lockstep";
-    admin.does(&format!("patch cm colors -n {home} --type merge -p {exempt} {own}"));
-    alice.does(&format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
+    admin.succeeds(&format!("patch cm colors -n {home} --type merge -p {exempt} {own}"));
+    alice.succeeds(&format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
 }
 
 #[tokio::test]
@@ -258,8 +258,8 @@ async fn defaults_are_stamped_and_present_values_left_alone() {
     let (cluster, alice, away, home) = (&scene.cluster, &scene.alice, &scene.away, &scene.home);
     let annotations = |object: Value| object["metadata"]["annotations"].clone();
     // The flag's, on an object without any annotations.
-    alice.does(&format!("create cm plain -n {home}"));
-    alice.does(&format!("label cm plain -n {home} {}=true", cluster.key("managed")));
+    alice.succeeds(&format!("create cm plain -n {home}"));
+    alice.succeeds(&format!("label cm plain -n {home} {}=true", cluster.key("managed")));
     assert_eq!(
         annotations(cluster.configmap(home, "plain").await.unwrap()),
         json!({cluster.key("target-namespaces"): ".", cluster.key("protect"): "all"})
@@ -277,16 +277,16 @@ async fn defaults_are_stamped_and_present_values_left_alone() {
         json!({cluster.key("target-namespaces"): away, cluster.key("protect"): "none"})
     );
     cluster.wait_data(away, "flavors-synced", json!({"sky": "blue"})).await;
-    let bob = cluster.person("bob", &[], &[&kept]).await;
-    bob.does(&format!("create cm mine -n {kept}"));
+    let bob = cluster.editor("bob", &[], &[&kept]).await;
+    bob.succeeds(&format!("create cm mine -n {kept}"));
     let line = format!("label cm mine -n {kept} {}=true", cluster.key("managed"));
     assert_refused(
         &line,
         &bob.fails(&line),
         &format!("may not create configmaps mine-synced in namespace {away}"),
     );
-    bob.does(&format!("annotate cm mine -n {kept} {}=.", cluster.key("target-namespaces")));
-    bob.does(&line);
+    bob.succeeds(&format!("annotate cm mine -n {kept} {}=.", cluster.key("target-namespaces")));
+    bob.succeeds(&line);
     cluster.wait_data(&kept, "mine-synced", Value::Null).await;
 }
 
@@ -296,7 +296,7 @@ async fn a_name_that_belongs_to_another_source() {
     let (alice, home, away, key) =
         (&scene.alice, &scene.home, &scene.away, |name: &str| scene.cluster.key(name));
     // From another namespace: refused.
-    alice.does(&format!("create cm colors -n {away}"));
+    alice.succeeds(&format!("create cm colors -n {away}"));
     let line = format!("label cm colors -n {away} {}=true", key("managed"));
     assert_refused(
         &line,
@@ -316,7 +316,7 @@ async fn a_name_that_belongs_to_another_source() {
     let output = crate::harness::output(&mut create, &new.to_string());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("it is handed over when that one lets go"), "{said}");
-    alice.does(&format!("delete cm colors -n {home}"));
+    alice.succeeds(&format!("delete cm colors -n {home}"));
     for namespace in [home, away] {
         scene.cluster.wait_data(namespace, "colors-synced", json!({"sky": "red"})).await;
     }
@@ -326,8 +326,8 @@ async fn a_name_that_belongs_to_another_source() {
 async fn a_conflict_that_the_mirror_knows_is_a_warning() {
     let scene = Scene::set("known").await;
     let (alice, home) = (&scene.alice, &scene.home);
-    alice.does(&format!("create cm held -n {home}"));
-    scene.cluster.source(home, "flavors").ask("companion-name", "held").create().await;
+    alice.succeeds(&format!("create cm held -n {home}"));
+    scene.cluster.source(home, "flavors").annotate("companion-name", "held").create().await;
     scene.cluster.wait_event(home, "flavors", "Conflict").await;
     let line = format!(r#"patch cm flavors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#);
     let output = alice.kubectl(&line).output().expect("kubectl");
@@ -342,8 +342,10 @@ async fn exempt_people_pass_and_whoever_only_looks_like_them_does_not() {
     let (admin, away) = (scene.cluster.admin(), &scene.away);
     for who in ["--as=root --as-group=system:masters", "--as=carol --as-group=ops --as-group=system:masters"]
     {
-        admin.does(&format!("label --overwrite cm colors-synced -n {away} team=mine {who} --dry-run=server"));
-        admin.does(&format!("delete cm colors-synced -n {away} {who} --dry-run=server"));
+        admin.succeeds(&format!(
+            "label --overwrite cm colors-synced -n {away} team=mine {who} --dry-run=server"
+        ));
+        admin.succeeds(&format!("delete cm colors-synced -n {away} {who} --dry-run=server"));
     }
     for who in ["--as=ops --as-group=system:masters", "--as=carol --as-group=root --as-group=system:masters"]
     {
@@ -363,20 +365,22 @@ async fn kubernetes_cleans_up_with_the_guard_up() {
     let scene = Scene::with("cleanup", "all", &[]).await;
     let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
     for (name, mode) in [("one", "background"), ("two", "foreground"), ("three", "orphan")] {
-        let source =
-            cluster.source(home, name).ask("target-namespaces", &format!(".,{away}")).ask("protect", "all");
+        let source = cluster
+            .source(home, name)
+            .annotate("target-namespaces", &format!(".,{away}"))
+            .annotate("protect", "all");
         source.create().await;
         for namespace in [home, away] {
             cluster.wait_data(namespace, &format!("{name}-synced"), json!({"sky": "blue"})).await;
         }
-        alice.does(&format!("delete cm {name} -n {home} --cascade={mode}"));
+        alice.succeeds(&format!("delete cm {name} -n {home} --cascade={mode}"));
         for namespace in [home, away] {
             cluster.wait_gone(&configmap(namespace, &format!("{name}-synced"))).await;
         }
     }
     // A namespace with companions of `protect: all` in it, and with sources.
     for namespace in [away, home] {
-        cluster.admin().does(&format!("delete namespace {namespace} --wait=false"));
+        cluster.admin().succeeds(&format!("delete namespace {namespace} --wait=false"));
         cluster.wait_gone(&format!("/api/v1/namespaces/{namespace}")).await;
     }
 }
@@ -391,7 +395,7 @@ async fn what_slips_through_is_repaired() {
     // The configurations go: edits pass, and are healed.
     let name = format!("lockstep.{}", cluster.domain());
     for kind in ["validating", "mutating"] {
-        cluster.admin().does(&format!("delete {kind}webhookconfiguration {name}"));
+        cluster.admin().succeeds(&format!("delete {kind}webhookconfiguration {name}"));
     }
     eventually("an edit passes", || async {
         alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A mirror without rivals and without a guard: neither needs rights by the name of a test's instance.
-pub const MIRROR_ALONE: &[&str] = &["--no-webhook", "--no-leader-elect"];
+pub const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
 
 /// The control plane of all tests that leave it alone.
 pub fn shared() -> &'static ControlPlane {
@@ -47,7 +47,7 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
 }
 
 /// A control plane of one test's own, to be stopped and started; none where an existing cluster is used.
-pub fn own(test: &str, apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
+pub fn dedicated_control_plane(test: &str, apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
     if shared().is_existing() {
         eprintln!(
             "{test} is skipped: it stops and starts a control plane, and LOCKSTEP_TEST_KUBECONFIG is set"
@@ -97,7 +97,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut condit
 }
 
 /// A client for a kubeconfig.
-pub async fn client_of(kubeconfig: &Path) -> Client {
+pub async fn client_for(kubeconfig: &Path) -> Client {
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let options = KubeConfigOptions::default();
@@ -126,7 +126,7 @@ impl Cluster {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unique = (std::process::id() * 1000 + NEXT.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
         let id = format!("{test}-{unique}");
-        let client = client_of(&plane.admin()).await;
+        let client = client_for(&plane.admin()).await;
         // An existing cluster may not be on this machine's loopback; then it is told how to reach us.
         let address = match std::env::var("LOCKSTEP_TEST_HOST") {
             Ok(host) => format!("{host}:{}", 10_000 + unique % 20_000),
@@ -347,8 +347,9 @@ impl Cluster {
     }
 
     /// Installs what `lockstep manifests` prints for this test's domain, until the result is dropped.
-    pub fn install(&self, flags: &[&str]) -> Installed {
-        let installed = Installed { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
+    pub fn install(&self, flags: &[&str]) -> InstalledManifests {
+        let installed =
+            InstalledManifests { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
         self.apply(flags);
         installed
     }
@@ -362,30 +363,30 @@ impl Cluster {
     }
 
     /// Starts a mirror for this test and waits until it is ready.
-    pub async fn lockstep(&self) -> Lockstep {
-        self.lockstep_with(&[]).await
+    pub async fn start_mirror(&self) -> Lockstep {
+        self.start_mirror_with(&[]).await
     }
 
-    /// As [`Self::lockstep`], with more flags.
-    pub async fn lockstep_with(&self, flags: &[&str]) -> Lockstep {
-        self.start(&[MIRROR_ALONE, flags].concat()).await
+    /// As [`Self::start_mirror`], with more flags.
+    pub async fn start_mirror_with(&self, flags: &[&str]) -> Lockstep {
+        self.start(&[MIRROR_ONLY, flags].concat()).await
     }
 
     /// Installs the webhook configurations for this test, and starts mirror and guard with these flags.
-    pub async fn guarded(&self, flags: &[&str]) -> (Installed, Lockstep) {
+    pub async fn install_and_start(&self, flags: &[&str]) -> (InstalledManifests, Lockstep) {
         let installed = self.install(&["--webhook-url", &self.url()]);
-        (installed, self.guard(flags).await)
+        (installed, self.start_guard(flags).await)
     }
 
     /// Starts mirror and guard, where the webhook configurations are installed.
-    pub async fn guard(&self, flags: &[&str]) -> Lockstep {
+    pub async fn start_guard(&self, flags: &[&str]) -> Lockstep {
         let lockstep = self.start(&[&["--webhook-bind", &self.address], flags].concat()).await;
-        self.wait_guarded().await;
+        self.wait_webhook().await;
         lockstep
     }
 
     /// Waits until the API server trusts the guard: it learns of the CA a moment after we know that it is published.
-    pub async fn wait_guarded(&self) {
+    pub async fn wait_webhook(&self) {
         let path = "/api/v1/namespaces/default/configmaps?dryRun=All";
         let object = |key: &str| json!({"metadata": {"name": "x", "labels": {self.key(key): "true"}}});
         let (forged, source) = (object("companion"), object("managed"));
@@ -409,12 +410,12 @@ impl Cluster {
 }
 
 /// What one test has installed. All goes when dropped, but for what tests share: namespace and ServiceAccount.
-pub struct Installed {
+pub struct InstalledManifests {
     plane: &'static ControlPlane,
     instance: String,
 }
 
-impl Drop for Installed {
+impl Drop for InstalledManifests {
     fn drop(&mut self) {
         let name = &self.instance;
         let mut delete = self.plane.kubectl();
@@ -459,7 +460,7 @@ pub struct Source<'a> {
 
 impl Source<'_> {
     /// One of our annotations.
-    pub fn ask(mut self, key: &str, value: &str) -> Self {
+    pub fn annotate(mut self, key: &str, value: &str) -> Self {
         self.object["metadata"]["annotations"][self.cluster.key(key)] = json!(value);
         self
     }

@@ -7,7 +7,7 @@ use crate::harness::{Cluster, configmap, eventually, secret};
 #[tokio::test]
 async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays() {
     let cluster = Cluster::new("edited").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let source = cluster.key("source");
     let edits = [
@@ -53,9 +53,9 @@ async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays()
 #[tokio::test]
 async fn a_companion_deleted_is_recreated() {
     let cluster = Cluster::new("deleted").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     for namespace in [&home, &away] {
         let before = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
         cluster.delete(&configmap(namespace, "colors-synced")).await;
@@ -83,9 +83,9 @@ async fn a_companion_deleted_is_recreated() {
 #[tokio::test]
 async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
     let cluster = Cluster::new("stripped").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     let label = cluster.key("companion");
     for namespace in [&home, &away] {
         let before = cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
@@ -118,14 +118,14 @@ async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
 #[tokio::test]
 async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_replaced() {
     let cluster = Cluster::new("immutable").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = |sky: &str| {
         cluster
             .source(&home, "colors")
             .with("/immutable", json!(true))
             .with("/data", json!({"sky": sky}))
-            .ask("target-namespaces", &away)
+            .annotate("target-namespaces", &away)
     };
     source("blue").create().await;
     let before = cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
@@ -138,7 +138,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
 
     let token = json!({"token": "aHVzaA=="});
     let typed = |type_: &str| {
-        cluster.source(&home, "typed").secret(type_, token.clone()).ask("target-namespaces", &away)
+        cluster.source(&home, "typed").secret(type_, token.clone()).annotate("target-namespaces", &away)
     };
     typed("example.com/a").create().await;
     let path = secret(&away, "typed-synced");
@@ -169,7 +169,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
 #[tokio::test]
 async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
     let cluster = Cluster::new("fight").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     for name in ["colors", "beacon"] {
         cluster.source(&home, name).create().await;

@@ -1,27 +1,28 @@
-//! Every row of the mirror's table, and both locks, on a real control plane. Tests run in parallel, each with its own domain.
+//! End-to-end tests on a real control plane: the behaviour that docs/reference.md and docs/security.md promise. Tests
+//! run in parallel, each with a domain and namespaces of its own. See tests/README.md.
 
-mod asked;
+mod cert_rotation;
 mod certs;
 mod chart;
+mod cleanup;
 mod conflict;
 mod crds;
-mod down;
-mod follow;
+mod fixture;
 mod guard;
+mod guard_down;
 mod harness;
 mod heal;
-mod input;
-mod leave;
-mod life;
-mod limits;
+mod kubectl_commands;
+mod leader_election;
+mod least_privilege;
 mod manifests;
-mod person;
+mod mirroring;
 mod policy;
-mod privileges;
-mod refuse;
-mod relay;
-mod replicas;
-mod rights;
-mod rotate;
-mod stage;
-mod verbs;
+mod privilege_escalation;
+mod protected_namespaces;
+mod refused_sources;
+mod shutdown;
+mod startup_errors;
+mod subject_access;
+mod tcp_proxy;
+mod users;

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, configmap, eventually},
-    person::{CLEANERS, Person},
-    verbs::{Subject, assert_refused},
+    harness::{Cluster, InstalledManifests, configmap, eventually},
+    kubectl_commands::{Subject, assert_refused},
+    users::{KUBERNETES_CLEANUP_USERS, User},
 };
 
 /// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is gone again.
@@ -13,7 +13,7 @@ struct Scene {
     cluster: Cluster,
     home: String,
     away: String,
-    alice: Person,
+    alice: User,
 }
 
 impl Scene {
@@ -28,20 +28,20 @@ impl Scene {
 
     /// Runs a mirror until every source has its companions.
     async fn mirror(&self) {
-        let mut lockstep = self.cluster.lockstep().await;
+        let mut lockstep = self.cluster.start_mirror().await;
         self.cluster.wait_companions(&self.home, &self.away).await;
         assert!(lockstep.stop().await.success());
     }
 
     /// Installs the policy and waits until it holds for alice.
-    async fn lock(&self, flags: &[&str]) -> Installed {
+    async fn lock(&self, flags: &[&str]) -> InstalledManifests {
         // Of a cluster that exists, nothing of an installation is to be changed but what is this test's own.
         let url = self.cluster.url();
         let installed = self.cluster.install(&[&["--policy", "--webhook-url", &url], flags].concat());
         // The webhooks would refuse things too.
         for kind in ["validating", "mutating"] {
             let name = format!("lockstep.{}", self.cluster.domain());
-            self.cluster.admin().does(&format!("delete {kind}webhookconfiguration {name}"));
+            self.cluster.admin().succeeds(&format!("delete {kind}webhookconfiguration {name}"));
         }
         let writes = |name: &str| {
             let line = format!("annotate cm {name} -n {} probe=1 --dry-run=server", self.home);
@@ -152,7 +152,7 @@ async fn what_poses_as_a_companion_is_refused() {
         let complaint = alice.fails_with(&format!("create -f - -n {home}"), &nameless);
         assert!(complaint.contains("bears the marks of a companion"), "{complaint}");
 
-        alice.does(&format!(
+        alice.succeeds(&format!(
             "create {kind} {} plain -n {home}",
             if kind == "secret" { "generic" } else { "" }
         ));
@@ -171,20 +171,23 @@ async fn what_changes_nothing_passes() {
         .collect::<serde_json::Map<_, _>>()
         .into();
     cluster.source(home, "large").with("/data", many.clone()).create().await;
-    let mut lockstep = cluster.lockstep().await;
+    let mut lockstep = cluster.start_mirror().await;
     cluster.wait_data(home, "large-synced", many).await;
     lockstep.stop().await;
 
     let _installed = scene.lock(&[]).await;
     for name in ["colors-synced", "large-synced"] {
         let before = cluster.configmap(home, name).await.unwrap();
-        alice.does(&format!("patch cm {name} -n {home} --type merge -p {{}}"));
+        alice.succeeds(&format!("patch cm {name} -n {home} --type merge -p {{}}"));
         let companion = Subject { cluster, kind: "configmap", namespace: home, name: name.to_owned() };
         let same = companion.file(|_| {}).await;
-        alice.does_with(&format!("replace -f - -n {home}"), &same);
+        alice.succeeds_with(&format!("replace -f - -n {home}"), &same);
         // Nothing but managedFields: alice now owns what she applied, too.
         let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": before["data"]});
-        alice.does_with(&format!("apply --server-side --force-conflicts -f - -n {home}"), &data.to_string());
+        alice.succeeds_with(
+            &format!("apply --server-side --force-conflicts -f - -n {home}"),
+            &data.to_string(),
+        );
         let after = cluster.configmap(home, name).await.unwrap();
         assert_ne!(after["metadata"]["managedFields"], before["metadata"]["managedFields"]);
 
@@ -199,23 +202,23 @@ async fn what_is_not_protected_passes() {
     let scene = Scene::set("open").await;
     let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
     for name in ["one", "two"] {
-        cluster.source(home, name).ask("protect", "none").create().await;
+        cluster.source(home, name).annotate("protect", "none").create().await;
     }
-    let mut lockstep = cluster.lockstep().await;
+    let mut lockstep = cluster.start_mirror().await;
     for name in ["one-synced", "two-synced"] {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
     lockstep.stop().await;
     let _installed = scene.lock(&[]).await;
-    alice.does(&format!("label cm one-synced -n {home} team=mine"));
-    alice.does(&format!("label cm one-synced -n {home} {}-", cluster.key("companion")));
-    alice.does(&format!("delete cm two-synced -n {home}"));
+    alice.succeeds(&format!("label cm one-synced -n {home} team=mine"));
+    alice.succeeds(&format!("label cm one-synced -n {home} {}-", cluster.key("companion")));
+    alice.succeeds(&format!("delete cm two-synced -n {home}"));
 
     // Others' objects and sources are none of its business.
-    alice.does(&format!("create cm plain-synced -n {home} --from-literal=a=b"));
-    alice.does(&format!("label cm plain-synced -n {home} team=mine"));
-    alice.does(&format!("delete cm plain-synced -n {home}"));
-    alice.does(&format!("label cm colors -n {home} team=mine"));
+    alice.succeeds(&format!("create cm plain-synced -n {home} --from-literal=a=b"));
+    alice.succeeds(&format!("label cm plain-synced -n {home} team=mine"));
+    alice.succeeds(&format!("delete cm plain-synced -n {home}"));
+    alice.succeeds(&format!("label cm colors -n {home} team=mine"));
 }
 
 #[tokio::test]
@@ -236,7 +239,7 @@ async fn a_companion_that_names_no_source_cannot_be_changed_but_deleted() {
         );
         assert_refused(&line, &alice.fails(&line), &text);
         // It is nobody's, and no source could be deleted instead.
-        alice.does(&format!("delete cm colors-synced -n {namespace}"));
+        alice.succeeds(&format!("delete cm colors-synced -n {namespace}"));
     }
 }
 
@@ -245,20 +248,20 @@ async fn exempt_people_and_the_mirror_pass() {
     let scene = Scene::set("exempt").await;
     let (cluster, home, away) = (&scene.cluster, &scene.home, &scene.away);
     let group = format!("o'ps {}", cluster.id);
-    let bob = cluster.person("bob", &[], &[home]).await;
-    let carol = cluster.person("carol", &["developers", &group], &[home]).await;
+    let bob = cluster.editor("bob", &[], &[home]).await;
+    let carol = cluster.editor("carol", &["developers", &group], &[home]).await;
     let _installed = scene.lock(&["--exempt-user", &bob.name, "--exempt-group", &group]).await;
-    bob.does(&format!("label cm colors-synced -n {home} team=mine"));
-    carol.does(&format!("delete cm colors-synced -n {home}"));
+    bob.succeeds(&format!("label cm colors-synced -n {home} team=mine"));
+    carol.succeeds(&format!("delete cm colors-synced -n {home}"));
     let forged = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "forged", "labels": {cluster.key("companion"): "true"}},
     });
-    bob.does_with(&format!("create -f - -n {home}"), &forged.to_string());
+    bob.succeeds_with(&format!("create -f - -n {home}"), &forged.to_string());
 
     // Made, changed and deleted by the mirror.
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     cluster.wait_data(home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.merge(&configmap(home, "colors"), &json!({"data": {"sky": "red"}})).await;
     for namespace in [home, away] {
@@ -275,16 +278,16 @@ async fn kubernetes_cleans_up_as_ever() {
     let scene = Scene::set("cleanup").await;
     let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
     for name in ["background", "foreground", "orphan"] {
-        cluster.source(home, name).ask("protect", "all").create().await;
+        cluster.source(home, name).annotate("protect", "all").create().await;
     }
-    let mut lockstep = cluster.lockstep().await;
+    let mut lockstep = cluster.start_mirror().await;
     for name in ["background", "foreground", "orphan"] {
         cluster.wait_data(home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }
     lockstep.stop().await;
     let _installed = scene.lock(&[]).await;
     for name in ["background", "foreground", "orphan"] {
-        alice.does(&format!("delete cm {name} -n {home} --cascade={name} --wait=false"));
+        alice.succeeds(&format!("delete cm {name} -n {home} --cascade={name} --wait=false"));
         cluster.wait_gone(&configmap(home, name)).await;
     }
     for name in ["background-synced", "foreground-synced"] {
@@ -292,13 +295,13 @@ async fn kubernetes_cleans_up_as_ever() {
     }
     let orphan = cluster.configmap(home, "orphan-synced").await.expect("the orphan stays");
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
-    for identity in CLEANERS {
+    for identity in KUBERNETES_CLEANUP_USERS {
         let line = format!("--as={identity} --as-group=system:masters -n {home}");
-        cluster.admin().does(&format!("label cm orphan-synced a={} --overwrite {line}", identity.len()));
-        cluster.admin().does(&format!("delete cm orphan-synced --dry-run=server {line}"));
+        cluster.admin().succeeds(&format!("label cm orphan-synced a={} --overwrite {line}", identity.len()));
+        cluster.admin().succeeds(&format!("delete cm orphan-synced --dry-run=server {line}"));
     }
 
-    cluster.admin().does(&format!("delete namespace {home} --wait=false"));
+    cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
     cluster.wait_gone(&format!("/api/v1/namespaces/{home}")).await;
 }
 
@@ -312,7 +315,7 @@ async fn anything_goes_in_a_namespace_that_is_ending() {
     let free =
         format!(r#"patch cm colors-synced -n {home} --type merge -p {{"metadata":{{"finalizers":null}}}}"#);
     assert_refused(&free, &alice.fails(&free), &scene.edit_text("configmap", home, "colors"));
-    cluster.admin().does(&format!("delete namespace {home} --wait=false"));
+    cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
     // alice's rights go with the namespace, so somebody else does it.
     eventually("the finalizer can be taken away", || async {
         let line = free.replace("patch", "patch --as-group=system:masters --as=mallory");

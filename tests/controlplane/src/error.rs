@@ -110,7 +110,7 @@ pub enum Error {
 
     /// The helper processes that clear up after us did not start, or found the directory taken.
     #[error("the data directory {} cannot be created", .0.display())]
-    Janitor(PathBuf),
+    Cleanup(PathBuf),
 
     /// A key or certificate could not be made.
     #[error("cannot make a certificate: {0}")]

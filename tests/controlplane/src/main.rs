@@ -1,6 +1,6 @@
-//! `controlplane build` compiles the binaries; `controlplane up` runs a control plane by hand, with a node if told to;
-//! `controlplane obstacle` says why there can be no node, and fails if there is no reason; `controlplane image` writes an
-//! image.
+//! `controlplane build` compiles the binaries. `controlplane up` runs a control plane, optionally with a node, until it is
+//! killed. `controlplane preflight` fails and prints the reason if this machine cannot run a node. `controlplane image`
+//! writes an image archive.
 
 #![forbid(unsafe_code)]
 
@@ -22,14 +22,17 @@ fn main() -> ExitCode {
             let images: Vec<&Path> = images.iter().map(Path::new).collect();
             Node::start(&images).and_then(|node| stay(node.plane()))
         }
-        ["obstacle"] => match Node::obstacle() {
-            Some(obstacle) => writeln!(io::stdout(), "{obstacle}").map_err(Error::from),
-            None => return ExitCode::FAILURE,
+        ["preflight"] => match Node::unmet_requirement() {
+            Some(reason) => {
+                println!("{reason}");
+                return ExitCode::FAILURE;
+            }
+            None => Ok(()),
         },
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [node | helm] | up [node [ARCHIVE…]] | obstacle | image BINARY ARCHIVE NAME"
+                "usage: controlplane build [node|helm] | up [node [ARCHIVE…]] | preflight | image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);
         }

@@ -1,13 +1,13 @@
 //! A cluster with one real node: kubelet, kube-proxy, scheduler, containerd and runc, without Docker.
 //!
 //! Everything lives in namespaces and cgroups of its own, below a data directory of its own, and is tied to this
-//! process by the janitor: afterwards the machine is as it was. Images come from archives; there is no way out to a
+//! process by the cleanup: afterwards the machine is as it was. Images come from archives; there is no way out to a
 //! registry, and no DNS.
 
 mod cgroups;
-mod obstacle;
+mod preflight;
 mod programs;
-mod space;
+mod sandbox;
 
 use std::fmt;
 use std::fs;
@@ -18,13 +18,13 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::Value;
 
-use self::space::{MACHINE, NODE, Space, run};
+use self::sandbox::{MACHINE, NODE, Sandbox, run};
 use crate::binaries::Binaries;
+use crate::cleanup::Cleanup;
 use crate::components::Site;
+use crate::control_plane::{ControlPlane, new_data_dir};
 use crate::image::Image;
-use crate::janitor::Janitor;
 use crate::pki::{Authority, Credentials};
-use crate::plane::{ControlPlane, new_data_dir};
 use crate::process::{Probe, Process, Spec};
 use crate::{Error, compile, files};
 
@@ -45,59 +45,59 @@ pub struct Node {
     _kube_proxy: Process,
     kubelet: Process,
     _containerd: Process,
-    space: Space,
+    sandbox: Sandbox,
     plane: ControlPlane,
 }
 
 impl Node {
     /// Why there can be no node on this machine, if so; for tests that are then passed over.
     #[must_use]
-    pub fn obstacle() -> Option<String> {
-        obstacle::obstacle()
+    pub fn unmet_requirement() -> Option<String> {
+        preflight::unmet_requirement()
     }
 
     /// Boots a cluster whose node has these images, from archives. Returns when the node is ready for pods.
     ///
     /// # Errors
-    /// [`Error::NoNode`] where there is an [`obstacle`](Self::obstacle); whatever prevents building or booting.
+    /// [`Error::NoNode`] where there is an [`reason`](Self::unmet_requirement); whatever prevents building or booting.
     pub fn start(images: &[&Path]) -> Result<Self, Error> {
-        if let Some(obstacle) = Self::obstacle() {
-            return Err(Error::NoNode(obstacle));
+        if let Some(reason) = Self::unmet_requirement() {
+            return Err(Error::NoNode(reason));
         }
         // Not those of `KUBEBUILDER_ASSETS`: a kubelet must not be newer than its API server.
         let (binaries, programs) = (Binaries::build()?, Binaries::build_node()?);
         let lock = compile::lock(Path::new(MACHINE_LOCK), "runs a node")?;
-        let janitor = Janitor::start_locked(new_data_dir()?, lock)?;
-        let dir = janitor.dir().to_owned();
+        let cleanup = Cleanup::start_locked(new_data_dir()?, lock)?;
+        let dir = cleanup.dir().to_owned();
         let authority = Authority::new()?;
         write_files(&dir, &authority)?;
 
-        let space = Space::start(&janitor)?;
+        let sandbox = Sandbox::start(&cleanup)?;
         let site = Site {
             address: NODE,
             port: PORT,
             reservation: None,
-            enter: Some(space.network_entrance()),
+            enter: Some(sandbox.network_entrance()),
             flags: programs::apiserver_flags(&dir),
         };
-        let plane = ControlPlane::boot_at(site, &binaries, janitor, authority, &[])?;
+        let plane = ControlPlane::boot_at(site, &binaries, cleanup, authority, &[])?;
 
-        let containerd = plane.add(containerd(&space, &dir)?)?;
+        let containerd = plane.add(containerd(&sandbox, &dir)?)?;
         let pause = dir.join("pause.tar");
         Image::pause(&programs.program("pause"), programs::PAUSE)?.write(&pause)?;
         for image in [&[pause.as_path()], images].concat() {
             let image = std::path::absolute(image)?;
-            run(ctr(&space).args(["images", "import"]).arg(image))?;
+            run(ctr(&sandbox).args(["images", "import"]).arg(image))?;
         }
-        let kubelet = plane.add(kubelet(&space, &plane, &programs.program("kubelet"))?)?;
-        let kube_proxy = plane.add(kube_proxy(&space, &plane, &programs.program("kube-proxy"))?)?;
+        let kubelet = plane.add(kubelet(&sandbox, &plane, &programs.program("kubelet"))?)?;
+        let kube_proxy = plane.add(kube_proxy(&sandbox, &plane, &programs.program("kube-proxy"))?)?;
         let scheduler = plane.add(scheduler(&plane, &programs)?)?;
         let node = Self {
             _scheduler: scheduler,
             _kube_proxy: kube_proxy,
             kubelet,
             _containerd: containerd,
-            space,
+            sandbox,
             plane,
         };
         Ok(node)
@@ -124,7 +124,7 @@ impl Node {
     /// `ctr` for what the kubelet asked of containerd, such as `tasks kill --signal SIGKILL ID`.
     #[must_use]
     pub fn ctr(&self) -> Command {
-        ctr(&self.space)
+        ctr(&self.sandbox)
     }
 
     /// The most memory that a container ever had, and its limit, in bytes.
@@ -132,7 +132,7 @@ impl Node {
     /// # Errors
     /// When there is no such container.
     pub fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
-        self.space.memory(container)
+        self.sandbox.memory(container)
     }
 }
 
@@ -156,20 +156,20 @@ fn write_files(dir: &Path, authority: &Authority) -> Result<(), Error> {
     files::write_private(&cni.join("pods.conflist"), &programs::network().to_string())
 }
 
-fn ctr(space: &Space) -> Command {
-    let mut command = space.command("ctr");
+fn ctr(sandbox: &Sandbox) -> Command {
+    let mut command = sandbox.command("ctr");
     command.args(["--address", programs::SOCKET, "--namespace", KUBERNETES]);
     command
 }
 
-fn containerd(space: &Space, dir: &Path) -> Result<Spec, Error> {
+fn containerd(sandbox: &Sandbox, dir: &Path) -> Result<Spec, Error> {
     let config = dir.join("containerd.toml");
     files::write_private(&config, &programs::containerd(dir))?;
-    let mut version = ctr(space);
+    let mut version = ctr(sandbox);
     version.arg("version");
     let ready = says(version, |_| true);
     let args = [format!("--config={}", config.display())];
-    Ok(space.spec("containerd", Path::new("containerd"), &args, ready))
+    Ok(sandbox.spec("containerd", Path::new("containerd"), &args, ready))
 }
 
 /// Whether a command succeeds and prints what it should.
@@ -189,7 +189,7 @@ fn config(dir: &Path, name: &str, content: &Value) -> Result<String, Error> {
     Ok(format!("--config={}", path.display()))
 }
 
-fn kubelet(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
+fn kubelet(sandbox: &Sandbox, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
     let dir = plane.data_dir();
     let kubeconfig = plane.user(&format!("system:node:{NAME}"), &["system:nodes"])?;
     let ready = plane.asks(&["wait", "node", NAME, "--for=condition=Ready", "--timeout=4s"]);
@@ -201,17 +201,17 @@ fn kubelet(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spec, 
         format!("--hostname-override={NAME}"),
         format!("--node-ip={NODE}"),
     ];
-    Ok(space.spec("kubelet", program, &args, ready))
+    Ok(sandbox.spec("kubelet", program, &args, ready))
 }
 
-fn kube_proxy(space: &Space, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
+fn kube_proxy(sandbox: &Sandbox, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
     let kubeconfig = plane.user("system:kube-proxy", &[])?;
     let args = [config(plane.data_dir(), "kube-proxy.json", &programs::kube_proxy(&kubeconfig))?];
     // It says so by redirecting the first Service there is.
-    let mut rules = space.command("iptables-save");
+    let mut rules = sandbox.command("iptables-save");
     rules.args(["--table", "nat"]);
     let ready = says(rules, |rules| rules.contains("default/kubernetes"));
-    Ok(space.spec("kube-proxy", program, &args, ready))
+    Ok(sandbox.spec("kube-proxy", program, &args, ready))
 }
 
 fn scheduler(plane: &ControlPlane, programs: &Binaries) -> Result<Spec, Error> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use crate::janitor::Janitor;
+use crate::cleanup::Cleanup;
 use crate::wait::eventually;
 use crate::{Error, files};
 
@@ -49,11 +49,11 @@ pub struct Process {
 
 impl Process {
     /// Starts the process and returns at once.
-    pub(crate) fn start(spec: Spec, janitor: &Janitor) -> Result<Self, Error> {
+    pub(crate) fn start(spec: Spec, cleanup: &Cleanup) -> Result<Self, Error> {
         let process = Self {
-            log: janitor.dir().join(format!("{}.log", spec.name)),
-            dir: janitor.dir().to_owned(),
-            group: janitor.group(),
+            log: cleanup.dir().join(format!("{}.log", spec.name)),
+            dir: cleanup.dir().to_owned(),
+            group: cleanup.group(),
             child: Mutex::new(None),
             spec,
         };
@@ -211,7 +211,7 @@ impl fmt::Debug for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // What cannot be killed here is left to the janitor.
+        // What cannot be killed here is left to the cleanup.
         let _ = self.kill();
     }
 }

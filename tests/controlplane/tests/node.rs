@@ -1,6 +1,6 @@
 //! A node leaves the machine as it was, even when its owner is killed. For `make test-node`; elsewhere this is skipped.
 
-mod up;
+mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use controlplane::{Node, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
-use up::Up;
+use common::Up;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
@@ -74,7 +74,7 @@ fn handed_down_for_us() -> BTreeSet<String> {
 
 /// Command lines of what runs in the node's cgroups.
 fn inside() -> Vec<String> {
-    up::processes(|_, dir| {
+    common::processes(|_, dir| {
         fs::read_to_string(dir.join("cgroup")).is_ok_and(|cgroups| cgroups.contains("lockstep-node"))
     })
 }
@@ -100,13 +100,13 @@ fn start_a_pod(up: &mut Up) {
 
 #[test]
 fn the_machine_is_as_it_was_after_its_owner_is_killed() {
-    let obstacle = match std::env::var_os("LOCKSTEP_TEST_IMAGE") {
+    let reason = match std::env::var_os("LOCKSTEP_TEST_IMAGE") {
         None => Some("this is a part of `make test-node`".to_owned()),
-        Some(_) => Node::obstacle(),
+        Some(_) => Node::unmet_requirement(),
     };
-    if let Some(obstacle) = obstacle {
+    if let Some(reason) = reason {
         // Past the test harness, which swallows what `eprintln!` prints.
-        drop(writeln!(stderr(), "node: skipped, no node was booted: {obstacle}"));
+        drop(writeln!(stderr(), "node: skipped, no node was booted: {reason}"));
         return;
     }
 

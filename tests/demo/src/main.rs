@@ -1,7 +1,7 @@
 //! `demo run LOCKSTEP` and `demo play LOCKSTEP`: a control plane, and a Lockstep that runs as its ServiceAccount. The first stays until Ctrl+C, the second plays the walk-through and checks every output.
 #![forbid(unsafe_code)]
 
-mod play;
+mod walkthrough;
 
 use std::{
     io::{Read, Write},
@@ -43,7 +43,7 @@ async fn run(lockstep: &str) -> Result<()> {
     println!("  export KUBECONFIG='{}'", stage.plane.admin().display());
     println!("  export PATH='{}':\"$PATH\"\n", stage.kubectl_dir().display());
     println!("and try:\n");
-    for step in play::walk_through() {
+    for step in walkthrough::walk_through() {
         println!("  {}", step.command);
     }
     println!("\nCtrl+C stops everything.\n");
@@ -64,7 +64,7 @@ async fn demonstrate(lockstep: &str) -> Result<()> {
     let log = stage.plane.data_dir().join("lockstep.log");
     let file = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut child = stage.lockstep(lockstep, file.into()).await?;
-    let outcome = play::play(&stage).await;
+    let outcome = walkthrough::play(&stage).await;
     if outcome.is_err() {
         eprintln!("--- what lockstep logged\n{}", std::fs::read_to_string(&log).unwrap_or_default());
     }

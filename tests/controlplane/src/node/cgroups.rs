@@ -67,7 +67,7 @@ struct Cgroup {
 }
 
 /// Why there can be no such cgroups.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn unmet_requirement() -> Option<String> {
     if !unified() {
         let counted = Path::new(MOUNTED).join("memory").is_dir();
         return (!counted).then(|| format!("there are no cgroups that count memory at {MOUNTED}"));

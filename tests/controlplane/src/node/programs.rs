@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::obstacle::plugins;
-use super::space::NODE;
+use super::preflight::plugins;
+use super::sandbox::NODE;
 
 /// The image of the container that holds a pod's namespaces open.
 pub(crate) const PAUSE: &str = "localhost/pause:1";

@@ -1,6 +1,6 @@
 //! Nothing stays behind, whichever way the process that booted a control plane ends.
 
-mod up;
+mod common;
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use controlplane::eventually;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use up::Up;
+use common::Up;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 

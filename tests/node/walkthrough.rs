@@ -4,11 +4,11 @@ use serde_json::json;
 
 use crate::{
     harness::{configmap, eventually, secret},
-    installed::Installed,
+    installation::Installation,
     say,
 };
 
-pub async fn through(installed: &Installed) {
+pub async fn run(installed: &Installation) {
     let cluster = &installed.cluster;
     let (shop, team) = (cluster.namespace("shop").await, cluster.namespace("team").await);
     let refused = |line: &str| {

@@ -7,7 +7,7 @@ use crate::harness::{Cluster, configmap, secret};
 #[tokio::test]
 async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
     let cluster = Cluster::new("becomes").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let named = cluster.namespace("named").await;
     let prefixed = cluster.namespace("team-a").await;
@@ -18,8 +18,8 @@ async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
     let source = cluster.source(&home, "colors").with("/metadata/labels", json!({}));
     let targets = format!("., {named}, {}*", cluster.ns("team-"));
     source
-        .ask("target-namespaces", &targets)
-        .ask("target-selector", &format!("tier={}", cluster.id))
+        .annotate("target-namespaces", &targets)
+        .annotate("target-selector", &format!("tier={}", cluster.id))
         .create()
         .await;
     cluster
@@ -51,14 +51,14 @@ async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
 #[tokio::test]
 async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
     let cluster = Cluster::new("secret").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let away = cluster.namespace("away").await;
     let data = json!({"username": "aHVzaC11c2Vy", "password": "aHVzaC1odXNo"});
     cluster
         .source(&home, "login")
         .secret("kubernetes.io/basic-auth", data.clone())
-        .ask("target-namespaces", &away)
+        .annotate("target-namespaces", &away)
         .create()
         .await;
     let path = secret(&away, "login-synced");
@@ -82,10 +82,10 @@ async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
 #[tokio::test]
 async fn source_content_or_policy_changes_and_each_companion_follows_with_one_write() {
     let Some(cluster) = Cluster::audited("changes").await else { return };
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let (a, b) = (cluster.namespace("a").await, cluster.namespace("b").await);
-    cluster.source(&home, "colors").ask("target-namespaces", &format!("{a},{b}")).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &format!("{a},{b}")).create().await;
     for namespace in [&a, &b] {
         cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
     }
@@ -118,7 +118,7 @@ async fn source_content_or_policy_changes_and_each_companion_follows_with_one_wr
 #[tokio::test]
 async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
     let cluster = Cluster::new("keys").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     cluster
         .source(&home, "colors")
@@ -127,10 +127,10 @@ async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
         .with("/metadata/labels/app.kubernetes.io~1instance", json!("argo"))
         .with("/metadata/annotations/example.com~1x", json!("x"))
         .with("/metadata/annotations/example.com~1y", json!("y"))
-        .ask("companion-name", "palette")
-        .ask("keys", "a, c=d, absent")
-        .ask("copy-labels", "team, app.kubernetes.io/*")
-        .ask("copy-annotations", "example.com/*")
+        .annotate("companion-name", "palette")
+        .annotate("keys", "a, c=d, absent")
+        .annotate("copy-labels", "team, app.kubernetes.io/*")
+        .annotate("copy-annotations", "example.com/*")
         .create()
         .await;
     let companion = cluster.wait_data(&home, "palette", json!({"a": "1", "d": "3"})).await;
@@ -166,13 +166,13 @@ async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
 #[tokio::test]
 async fn a_namespace_appears_or_starts_to_match() {
     let cluster = Cluster::new("appears").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let late = cluster.ns("late");
     cluster
         .source(&home, "colors")
-        .ask("target-namespaces", &format!("{late},{}*", cluster.ns("team-")))
-        .ask("target-selector", &format!("tier={}", cluster.id))
+        .annotate("target-namespaces", &format!("{late},{}*", cluster.ns("team-")))
+        .annotate("target-selector", &format!("tier={}", cluster.id))
         .create()
         .await;
     for name in ["late", "team-a"] {
@@ -188,19 +188,19 @@ async fn a_namespace_appears_or_starts_to_match() {
 #[tokio::test]
 async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
     let Some(cluster) = Cluster::audited("terminating").await else { return };
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let going = cluster.namespace("going").await;
     // A finalizer keeps the namespace terminating for as long as the test lasts.
     let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/held"]}});
     cluster.post(&format!("/api/v1/namespaces/{going}/configmaps"), &held).await;
-    cluster.source(&home, "early").ask("target-namespaces", &format!(".,{going}")).create().await;
+    cluster.source(&home, "early").annotate("target-namespaces", &format!(".,{going}")).create().await;
     cluster.wait_data(&going, "early-synced", json!({"sky": "blue"})).await;
 
     cluster.delete(&format!("/api/v1/namespaces/{going}")).await;
     cluster.wait_gone(&configmap(&going, "early-synced")).await;
     let before = cluster.audit(&going).len();
-    cluster.source(&home, "late").ask("target-namespaces", &format!(".,{going}")).create().await;
+    cluster.source(&home, "late").annotate("target-namespaces", &format!(".,{going}")).create().await;
     // Told when all writes for it are done.
     cluster.wait_event(&home, "late", "Mirrored").await;
     assert_eq!(cluster.audit(&going).len(), before, "nothing was tried");
@@ -215,9 +215,9 @@ async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
 #[tokio::test]
 async fn paused_leaves_companions_as_they_are_until_the_source_goes() {
     let cluster = Cluster::new("paused").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     cluster.source(&home, "beacon").create().await;
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
     cluster.wait_data(&home, "beacon-synced", json!({"sky": "blue"})).await;
@@ -239,13 +239,13 @@ async fn paused_leaves_companions_as_they_are_until_the_source_goes() {
 #[tokio::test]
 async fn defaults_missing_on_a_source_are_the_built_in_ones_and_the_mirror_never_writes_a_source() {
     let cluster = Cluster::new("defaults").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let away = cluster.namespace("away").await;
     let defaults = json!({cluster.key("default-target-namespaces"): away});
     let home = cluster.namespace_with("home", json!({}), defaults).await;
     let created = cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
-    cluster.source(&home, "beacon").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "beacon").annotate("target-namespaces", &away).create().await;
     cluster.wait_data(&away, "beacon-synced", json!({"sky": "blue"})).await;
     assert!(cluster.configmap(&away, "colors-synced").await.is_none());
     let now = cluster.configmap(&home, "colors").await.unwrap();
@@ -255,13 +255,13 @@ async fn defaults_missing_on_a_source_are_the_built_in_ones_and_the_mirror_never
 #[tokio::test]
 async fn a_write_that_no_longer_fits_the_companion_is_planned_again() {
     let cluster = Cluster::new("stale").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     for n in 0..5 {
         cluster
             .source(&home, &format!("s{n}"))
             .with("/metadata/labels/team", json!("red"))
-            .ask("copy-labels", "team")
+            .annotate("copy-labels", "team")
             .create()
             .await;
     }

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::harness::{Cluster, eventually, output, run};
 
 /// Under which names Kubernetes cleans up: the last one where its controllers have no identities of their own.
-pub const CLEANERS: [&str; 3] = [
+pub const KUBERNETES_CLEANUP_USERS: [&str; 3] = [
     "system:serviceaccount:kube-system:generic-garbage-collector",
     "system:serviceaccount:kube-system:namespace-controller",
     "system:kube-controller-manager",
 ];
 
-pub struct Person {
+pub struct User {
     plane: &'static ControlPlane,
     kubeconfig: PathBuf,
     /// As the API server knows them.
@@ -26,25 +26,25 @@ pub struct Person {
 
 impl Cluster {
     /// Somebody who may do anything to ConfigMaps and Secrets in these namespaces, and nothing else.
-    pub async fn person(&self, name: &str, groups: &[&str], namespaces: &[&str]) -> Person {
+    pub async fn editor(&self, name: &str, groups: &[&str], namespaces: &[&str]) -> User {
         let person = self.user(name, groups);
         for namespace in namespaces {
-            self.grant(&person.name, &person.subject(), Some(namespace), json!([anything()])).await;
+            self.grant(&person.name, &person.subject(), Some(namespace), json!([all_verbs()])).await;
         }
         person
     }
 
     /// Somebody who may do anything to ConfigMaps and Secrets everywhere, and nothing else.
-    pub async fn ranger(&self, name: &str, groups: &[&str]) -> Person {
+    pub async fn cluster_editor(&self, name: &str, groups: &[&str]) -> User {
         let person = self.user(name, groups);
-        self.grant(&person.name, &person.subject(), None, json!([anything()])).await;
+        self.grant(&person.name, &person.subject(), None, json!([all_verbs()])).await;
         person
     }
 
     /// Somebody who may make ConfigMaps in a namespace, and do anything to those of these names.
-    pub async fn person_by_name(&self, name: &str, namespace: &str, objects: &[&str]) -> Person {
+    pub async fn named_object_editor(&self, name: &str, namespace: &str, objects: &[&str]) -> User {
         let person = self.user(name, &[]);
-        let mut named = anything();
+        let mut named = all_verbs();
         named["resourceNames"] = json!(objects);
         let create = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]});
         self.grant(&person.name, &person.subject(), Some(namespace), json!([named, create])).await;
@@ -52,19 +52,19 @@ impl Cluster {
     }
 
     /// Somebody without any rights.
-    pub fn user(&self, name: &str, groups: &[&str]) -> Person {
+    pub fn user(&self, name: &str, groups: &[&str]) -> User {
         let name = format!("{name}-{}", self.id);
         let kubeconfig = self.plane.user(&name, groups).expect("a kubeconfig");
-        Person { plane: self.plane, kubeconfig, name }
+        User { plane: self.plane, kubeconfig, name }
     }
 
     /// A ServiceAccount without any rights.
-    pub async fn service_account(&self, namespace: &str, name: &str) -> Person {
+    pub async fn service_account(&self, namespace: &str, name: &str) -> User {
         let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
         self.post(&accounts, &json!({"metadata": {"name": name}})).await;
         let kubeconfig = self.plane.service_account(namespace, name).expect("a kubeconfig");
         let name = format!("system:serviceaccount:{namespace}:{name}");
-        Person { plane: self.plane, kubeconfig, name }
+        User { plane: self.plane, kubeconfig, name }
     }
 
     /// A role of this name and its binding: in one namespace, or in all.
@@ -106,17 +106,17 @@ impl Cluster {
     }
 
     /// The admin of the cluster.
-    pub fn admin(&self) -> Person {
-        Person { plane: self.plane, kubeconfig: self.plane.admin(), name: "admin".to_owned() }
+    pub fn admin(&self) -> User {
+        User { plane: self.plane, kubeconfig: self.plane.admin(), name: "admin".to_owned() }
     }
 }
 
 /// A rule for every verb on what can be mirrored.
-pub fn anything() -> Value {
+pub fn all_verbs() -> Value {
     json!({"apiGroups": [""], "resources": ["configmaps", "secrets"], "verbs": ["*"]})
 }
 
-impl Person {
+impl User {
     /// How a binding names them.
     pub fn subject(&self) -> Value {
         json!({"kind": "User", "name": self.name})
@@ -131,12 +131,12 @@ impl Person {
     }
 
     /// Runs a command that must succeed, and returns what it printed.
-    pub fn does(&self, line: &str) -> String {
+    pub fn succeeds(&self, line: &str) -> String {
         run(&mut self.kubectl(line))
     }
 
-    /// As [`Self::does`], with a file for `-f -`.
-    pub fn does_with(&self, line: &str, file: &str) -> String {
+    /// As [`Self::succeeds`], with a file for `-f -`.
+    pub fn succeeds_with(&self, line: &str, file: &str) -> String {
         crate::harness::pipe(&mut self.kubectl(line), file)
     }
 
@@ -152,7 +152,7 @@ impl Person {
 }
 
 /// A file for `-f -`.
-pub fn file(kind: &str, metadata: &Value, rest: &Value) -> String {
+pub fn manifest(kind: &str, metadata: &Value, rest: &Value) -> String {
     let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": metadata});
     object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
     object.to_string()

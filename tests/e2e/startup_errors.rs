@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use serde_json::json;
 
-use crate::harness::{Cluster, Lockstep, MIRROR_ALONE, eventually};
+use crate::harness::{Cluster, Lockstep, MIRROR_ONLY, eventually};
 
 fn lockstep(arguments: &[&str], kubeconfig: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_lockstep"))
@@ -71,7 +71,7 @@ async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
         "current-context": "c",
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
-    let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, MIRROR_ALONE);
+    let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, MIRROR_ONLY);
     lockstep.wait_log("the API server cannot be reached").await;
     assert!(lockstep.log().contains("check the address"), "{}", lockstep.log());
     assert!(lockstep.stop().await.success());
@@ -86,7 +86,7 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
     let account = json!({"metadata": {"name": "poor"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
     let kubeconfig = cluster.plane.service_account(&home, "poor").unwrap();
-    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, MIRROR_ALONE);
+    let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, MIRROR_ONLY);
     lockstep.wait_log("is not allowed").await;
     let log = lockstep.log();
     assert!(log.contains("cannot watch resource") && log.contains("apply the RBAC of deploy/"), "{log}");

@@ -3,15 +3,15 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, configmap, eventually},
-    person::{CLEANERS, Person},
+    harness::{Cluster, InstalledManifests, configmap, eventually},
+    users::{KUBERNETES_CLEANUP_USERS, User},
 };
 
 /// Webhooks that nobody answers, and somebody to whom that happens.
 struct Scene {
     cluster: Cluster,
     home: String,
-    alice: Person,
+    alice: User,
 }
 
 impl Scene {
@@ -19,11 +19,11 @@ impl Scene {
     async fn set(test: &str, sources: &[&str]) -> Option<Self> {
         let cluster = Cluster::audited(test).await?;
         let home = cluster.namespace("home").await;
-        let alice = cluster.person("alice", &[], &[&home]).await;
+        let alice = cluster.editor("alice", &[], &[&home]).await;
         for name in sources {
-            cluster.source(&home, name).ask("protect", "all").create().await;
+            cluster.source(&home, name).annotate("protect", "all").create().await;
         }
-        let mut lockstep = cluster.lockstep().await;
+        let mut lockstep = cluster.start_mirror().await;
         for name in sources {
             cluster.wait_data(&home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
         }
@@ -32,7 +32,7 @@ impl Scene {
     }
 
     /// Installs the webhooks, at a port where nobody listens, and waits until each is called.
-    async fn unplug(&self) -> Installed {
+    async fn unplug(&self) -> InstalledManifests {
         let installed = self.cluster.install(&["--webhook-url", "https://127.0.0.1:1"]);
         let managed = self.cluster.key("managed");
         for label in [&self.cluster.key("companion"), &format!("{managed}=true")] {
@@ -76,7 +76,7 @@ async fn companions_and_sources_cannot_be_written() {
     let _installed = scene.unplug().await;
     let (alice, home, key) = (&scene.alice, &scene.home, |name| scene.cluster.key(name));
     let (managed, companion) = (key("managed"), key("companion"));
-    alice.does(&format!("create cm plain -n {home}"));
+    alice.succeeds(&format!("create cm plain -n {home}"));
     let labelled = |label: &str| {
         let metadata = json!({"name": "new", "labels": {label: "true"}});
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata}).to_string()
@@ -102,7 +102,7 @@ async fn companions_and_sources_cannot_be_written() {
         assert_eq!(scene.passed_over(verb, name).await, ["defaults"], "{verb} {name}");
     }
     // Nothing but `true` makes a source.
-    alice.does(&format!("label cm plain -n {home} {managed}=no"));
+    alice.succeeds(&format!("label cm plain -n {home} {managed}=no"));
 }
 
 #[tokio::test]
@@ -113,10 +113,10 @@ async fn what_is_not_ours_can_be_written() {
     for kind in ["cm", "secret generic"] {
         let bare = kind.trim_end_matches(" generic");
         for name in ["plain", "plain-synced"] {
-            alice.does(&format!("create {kind} {name}-{bare} -n {home}"));
-            alice.does(&format!("create {kind} {bare}-{name} -n {home} --from-literal=a=b"));
-            alice.does(&format!("label {bare} {bare}-{name} -n {home} team=mine"));
-            alice.does(&format!("delete {bare} {bare}-{name} -n {home}"));
+            alice.succeeds(&format!("create {kind} {name}-{bare} -n {home}"));
+            alice.succeeds(&format!("create {kind} {bare}-{name} -n {home} --from-literal=a=b"));
+            alice.succeeds(&format!("label {bare} {bare}-{name} -n {home} team=mine"));
+            alice.succeeds(&format!("delete {bare} {bare}-{name} -n {home}"));
         }
         // The entry against squatters is asked about names and marks of companions only, and when they are made.
         assert_eq!(scene.passed_over("create", &format!("{bare}-plain-synced")).await, ["newcomers"]);
@@ -160,7 +160,7 @@ async fn the_mirror_works_on() {
     cluster.delete(&configmap(home, "gone-synced")).await;
     cluster.source(home, "new").create().await;
     let _installed = scene.unplug().await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     for name in ["colors-synced", "gone-synced", "new-synced"] {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
@@ -190,7 +190,7 @@ async fn kubernetes_cleans_up_as_ever() {
     }
     let _installed = scene.unplug().await;
     for name in ["background", "foreground", "orphan"] {
-        alice.does(&format!("delete cm {name}-parent -n {home} --cascade={name} --wait=false"));
+        alice.succeeds(&format!("delete cm {name}-parent -n {home} --cascade={name} --wait=false"));
         cluster.wait_gone(&configmap(home, &format!("{name}-parent"))).await;
     }
     for name in ["background", "background-synced", "foreground", "foreground-synced"] {
@@ -200,20 +200,20 @@ async fn kubernetes_cleans_up_as_ever() {
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
     assert!(scene.passed_over("patch", "orphan").await.is_empty(), "the guard is not even asked");
 
-    for (n, identity) in CLEANERS.iter().enumerate() {
+    for (n, identity) in KUBERNETES_CLEANUP_USERS.iter().enumerate() {
         let line = format!("--as={identity} --as-group=system:masters -n {home}");
-        cluster.admin().does(&format!("create cm x{n}-synced {line}"));
+        cluster.admin().succeeds(&format!("create cm x{n}-synced {line}"));
         assert!(
             scene.passed_over("create", &format!("x{n}-synced")).await.is_empty(),
             "{identity}: not asked"
         );
         for name in ["orphan-synced", "orphan"] {
-            cluster.admin().does(&format!("label cm {name} a=x{n} --overwrite {line}"));
+            cluster.admin().succeeds(&format!("label cm {name} a=x{n} --overwrite {line}"));
             assert!(scene.passed_over("patch", name).await.is_empty(), "{identity}: not asked about {name}");
-            cluster.admin().does(&format!("delete cm {name} --dry-run=server {line}"));
+            cluster.admin().succeeds(&format!("delete cm {name} --dry-run=server {line}"));
         }
     }
 
-    cluster.admin().does(&format!("delete namespace {home} --wait=false"));
+    cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
     cluster.wait_gone(&format!("/api/v1/namespaces/{home}")).await;
 }

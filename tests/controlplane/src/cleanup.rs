@@ -49,13 +49,13 @@ done
 ///
 /// Dropping it kills what is left of the group, removes the directory, and returns when that is
 /// done. Leaking it, as in a `static`, only leaves the same work to the end of the process.
-pub(crate) struct Janitor {
+pub(crate) struct Cleanup {
     dir: PathBuf,
     keeper: Child,
     sweeper: Child,
 }
 
-impl Janitor {
+impl Cleanup {
     /// Creates `dir`, which must not exist, with access for the owner only.
     pub(crate) fn start(dir: PathBuf) -> Result<Self, Error> {
         Self::start_with(dir, Stdio::null())
@@ -83,7 +83,7 @@ impl Janitor {
             .stderr(held)
             .spawn()
             .map_err(Error::at(Path::new(SHELL)))?;
-        let janitor = Self { dir, keeper, sweeper };
+        let cleanup = Self { dir, keeper, sweeper };
 
         let mut ready = String::new();
         if let Some(mut out) = keeper_out {
@@ -92,7 +92,7 @@ impl Janitor {
                 ready.push(char::from(byte[0]));
             }
         }
-        if ready == "ready" { Ok(janitor) } else { Err(Error::Janitor(janitor.dir.clone())) }
+        if ready == "ready" { Ok(cleanup) } else { Err(Error::Cleanup(cleanup.dir.clone())) }
     }
 
     /// The data directory.
@@ -106,7 +106,7 @@ impl Janitor {
     }
 }
 
-impl Drop for Janitor {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         drop(self.sweeper.stdin.take());
         // Errors have no one to go to here; both children end by themselves.
@@ -129,16 +129,16 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn directory(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("janitor-{name}-{}", std::process::id()))
+        std::env::temp_dir().join(format!("cleanup-{name}-{}", std::process::id()))
     }
 
     #[test]
     fn the_directory_is_private_and_gone_afterwards() {
-        let janitor = Janitor::start(directory("private")).unwrap();
-        let dir = janitor.dir().to_owned();
+        let cleanup = Cleanup::start(directory("private")).unwrap();
+        let dir = cleanup.dir().to_owned();
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         fs::write(dir.join("file"), "content").unwrap();
-        drop(janitor);
+        drop(cleanup);
         assert!(!dir.exists());
     }
 
@@ -146,18 +146,18 @@ mod tests {
     fn the_directory_of_somebody_else_is_left_alone() {
         let dir = directory("foreign");
         fs::create_dir(&dir).unwrap();
-        assert!(matches!(Janitor::start(dir.clone()), Err(Error::Janitor(_))));
+        assert!(matches!(Cleanup::start(dir.clone()), Err(Error::Cleanup(_))));
         assert!(dir.exists());
         fs::remove_dir(dir).unwrap();
     }
 
     #[test]
     fn a_process_of_the_group_is_killed_even_when_paused() {
-        let janitor = Janitor::start(directory("group")).unwrap();
-        let group = i32::try_from(janitor.group()).unwrap();
+        let cleanup = Cleanup::start(directory("group")).unwrap();
+        let group = i32::try_from(cleanup.group()).unwrap();
         let mut child =
             Command::new("sh").args(["-c", "kill -STOP $$"]).process_group(group).spawn().unwrap();
-        drop(janitor);
+        drop(cleanup);
         assert!(!child.wait().unwrap().success());
     }
 
@@ -166,12 +166,12 @@ mod tests {
         let (dir, path) = (directory("script"), directory("lock"));
         let lock = File::create(&path).unwrap();
         lock.lock().unwrap();
-        let janitor = Janitor::start_locked(dir.clone(), lock).unwrap();
+        let cleanup = Cleanup::start_locked(dir.clone(), lock).unwrap();
         let other = File::open(&path).unwrap();
         assert!(other.try_lock().is_err());
         let script = format!("rm '{}'", path.display());
         fs::write(dir.join(SCRIPT), script).unwrap();
-        drop(janitor);
+        drop(cleanup);
         other.try_lock().unwrap();
         assert!(!path.exists() && !dir.exists());
     }

@@ -7,10 +7,10 @@ use crate::harness::{Cluster, configmap, eventually};
 #[tokio::test]
 async fn a_source_deleted_leaves_nothing_behind() {
     let Some(cluster) = Cluster::audited("gone").await else { return };
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for propagation in ["Background", "Foreground", "Orphan"] {
-        cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}")).create().await;
+        cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
         for namespace in [&home, &away] {
             cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
         }
@@ -28,13 +28,13 @@ async fn a_source_deleted_leaves_nothing_behind() {
 #[tokio::test]
 async fn a_source_unlabelled_or_a_target_no_longer_matching_takes_the_companion_away() {
     let cluster = Cluster::new("unlabelled").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
     cluster
         .source(&home, "colors")
-        .ask("target-namespaces", &format!(".,{away}"))
-        .ask("target-selector", &format!("tier={}", cluster.id))
+        .annotate("target-namespaces", &format!(".,{away}"))
+        .annotate("target-selector", &format!("tier={}", cluster.id))
         .create()
         .await;
     for namespace in [&home, &away, &selected] {
@@ -60,10 +60,10 @@ async fn a_source_unlabelled_or_a_target_no_longer_matching_takes_the_companion_
 #[tokio::test]
 async fn a_source_recreated_under_the_same_name_keeps_its_companions() {
     let cluster = Cluster::new("recreated").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = |sky: &str| {
-        let source = cluster.source(&home, "colors").ask("target-namespaces", &format!(".,{away}"));
+        let source = cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}"));
         source.with("/data", json!({"sky": sky}))
     };
     source("blue").create().await;
@@ -85,7 +85,7 @@ async fn a_source_recreated_under_the_same_name_keeps_its_companions() {
 #[tokio::test]
 async fn a_source_that_is_terminating_gets_no_more_writes() {
     let cluster = Cluster::new("dying").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "colors").with("/metadata/finalizers", json!(["example.com/held"])).create().await;
     cluster.source(&home, "beacon").create().await;
@@ -111,11 +111,11 @@ const MANY: usize = 24;
 #[tokio::test]
 async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothing() {
     let cluster = Cluster::new("accident").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let mut uids = Vec::new();
     for n in 0..MANY {
-        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+        cluster.source(&home, &format!("s{n}")).annotate("target-namespaces", &away).create().await;
     }
     for n in 0..MANY {
         let companion = cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
@@ -131,7 +131,7 @@ async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothi
     let note = cluster.wait_event(&home, &format!("s{}", MANY - 1), "DeletesHeld").await;
     assert!(note.contains("more than half of all"), "{note}");
     for n in 0..MANY {
-        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+        cluster.source(&home, &format!("s{n}")).annotate("target-namespaces", &away).create().await;
     }
     let held =
         |lockstep: &crate::harness::Lockstep| lockstep.metric("lockstep_troubles{reason=\"accident\"}");
@@ -145,10 +145,10 @@ async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothi
 #[tokio::test]
 async fn more_than_half_are_found_missing_at_start_and_go_after_the_grace() {
     let cluster = Cluster::new("missing").await;
-    let mut lockstep = cluster.lockstep().await;
+    let mut lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for n in 0..MANY {
-        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &away).create().await;
+        cluster.source(&home, &format!("s{n}")).annotate("target-namespaces", &away).create().await;
     }
     for n in 0..MANY {
         cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
@@ -157,7 +157,7 @@ async fn more_than_half_are_found_missing_at_start_and_go_after_the_grace() {
     for n in 0..MANY {
         cluster.delete(&configmap(&home, &format!("s{n}"))).await;
     }
-    let lockstep = cluster.lockstep_with(&["--delete-grace", "3s"]).await;
+    let lockstep = cluster.start_mirror_with(&["--delete-grace", "3s"]).await;
     // Both in the same moment.
     eventually("all are held", || async {
         let metrics = lockstep.metrics();

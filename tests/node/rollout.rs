@@ -2,14 +2,14 @@
 
 use crate::{
     harness::eventually,
-    installed::{Installed, Pod},
+    installation::{Installation, Pod},
     say,
-    stream::Stream,
+    traffic::Traffic,
 };
 
-pub async fn out(installed: &Installed) {
+pub async fn restart(installed: &Installation) {
     let before: Vec<Pod> = installed.pods().await;
-    let stream = Stream::start(installed, "rollout").await;
+    let stream = Traffic::start(installed, "rollout").await;
     installed.kubectl("rollout restart deployment/lockstep -n lockstep-system");
     installed.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
     for pod in &before {

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::{
     harness::{Cluster, Lockstep, configmap, eventually, secret},
-    relay::Relay,
+    tcp_proxy::TcpProxy,
 };
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
     let cluster = Arc::new(Cluster::new("rotate").await);
     let ip = cluster.address.split(':').next().unwrap();
     let replicas = [format!("{ip}:9444"), format!("{ip}:9445")];
-    let service = Relay::start(&cluster.address, &replicas).await;
+    let service = TcpProxy::start(&cluster.address, &replicas).await;
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
     let kubeconfig = cluster.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
     let spawn = |replica: usize| {
@@ -38,9 +38,9 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
     let mut running = [spawn(0), spawn(1)];
     for (replica, lockstep) in running.iter_mut().enumerate() {
         lockstep.wait_ready().await;
-        service.set(replica, true);
+        service.set_ready(replica, true);
     }
-    cluster.wait_guarded().await;
+    cluster.wait_webhook().await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
@@ -70,11 +70,11 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
             (phase(&cluster.get(&ca).await?) == wanted).then_some(())
         })
         .await;
-        service.set(1, false);
+        service.set_ready(1, false);
         assert!(running[1].stop().await.success());
         running[1] = spawn(1);
         running[1].wait_ready().await;
-        service.set(1, true);
+        service.set_ready(1, true);
     }
     eventually("the rotation is over", || async {
         let secret = cluster.get(&ca).await?;

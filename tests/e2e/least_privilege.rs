@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap, eventually, own, secret};
+use crate::harness::{Cluster, configmap, dedicated_control_plane, eventually, secret};
 
 /// Where a right holds: in all namespaces, or only for what is there once an instance.
 type Right = (&'static str, String, String);
@@ -14,10 +14,12 @@ const OWN_NAMESPACE: &str = "lockstep-system";
 #[tokio::test]
 async fn the_roles_grant_what_is_called_and_nothing_else() {
     // A server that cannot stream lists: there, everything that is ever called is called.
-    let Some(plane) = own("privileges", &["--feature-gates=WatchList=false"]) else { return };
+    let Some(plane) = dedicated_control_plane("privileges", &["--feature-gates=WatchList=false"]) else {
+        return;
+    };
     let cluster = Cluster::on(plane, "privileges").await;
     let instance = format!("lockstep.{}", cluster.domain());
-    let (_installed, mut lockstep) = cluster.guarded(&[]).await;
+    let (_installed, mut lockstep) = cluster.install_and_start(&[]).await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
 
     for (kind, path) in [("configmaps", configmap as fn(&str, &str) -> String), ("secrets", secret)] {
@@ -28,11 +30,11 @@ async fn the_roles_grant_what_is_called_and_nothing_else() {
             "secrets" => cluster.source(&home, name).secret("Opaque", json!({"sky": "Ymx1ZQ=="})),
             _ => cluster.source(&home, name),
         };
-        source(&format!("blocked-{kind}")).ask("companion-name", "held").create().await;
+        source(&format!("blocked-{kind}")).annotate("companion-name", "held").create().await;
         cluster.wait_event(&home, &format!("blocked-{kind}"), "Conflict").await;
 
         // Made, healed twice in the same way (one Event that counts), changed, deleted.
-        source("colors").ask("target-namespaces", &away).create().await;
+        source("colors").annotate("target-namespaces", &away).create().await;
         let companion = path(&away, "colors-synced");
         let mut uid = Value::Null;
         for _ in 0..3 {

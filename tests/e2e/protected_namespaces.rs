@@ -8,13 +8,13 @@ use crate::harness::{Cluster, configmap};
 async fn locksteps_own_namespace_holds_neither_sources_nor_targets() {
     let cluster = Cluster::new("own").await;
     let (own, home) = (cluster.namespace("system").await, cluster.namespace("home").await);
-    let _lockstep = cluster.lockstep_with(&["--namespace", &own]).await;
-    cluster.source(&own, "inside").ask("target-namespaces", &home).create().await;
+    let _lockstep = cluster.start_mirror_with(&["--namespace", &own]).await;
+    cluster.source(&own, "inside").annotate("target-namespaces", &home).create().await;
     let note = cluster.wait_event(&own, "inside", "Refused").await;
     assert!(note.contains("own namespace"), "{note}");
     cluster
         .source(&home, "outside")
-        .ask("target-namespaces", &format!(".,{own},{}*", cluster.id))
+        .annotate("target-namespaces", &format!(".,{own},{}*", cluster.id))
         .create()
         .await;
     cluster.wait_data(&home, "outside-synced", json!({"sky": "blue"})).await;
@@ -27,7 +27,7 @@ async fn locksteps_own_namespace_holds_neither_sources_nor_targets() {
 async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_allows() {
     let cluster = Cluster::new("shut").await;
     let excluded = cluster.ns("shut");
-    let _lockstep = cluster.lockstep_with(&["--exclude-namespaces", &excluded]).await;
+    let _lockstep = cluster.start_mirror_with(&["--exclude-namespaces", &excluded]).await;
     let home = cluster.namespace("home").await;
     let never = cluster.namespace_with("never", json!({cluster.key("exclude"): "true"}), json!({})).await;
     cluster.namespace("shut").await;
@@ -37,7 +37,7 @@ async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_all
     cluster.post("/api/v1/namespaces", &body).await;
 
     let targets = format!(".,{kube},{excluded},{never}");
-    cluster.source(&home, "colors").ask("target-namespaces", &targets).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &targets).create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.wait_event(&home, "colors", "NotAccepted").await;
     cluster.wait_event(&home, "colors", "Mirrored").await;
@@ -74,12 +74,12 @@ async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
     for namespace in [&own, &kube] {
         cluster.post(&format!("/api/v1/namespaces/{namespace}/configmaps"), &theirs).await;
     }
-    let _lockstep = cluster.lockstep_with(&["--namespace", &own]).await;
-    let source = |name: &str| cluster.source(&home, name).ask("adopt", "true");
+    let _lockstep = cluster.start_mirror_with(&["--namespace", &own]).await;
+    let source = |name: &str| cluster.source(&home, name).annotate("adopt", "true");
     let prefixes = format!(".,{kube}*,{own}*");
-    source("one").ask("target-namespaces", &prefixes).ask("companion-name", "vital").create().await;
+    source("one").annotate("target-namespaces", &prefixes).annotate("companion-name", "vital").create().await;
     let selector = format!("env={}", cluster.id);
-    let both = source("two").ask("target-namespaces", ".").ask("target-selector", &selector);
+    let both = source("two").annotate("target-namespaces", ".").annotate("target-selector", &selector);
     both.create().await;
     for (source, name) in [("one", "vital"), ("two", "two-synced")] {
         cluster.wait_data(&home, name, json!({"sky": "blue"})).await;
@@ -107,7 +107,7 @@ async fn a_namespaces_default_targets_count_for_nothing_until_they_are_stamped()
         cluster.key("default-target-selector"): format!("env={}", cluster.id),
     });
     let home = cluster.namespace_with("home", json!({}), defaults).await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     assert!(cluster.configmap(&away, "colors-synced").await.is_none());

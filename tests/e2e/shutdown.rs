@@ -14,15 +14,15 @@ use lockstep::{
 };
 use serde_json::json;
 
-use crate::harness::{Cluster, client_of, configmap, eventually, own};
+use crate::harness::{Cluster, client_for, configmap, dedicated_control_plane, eventually};
 
 #[tokio::test]
 async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write() {
     let cluster = Cluster::new("down").await;
-    let mut lockstep = cluster.lockstep().await;
+    let mut lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for name in ["right", "changed", "edited", "lost", "gone", "unlabelled"] {
-        cluster.source(&home, name).ask("target-namespaces", &away).create().await;
+        cluster.source(&home, name).annotate("target-namespaces", &away).create().await;
     }
     for name in ["right", "changed", "edited", "lost", "gone", "unlabelled"] {
         cluster.wait_data(&away, &format!("{name}-synced"), json!({"sky": "blue"})).await;
@@ -35,9 +35,9 @@ async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write()
     cluster.delete(&configmap(&home, "gone")).await;
     let unlabelled = json!({"metadata": {"labels": {cluster.key("managed"): null}}});
     cluster.merge(&configmap(&home, "unlabelled"), &unlabelled).await;
-    cluster.source(&home, "new").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "new").annotate("target-namespaces", &away).create().await;
 
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     cluster.wait_data(&away, "changed-synced", json!({"sky": "red"})).await;
     for name in ["edited", "lost", "new"] {
         cluster.wait_data(&away, &format!("{name}-synced"), json!({"sky": "blue"})).await;
@@ -60,10 +60,14 @@ async fn the_process_was_down_meanwhile_and_converges_without_a_needless_write()
 #[tokio::test]
 async fn at_rest_nothing_is_written_and_nothing_is_read() {
     let Some(cluster) = Cluster::audited("rest").await else { return };
-    let lockstep = cluster.lockstep_with(&["--resync", "500ms"]).await;
+    let lockstep = cluster.start_mirror_with(&["--resync", "500ms"]).await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for n in 0..200 {
-        cluster.source(&home, &format!("s{n}")).ask("target-namespaces", &format!(".,{away}")).create().await;
+        cluster
+            .source(&home, &format!("s{n}"))
+            .annotate("target-namespaces", &format!(".,{away}"))
+            .create()
+            .await;
     }
     for n in 0..200 {
         cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
@@ -88,16 +92,16 @@ fn count(cluster: &Cluster, home: &str, away: &str) -> usize {
 #[tokio::test]
 async fn a_stop_finishes_what_is_under_way() {
     let cluster = Cluster::new("stop").await;
-    let mut lockstep = cluster.lockstep_with(&["--writes", "1"]).await;
+    let mut lockstep = cluster.start_mirror_with(&["--writes", "1"]).await;
     let home = cluster.namespace("home").await;
     let mut targets = Vec::new();
     for n in 0..50 {
         targets.push(cluster.namespace(&format!("t{n:02}")).await);
     }
     // When the last namespace is known, all are.
-    cluster.source(&home, "beacon").ask("target-namespaces", &targets[49]).create().await;
+    cluster.source(&home, "beacon").annotate("target-namespaces", &targets[49]).create().await;
     cluster.wait_data(&targets[49], "beacon-synced", json!({"sky": "blue"})).await;
-    cluster.source(&home, "colors").ask("target-namespaces", &targets.join(",")).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &targets.join(",")).create().await;
     // One after the other, in order: when the first is there, most are still to come.
     while cluster.configmap(&targets[0], "colors-synced").await.is_none() {
         tokio::task::yield_now().await;
@@ -113,11 +117,11 @@ async fn a_stop_finishes_what_is_under_way() {
 
 #[tokio::test]
 async fn the_api_server_and_etcd_go_and_come_back() {
-    let Some(plane) = own("outage", &[]) else { return };
+    let Some(plane) = dedicated_control_plane("outage", &[]) else { return };
     let cluster = Cluster::on(plane, "outage").await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
 
     for etcd in [false, true] {
@@ -142,11 +146,11 @@ async fn the_api_server_and_etcd_go_and_come_back() {
 
 #[tokio::test]
 async fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
-    let Some(plane) = own("pages", &["--feature-gates=WatchList=false"]) else { return };
+    let Some(plane) = dedicated_control_plane("pages", &["--feature-gates=WatchList=false"]) else { return };
     let cluster = Cluster::on(plane, "pages").await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "early").create().await;
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     lockstep.wait_log("listing in pages").await;
     cluster.wait_data(&home, "early-synced", json!({"sky": "blue"})).await;
     cluster.source(&home, "late").create().await;
@@ -156,7 +160,7 @@ async fn a_server_that_cannot_stream_lists_is_listed_in_pages() {
 #[tokio::test]
 async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
     let cluster = Cluster::new("silent").await;
-    let Some((relay, kubeconfig)) = cluster.line().await else { return };
+    let Some((proxy, kubeconfig)) = cluster.api_server_proxy().await else { return };
     let home = cluster.namespace("home").await;
     let subject = Subject {
         name: "a test".to_owned(),
@@ -171,7 +175,7 @@ async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
         Event::Applied(object) => seen.lock().unwrap().push(object.metadata.name),
         _ => {}
     };
-    let client = client_of(&kubeconfig).await;
+    let client = client_for(&kubeconfig).await;
     tokio::spawn(async move { watch::run_for(client, subject, Duration::from_secs(2), sink).await });
     let sees = |name: &'static str| {
         let names = names.clone();
@@ -184,10 +188,10 @@ async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
     sees("before").await;
 
     let before = lists.load(Ordering::SeqCst);
-    relay.cut(true);
+    proxy.stall();
     cluster.source(&home, "meanwhile").create().await;
     eventually("it begins anew", || async { (lists.load(Ordering::SeqCst) > before).then_some(()) }).await;
     assert!(!names.lock().unwrap().iter().any(|name| name == "meanwhile"));
-    relay.cut(false);
+    proxy.resume();
     sees("meanwhile").await;
 }

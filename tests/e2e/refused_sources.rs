@@ -7,7 +7,7 @@ use crate::harness::{Cluster, configmap, secret};
 #[tokio::test]
 async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_refused() {
     let Some(cluster) = Cluster::audited("malformed").await else { return };
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let long = "x".repeat(250);
     let companion = cluster.key("companion");
@@ -17,7 +17,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
         .with("/metadata/labels", json!({cluster.key("managed"): "true", companion: "true"}))
         .create()
         .await;
-    cluster.source(&home, "crooked").ask("target-namespaces", "a*b").create().await;
+    cluster.source(&home, "crooked").annotate("target-namespaces", "a*b").create().await;
     for (name, reason, text) in [
         (long.as_str(), "name_too_long", "253 are allowed"),
         ("copy", "is_companion", "itself a companion"),
@@ -50,7 +50,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
 #[tokio::test]
 async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_are_refused() {
     let Some(cluster) = Cluster::audited("bound").await else { return };
-    let lockstep = cluster.lockstep().await;
+    let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let account = json!({"metadata": {"name": "robot"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
@@ -62,9 +62,9 @@ async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_
         .await;
     let bootstrap = json!({"token-id": "YWJjZGVm"});
     cluster.source(&home, "bootstrap").secret("bootstrap.kubernetes.io/token", bootstrap).create().await;
-    cluster.source(&home, "root").ask("companion-name", "kube-root-ca.crt").create().await;
+    cluster.source(&home, "root").annotate("companion-name", "kube-root-ca.crt").create().await;
     let tls = json!({"tls.crt": "", "tls.key": ""});
-    cluster.source(&home, "tls").secret("kubernetes.io/tls", tls).ask("keys", "tls.crt").create().await;
+    cluster.source(&home, "tls").secret("kubernetes.io/tls", tls).annotate("keys", "tls.crt").create().await;
     for (name, text) in [
         ("token", "kubernetes.io/service-account-token"),
         ("bootstrap", "bootstrap.kubernetes.io/token"),
@@ -84,14 +84,14 @@ async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_
 #[tokio::test]
 async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_until_the_source_changes() {
     let Some(cluster) = Cluster::audited("invalid").await else { return };
-    let lockstep = cluster.lockstep_with(&["--resync", "100ms"]).await;
+    let lockstep = cluster.start_mirror_with(&["--resync", "100ms"]).await;
     let home = cluster.namespace("home").await;
     // Just what the API server takes; with our own annotations beside it, too much.
     let large = "x".repeat(262_000);
     cluster
         .source(&home, "colors")
         .with("/metadata/annotations/example.com~1large", json!(large))
-        .ask("copy-annotations", "example.com/large")
+        .annotate("copy-annotations", "example.com/large")
         .create()
         .await;
     let note = cluster.wait_event(&home, "colors", "Invalid").await;
@@ -115,7 +115,7 @@ async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_un
 #[tokio::test]
 async fn a_quota_is_told_and_retried() {
     let cluster = Cluster::new("quota").await;
-    let _lockstep = cluster.lockstep().await;
+    let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}});
     let quotas = format!("/api/v1/namespaces/{away}/resourcequotas");
@@ -128,7 +128,7 @@ async fn a_quota_is_told_and_retried() {
         (counted && answer == Err(403)).then_some(())
     })
     .await;
-    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     let note = cluster.wait_event(&home, "colors", "Forbidden").await;
     assert!(note.contains("exceeded quota: none"), "{note}");
     cluster.delete(&format!("{quotas}/none")).await;

@@ -9,7 +9,7 @@ use crate::pki::Authority;
 use crate::{Error, files, kubeconfig};
 
 /// Writes kubeconfigs for one cluster.
-pub(crate) struct Access {
+pub(crate) struct Users {
     dir: PathBuf,
     cluster: Value,
     proof: Proof,
@@ -24,7 +24,7 @@ enum Proof {
     Impersonation(Value),
 }
 
-impl Access {
+impl Users {
     /// To a cluster whose certificate authority is ours.
     pub(crate) fn own(dir: &Path, server: &str, authority: Authority) -> Self {
         let cluster = json!({ "server": server, "certificate-authority": dir.join("ca.crt") });

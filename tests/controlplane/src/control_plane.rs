@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 use std::{env, fmt, fs};
 
-use crate::access::Access;
 use crate::binaries::{self, Binaries};
+use crate::cleanup::Cleanup;
 use crate::components::Site;
-use crate::janitor::Janitor;
 use crate::kubectl::Kubectl;
 use crate::pki::Authority;
 use crate::port::Port;
 use crate::process::{Probe, Process, Spec};
+use crate::users::Users;
 use crate::{Error, components, kubeconfig};
 
 /// A running control plane, or an existing cluster used as one.
@@ -23,12 +23,12 @@ use crate::{Error, components, kubeconfig};
 /// that has lost its etcd lingers for minutes), and removes the data directory with everything in
 /// it, kubeconfigs included.
 pub struct ControlPlane {
-    // Fields are dropped from top to bottom: the processes before the janitor, which cleans up.
+    // Fields are dropped from top to bottom: the processes before the cleanup, which cleans up.
     processes: Option<Processes>,
-    access: Access,
+    access: Users,
     kubectl: Kubectl,
     admin: PathBuf,
-    janitor: Janitor,
+    cleanup: Cleanup,
 }
 
 /// The processes of a control plane of our own. Dropped from top to bottom, too.
@@ -72,36 +72,36 @@ impl ControlPlane {
     /// # Errors
     /// When the kubeconfig is of no use, or the cluster is not ready.
     pub fn existing(kubeconfig: &Path) -> Result<Self, Error> {
-        let janitor = Janitor::start(new_data_dir()?)?;
-        let dir = janitor.dir();
+        let cleanup = Cleanup::start(new_data_dir()?)?;
+        let dir = cleanup.dir();
         let kubectl = Kubectl::new(binaries::any_kubectl()?, dir);
         let (cluster, credentials) = kubeconfig::current(&kubectl, kubeconfig)?;
-        let access = Access::existing(dir, cluster, credentials);
-        let plane = Self { processes: None, admin: access.admin()?, access, kubectl, janitor };
+        let access = Users::existing(dir, cluster, credentials);
+        let plane = Self { processes: None, admin: access.admin()?, access, kubectl, cleanup };
         plane.wait_ready()?;
         Ok(plane)
     }
 
     fn boot(binaries: &Binaries, apiserver_flags: &[&str]) -> Result<Self, Error> {
-        let janitor = Janitor::start(new_data_dir()?)?;
-        Self::boot_at(Site::machine()?, binaries, janitor, Authority::new()?, apiserver_flags)
+        let cleanup = Cleanup::start(new_data_dir()?)?;
+        Self::boot_at(Site::machine()?, binaries, cleanup, Authority::new()?, apiserver_flags)
     }
 
     pub(crate) fn boot_at(
         site: Site,
         binaries: &Binaries,
-        janitor: Janitor,
+        cleanup: Cleanup,
         authority: Authority,
         apiserver_flags: &[&str],
     ) -> Result<Self, Error> {
-        let dir = janitor.dir();
+        let dir = cleanup.dir();
         components::write_files(dir, &authority, &site)?;
-        let access = Access::own(dir, &format!("https://{}:{}", site.address, site.port), authority);
+        let access = Users::own(dir, &format!("https://{}:{}", site.address, site.port), authority);
         let kubectl = Kubectl::new(binaries.program("kubectl"), dir);
         let admin = access.admin()?;
 
         // An error from here on drops what runs already, the last one first.
-        let start = |spec| Process::start(spec, &janitor);
+        let start = |spec| Process::start(spec, &cleanup);
         let etcd = start(components::etcd(binaries, dir))?;
         etcd.wait_ready().map_err(keep_log)?;
         let ready = kubectl.succeeds(&admin, &["get", "--raw=/readyz"]);
@@ -116,7 +116,7 @@ impl ControlPlane {
         controller_manager.wait_ready().map_err(keep_log)?;
 
         let processes = Some(Processes { controller_manager, apiserver, etcd, _port: site.reservation });
-        Ok(Self { processes, access, kubectl, admin, janitor })
+        Ok(Self { processes, access, kubectl, admin, cleanup })
     }
 
     /// Waits until the API server is ready, which includes that it reaches etcd. For tests that
@@ -236,18 +236,18 @@ impl ControlPlane {
     /// # Errors
     /// [`Error::ExistingCluster`] when it is not ours.
     pub fn audit_log(&self) -> Result<PathBuf, Error> {
-        self.own("the audit log").map(|_| self.janitor.dir().join(components::AUDIT_LOG))
+        self.own("the audit log").map(|_| self.cleanup.dir().join(components::AUDIT_LOG))
     }
 
     /// The private directory with everything in it: logs, data, kubeconfigs. Gone after the end.
     #[must_use]
     pub fn data_dir(&self) -> &Path {
-        self.janitor.dir()
+        self.cleanup.dir()
     }
 
     /// Starts another process, which ends with the control plane at the latest, and waits until it is ready.
     pub(crate) fn add(&self, spec: Spec) -> Result<Process, Error> {
-        let process = Process::start(spec, &self.janitor)?;
+        let process = Process::start(spec, &self.cleanup)?;
         process.wait_ready().map_err(keep_log)?;
         Ok(process)
     }

@@ -15,7 +15,7 @@ const PODS: &str = "/api/v1/namespaces/lockstep-system/pods?labelSelector=app.ku
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/lockstep.workshop.io";
 
 /// A test that fails shows what the replicas said.
-pub struct Installed {
+pub struct Installation {
     pub plane: &'static ControlPlane,
     pub cluster: Cluster,
     /// What `lockstep manifests` is told.
@@ -30,7 +30,7 @@ pub struct Pod {
     pub restarts: u64,
 }
 
-impl Installed {
+impl Installation {
     /// Installs it, and says how long that took until both replicas were ready.
     pub async fn new(plane: &'static ControlPlane, image: Option<&str>) -> (Self, Duration) {
         let image = image.map(|image| ["--image", image]);
@@ -138,7 +138,7 @@ fn pod(object: &Value) -> Pod {
     }
 }
 
-impl Drop for Installed {
+impl Drop for Installation {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for line in [

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Cluster, Lockstep, eventually, output},
-    person::{anything, file},
-    verbs::assert_refused,
+    kubectl_commands::assert_refused,
+    users::{all_verbs, manifest},
 };
 
 /// A source as a file, with targets.
@@ -17,7 +17,7 @@ fn source(cluster: &Cluster, name: &str, targets: &str) -> String {
         "labels": {cluster.key("managed"): "true"},
         "annotations": {cluster.key("target-namespaces"): targets},
     });
-    file("ConfigMap", &metadata, &json!({"data": {"sky": "blue"}}))
+    manifest("ConfigMap", &metadata, &json!({"data": {"sky": "blue"}}))
 }
 
 #[tokio::test]
@@ -25,16 +25,16 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     let cluster = Cluster::new("who").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let painters = format!("painters-{}", cluster.id);
-    let (_installed, _lockstep) = cluster.guarded(&[]).await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
     let line = format!("create -f - -n {home}");
 
     // Rights of a group.
     let member = cluster.user("member", &[&painters]);
     let group = json!({"kind": "Group", "name": painters});
-    cluster.grant(&painters, &group, Some(&home), json!([anything()])).await;
+    cluster.grant(&painters, &group, Some(&home), json!([all_verbs()])).await;
     let refused = format!("{} may not create configmaps a-synced in namespace {away}", member.name);
     assert_refused(&line, &member.fails_with(&line, &source(&cluster, "a", &away)), &refused);
-    cluster.grant(&painters, &group, Some(&away), json!([anything()])).await;
+    cluster.grant(&painters, &group, Some(&away), json!([all_verbs()])).await;
     eventually("the guard knows, too", || async {
         output(&mut member.kubectl(&line), &source(&cluster, "a", &away)).status.success().then_some(())
     })
@@ -44,11 +44,11 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     // A ServiceAccount, by its name and by the group of its namespace.
     let robot = cluster.service_account(&home, "robot").await;
     let subject = json!({"kind": "ServiceAccount", "name": "robot", "namespace": home});
-    cluster.grant("robot", &subject, Some(&home), json!([anything()])).await;
+    cluster.grant("robot", &subject, Some(&home), json!([all_verbs()])).await;
     let refused = format!("{} may not create configmaps b-synced in namespace {away}", robot.name);
     assert_refused(&line, &robot.fails_with(&line, &source(&cluster, "b", &away)), &refused);
     let group = json!({"kind": "Group", "name": format!("system:serviceaccounts:{home}")});
-    cluster.grant("robots", &group, Some(&away), json!([anything()])).await;
+    cluster.grant("robots", &group, Some(&away), json!([all_verbs()])).await;
     eventually("the guard knows, too", || async {
         output(&mut robot.kubectl(&line), &source(&cluster, "b", &away)).status.success().then_some(())
     })
@@ -60,9 +60,9 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     if cluster.plane.is_existing() {
         return;
     }
-    let alice = cluster.person("alice", &[], &[&home, &away]).await;
-    let bob = cluster.person("bob", &[], &[&home]).await;
-    let chief = cluster.ranger("chief", &[]).await;
+    let alice = cluster.editor("alice", &[], &[&home, &away]).await;
+    let bob = cluster.editor("bob", &[], &[&home]).await;
+    let chief = cluster.cluster_editor("chief", &[]).await;
     let names = [&alice.name, &bob.name];
     let rule =
         json!({"apiGroups": [""], "resources": ["users"], "verbs": ["impersonate"], "resourceNames": names});
@@ -75,7 +75,7 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     let as_bob = format!("{line} --as={}", bob.name);
     let refused = format!("{} may not create configmaps c-synced in namespace {away}", bob.name);
     assert_refused(&as_bob, &chief.fails_with(&as_bob, &source(&cluster, "c", &away)), &refused);
-    chief.does_with(&format!("{line} --as={}", alice.name), &source(&cluster, "c", &away));
+    chief.succeeds_with(&format!("{line} --as={}", alice.name), &source(&cluster, "c", &away));
     cluster.wait_data(&away, "c-synced", json!({"sky": "blue"})).await;
     // Without the right, nobody is anybody else.
     let complaint = bob.fails(&format!("label cm c -n {home} mood=good --as={}", alice.name));
@@ -92,10 +92,10 @@ async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
     let (by_name, exempt) = (format!("manager-{}", cluster.id), format!("root-{}", cluster.id));
     let flags =
         ["--deputy-user", by_name.as_str(), "--deputy-group", &group, "--exempt-user", exempt.as_str()];
-    let (_installed, lockstep) = cluster.guarded(&flags).await;
-    let manager = cluster.ranger("manager", &[]).await;
-    let robot = cluster.ranger("robot", &[&group]).await;
-    let root = cluster.person("root", &[], &[&home]).await;
+    let (_installed, lockstep) = cluster.install_and_start(&flags).await;
+    let manager = cluster.cluster_editor("manager", &[]).await;
+    let robot = cluster.cluster_editor("robot", &[&group]).await;
+    let root = cluster.editor("root", &[], &[&home]).await;
     let line = format!("create -f - -n {home}");
     for deputy in [&manager, &robot] {
         let agree = |namespace: &str| {
@@ -115,15 +115,15 @@ async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
         ] {
             assert_refused(&line, &deputy.fails_with(&line, &source(&cluster, "x", targets)), &text);
         }
-        deputy.does_with(&line, &source(&cluster, "x", &open));
+        deputy.succeeds_with(&line, &source(&cluster, "x", &open));
         cluster.wait_data(&open, "x-synced", json!({"sky": "blue"})).await;
-        deputy.does(&format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
+        deputy.succeeds(&format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
         cluster.wait_data(&open, "x-synced", json!({"sky": "red"})).await;
-        deputy.does(&format!("delete cm x -n {home}"));
+        deputy.succeeds(&format!("delete cm x -n {home}"));
         cluster.wait_gone(&crate::harness::configmap(&open, "x-synced")).await;
     }
     // What others made to reach further, a deputy neither changes nor ends.
-    cluster.source(&home, "colors").ask("target-namespaces", &away).create().await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     for line in [
         format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#),
         format!("label cm colors -n {home} {}-", cluster.key("managed")),
@@ -134,7 +134,7 @@ async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
     assert_eq!(lockstep.metric("lockstep_access_reviews_total{result=\"denied\"}"), 0.0, "nobody was asked");
 
     // Somebody exempt has no right in the other namespace, and needs none.
-    root.does_with(&line, &source(&cluster, "y", &away));
+    root.succeeds_with(&line, &source(&cluster, "y", &away));
     cluster.wait_data(&away, "y-synced", json!({"sky": "blue"})).await;
 }
 
@@ -154,10 +154,10 @@ async fn fifty_namespaces_are_decided_with_few_questions() {
         namespaces.push(cluster.namespace(&format!("n{n}")).await);
     }
     let all: Vec<&str> = namespaces.iter().map(String::as_str).collect();
-    let (_installed, lockstep) = cluster.guarded(&[]).await;
-    let alice = cluster.person("alice", &[], &all).await;
-    let bob = cluster.person("bob", &[], &[&home]).await;
-    let ranger = cluster.ranger("ranger", &[]).await;
+    let (_installed, lockstep) = cluster.install_and_start(&[]).await;
+    let alice = cluster.editor("alice", &[], &all).await;
+    let bob = cluster.editor("bob", &[], &[&home]).await;
+    let ranger = cluster.cluster_editor("ranger", &[]).await;
     let line = format!("create -f - -n {home}");
     let targets = all[1..].join(",");
     // Everywhere, in each of them, in none of them: at most three questions about each place and about all, and none
@@ -185,7 +185,7 @@ async fn fifty_namespaces_are_decided_with_few_questions() {
     // An answer is good for a moment: the same again soon asks less.
     let (before, start) = (reviews(&lockstep), Instant::now());
     for sky in ["red", "green", "white"] {
-        ranger.does(&format!(r#"patch cm a -n {home} --type merge -p {{"data":{{"sky":"{sky}"}}}}"#));
+        ranger.succeeds(&format!(r#"patch cm a -n {home} --type merge -p {{"data":{{"sky":"{sky}"}}}}"#));
     }
     let (asked, rounds) = (reviews(&lockstep) - before, 1.0 + (start.elapsed().as_secs_f64() / 3.0).floor());
     assert!(asked <= 3.0 * rounds, "{asked} questions in {:?}", start.elapsed());
@@ -195,11 +195,11 @@ async fn fifty_namespaces_are_decided_with_few_questions() {
 async fn a_right_that_was_withdrawn_is_noticed_within_seconds() {
     let cluster = Cluster::new("withdrawn").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    let alice = cluster.person("alice", &[], &[&home, &away]).await;
-    let (_installed, _lockstep) = cluster.guarded(&[]).await;
-    alice.does_with(&format!("create -f - -n {home}"), &source(&cluster, "colors", &away));
+    let alice = cluster.editor("alice", &[], &[&home, &away]).await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    alice.succeeds_with(&format!("create -f - -n {home}"), &source(&cluster, "colors", &away));
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
-    cluster.admin().does(&format!("delete rolebinding {} -n {away}", alice.name));
+    cluster.admin().succeeds(&format!("delete rolebinding {} -n {away}", alice.name));
     let line = format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#);
     let refused = format!("{} may not create configmaps colors-synced in namespace {away}", alice.name);
     let start = Instant::now();
@@ -228,8 +228,8 @@ async fn when_nobody_can_be_asked_about_rights_the_request_is_refused() {
     let flags = ["--webhook-bind", &cluster.address, "--namespace", &own];
     let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &flags);
     lockstep.wait_ready().await;
-    let alice = cluster.person("alice", &[], &[&home]).await;
-    alice.does_with(&format!("create -f - -n {home}"), &source(&cluster, "a", "."));
+    let alice = cluster.editor("alice", &[], &[&home]).await;
+    alice.succeeds_with(&format!("create -f - -n {home}"), &source(&cluster, "a", "."));
     cluster.wait_data(&home, "a-synced", json!({"sky": "blue"})).await;
 
     let role = format!("/apis/rbac.authorization.k8s.io/v1/clusterroles/lockstep.{}", cluster.domain());
@@ -255,7 +255,7 @@ async fn when_nobody_can_be_asked_about_rights_the_request_is_refused() {
         assert_refused(&line, &alice.fails(&line), text);
     }
     // What reaches no companion needs no answer.
-    alice.does(&format!("label cm a -n {home} mood=good"));
+    alice.succeeds(&format!("label cm a -n {home} mood=good"));
     assert!(cluster.configmap(&home, "b").await.is_none());
     assert!(lockstep.metric("lockstep_denials_total{reason=\"unanswered\"}") >= 4.0);
     cluster.delete(&format!("/api/v1/namespaces/{own}")).await;

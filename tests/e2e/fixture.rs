@@ -4,23 +4,23 @@ use serde_json::json;
 
 use crate::{
     harness::{Cluster, eventually, secret},
-    person::Person,
+    users::User,
 };
 
 impl Cluster {
     /// The namespaces `home` and `away`, and Alice, who may write in both.
-    pub async fn alice(&self) -> (String, String, Person) {
+    pub async fn alice(&self) -> (String, String, User) {
         let (home, away) = (self.namespace("home").await, self.namespace("away").await);
-        let alice = self.person("alice", &["developers"], &[&home, &away]).await;
+        let alice = self.editor("alice", &["developers"], &[&home, &away]).await;
         (home, away, alice)
     }
 
     /// Sources: `colors`, for both namespaces, and the Secret `key`, with these annotations of ours.
     pub async fn make_sources(&self, home: &str, away: &str, asks: &[(&str, &str)]) {
-        let colors = self.source(home, "colors").ask("target-namespaces", &format!(".,{away}"));
+        let colors = self.source(home, "colors").annotate("target-namespaces", &format!(".,{away}"));
         let key = self.source(home, "key").secret("Opaque", json!({"key": "YmFzZTY0"}));
         for source in [colors, key] {
-            asks.iter().fold(source, |source, (key, value)| source.ask(key, value)).create().await;
+            asks.iter().fold(source, |source, (key, value)| source.annotate(key, value)).create().await;
         }
     }
 

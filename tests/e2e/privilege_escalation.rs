@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, Installed, Lockstep, configmap, eventually, secret},
-    person::{Person, file},
-    verbs::assert_refused,
+    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually, secret},
+    kubectl_commands::assert_refused,
+    users::{User, manifest},
 };
 
 /// A guard, two namespaces, and people: Bob may write in `home` only, Alice in both.
@@ -13,10 +13,10 @@ struct Scene {
     cluster: Cluster,
     home: String,
     away: String,
-    alice: Person,
-    bob: Person,
+    alice: User,
+    bob: User,
     lockstep: Lockstep,
-    _installed: Installed,
+    _installed: InstalledManifests,
 }
 
 impl Scene {
@@ -28,9 +28,9 @@ impl Scene {
         let cluster = Cluster::new(test).await;
         let home = cluster.namespace("home").await;
         let away = cluster.namespace_with("away", json!({"env": cluster.id}), json!({})).await;
-        let alice = cluster.person("alice", &[], &[&home, &away]).await;
-        let bob = cluster.person("bob", &[], &[&home]).await;
-        let (installed, lockstep) = cluster.guarded(flags).await;
+        let alice = cluster.editor("alice", &[], &[&home, &away]).await;
+        let bob = cluster.editor("bob", &[], &[&home]).await;
+        let (installed, lockstep) = cluster.install_and_start(flags).await;
         Self { cluster, home, away, alice, bob, lockstep, _installed: installed }
     }
 
@@ -40,11 +40,11 @@ impl Scene {
             asks.iter().map(|(key, value)| (self.cluster.key(key), json!(value))).collect();
         let labels = json!({self.cluster.key("managed"): "true"});
         let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
-        file(kind, &metadata, &json!({"data": {"sky": "Ymx1ZQ=="}}))
+        manifest(kind, &metadata, &json!({"data": {"sky": "Ymx1ZQ=="}}))
     }
 
     /// What somebody is told who may not do this to a companion in `away`.
-    fn refusal(&self, person: &Person, verb: &str, kind: &str, name: &str) -> String {
+    fn refusal(&self, person: &User, verb: &str, kind: &str, name: &str) -> String {
         let (away, accept) = (&self.away, self.cluster.key("accept-from"));
         format!(
             "{} may not {verb} {kind} {name} in namespace {away}, so Lockstep does not do it on their behalf. \
@@ -54,7 +54,7 @@ impl Scene {
     }
 
     /// What somebody is told who asks for namespaces by a pattern.
-    fn refusal_everywhere(&self, person: &Person, verb: &str, name: &str) -> String {
+    fn refusal_everywhere(&self, person: &User, verb: &str, name: &str) -> String {
         format!(
             "{} may not {verb} configmaps {name} in all namespaces, which a prefix or a selector needs. \
              Ask for that right, or list the namespaces in {}\n",
@@ -82,7 +82,7 @@ impl Scene {
 
     /// Waits until the mirror has come round to a source that Bob made last: what it did not do by then, it will not.
     async fn come_round(&self) {
-        self.bob.does_with(
+        self.bob.succeeds_with(
             &format!("create -f - -n {}", self.home),
             &self.source("ConfigMap", "last", &[("target-namespaces", ".")]),
         );
@@ -122,14 +122,14 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
                 format!("label cm x -n {home} {label}=true"),
             ),
         ] {
-            bob.does(&format!("create cm x -n {home}"));
-            bob.does(&first);
+            bob.succeeds(&format!("create cm x -n {home}"));
+            bob.succeeds(&first);
             assert_refused(&last, &bob.fails(&last), text);
-            bob.does(&format!("delete cm x -n {home}"));
+            bob.succeeds(&format!("delete cm x -n {home}"));
         }
     }
     // A source of his own that works, turned elsewhere by every kind of update.
-    bob.does_with(&format!("create -f - -n {home}"), &scene.source("ConfigMap", "x", &[]));
+    bob.succeeds_with(&format!("create -f - -n {home}"), &scene.source("ConfigMap", "x", &[]));
     let change = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): away}}});
     let pointer = format!("/metadata/annotations/{}", cluster.key("target-namespaces").replace('/', "~1"));
     for line in [
@@ -156,15 +156,15 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
     assert!(scene.found_away().await.is_empty(), "{:?}", scene.found_away().await);
 
     // Alice may.
-    scene.alice.does_with(&format!("replace -f - -n {home}"), &turned);
-    scene.alice.does_with(&line, &scene.source("Secret", "x", &[("target-namespaces", away)]));
+    scene.alice.succeeds_with(&format!("replace -f - -n {home}"), &turned);
+    scene.alice.succeeds_with(&line, &scene.source("Secret", "x", &[("target-namespaces", away)]));
     cluster.wait(away, "x-synced", "it is there", |_| true).await;
     scene.wait_secret(away, "x-synced").await;
     // But not everywhere.
     let wide = scene.source("ConfigMap", "y", &[("target-namespaces", &prefix)]);
     let text = scene.refusal_everywhere(&scene.alice, "create", "y-synced");
     assert_refused(&line, &scene.alice.fails_with(&line, &wide), &text);
-    let ranger = cluster.ranger("ranger", &[]).await;
+    let ranger = cluster.cluster_editor("ranger", &[]).await;
     eventually("the right is known", || async {
         let output = crate::harness::output(&mut ranger.kubectl(&line), &wide);
         output.status.success().then_some(())
@@ -181,7 +181,7 @@ async fn defaults_of_a_namespace_reach_no_further_than_whoever_writes_the_source
     let wide = cluster.namespace_with("wide", json!({}), selector).await;
     let named = json!({cluster.key("default-target-namespaces"): away});
     let named = cluster.namespace_with("named", json!({}), named).await;
-    let carl = cluster.person("carl", &[], &[&wide, &named]).await;
+    let carl = cluster.editor("carl", &[], &[&wide, &named]).await;
     let plain = scene.source("ConfigMap", "x", &[]);
     let line = format!("create -f - -n {wide}");
     assert_refused(
@@ -193,7 +193,7 @@ async fn defaults_of_a_namespace_reach_no_further_than_whoever_writes_the_source
     let text = format!("{} may not create configmaps x-synced in namespace {away}", carl.name);
     assert_refused(&line, &carl.fails_with(&line, &plain), &text);
     // His own namespace he may always name.
-    carl.does_with(&line, &scene.source("ConfigMap", "x", &[("target-namespaces", ".")]));
+    carl.succeeds_with(&line, &scene.source("ConfigMap", "x", &[("target-namespaces", ".")]));
     cluster.wait(&named, "x-synced", "it is there", |_| true).await;
     assert!(scene.found_away().await.is_empty());
 }
@@ -205,10 +205,16 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
     let owner = json!({"metadata": {"name": "owner"}});
     let owner = cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &owner).await;
     let both = format!(".,{away}");
-    let source = cluster.source(home, "colors").ask("target-namespaces", &both).ask("copy-labels", "team");
+    let source =
+        cluster.source(home, "colors").annotate("target-namespaces", &both).annotate("copy-labels", "team");
     source.with("/metadata/labels/team", json!("a")).create().await;
     let sky = json!({"sky": "Ymx1ZQ=="});
-    cluster.source(home, "key").secret("Opaque", sky.clone()).ask("target-namespaces", away).create().await;
+    cluster
+        .source(home, "key")
+        .secret("Opaque", sky.clone())
+        .annotate("target-namespaces", away)
+        .create()
+        .await;
     let before = cluster.wait_data(away, "colors-synced", json!({"sky": "blue"})).await;
     scene.wait_secret(away, "key-synced").await;
 
@@ -271,8 +277,8 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
         assert_refused(&line, &bob.fails(&line), &scene.refusal(bob, verb, "secrets", "key-synced"));
     }
     // What reaches no companion is his business.
-    bob.does(&format!("label {at} mood=good"));
-    bob.does(&format!("annotate {at} example.com/note=x"));
+    bob.succeeds(&format!("label {at} mood=good"));
+    bob.succeeds(&format!("annotate {at} example.com/note=x"));
 
     scene.come_round().await;
     let after = cluster.configmap(away, "colors-synced").await.unwrap();
@@ -280,11 +286,11 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
 
     // Alice may do all of that; the dry run is reviewed just the same.
     for (line, _) in changes.iter().filter(|(line, _)| !line.contains("--raw") && !line.contains("dry-run")) {
-        scene.alice.does(&format!("{line} --dry-run=server"));
+        scene.alice.succeeds(&format!("{line} --dry-run=server"));
     }
-    scene.alice.does(&changes[0].0);
+    scene.alice.succeeds(&changes[0].0);
     cluster.wait_data(away, "colors-synced", json!({"sky": "mine"})).await;
-    scene.alice.does(&format!("delete {at}"));
+    scene.alice.succeeds(&format!("delete {at}"));
     cluster.wait_gone(&configmap(away, "colors-synced")).await;
 }
 
@@ -292,14 +298,14 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
 async fn a_source_that_makes_no_sense_is_no_way_around() {
     let scene = Scene::set("nonsense").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
-    cluster.source(home, "colors").ask("target-namespaces", away).create().await;
+    cluster.source(home, "colors").annotate("target-namespaces", away).create().await;
     cluster.wait_data(away, "colors-synced", json!({"sky": "blue"})).await;
     let at = format!("cm colors -n {home}");
     // Bob cannot break it, somebody did while the guard was away.
     let line = format!("annotate {at} {}=everything --overwrite", cluster.key("protect"));
     assert_refused(&line, &bob.fails(&line), "cannot be a source");
     let own = "--as=system:serviceaccount:lockstep-system:lockstep";
-    cluster.admin().does(&format!("{line} {own}"));
+    cluster.admin().succeeds(&format!("{line} {own}"));
     cluster.wait_event(home, "colors", "Refused").await;
 
     let gone = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x-y-z"}]}});
@@ -315,13 +321,13 @@ async fn a_source_that_makes_no_sense_is_no_way_around() {
         );
     }
     // His content gets nowhere.
-    bob.does(&format!(r#"patch {at} --type merge -p {{"data":{{"sky":"mine"}}}}"#));
+    bob.succeeds(&format!(r#"patch {at} --type merge -p {{"data":{{"sky":"mine"}}}}"#));
     scene.come_round().await;
     assert_eq!(cluster.configmap(away, "colors-synced").await.unwrap()["data"], json!({"sky": "blue"}));
     // Nor can he mend it.
     let line = format!("annotate {at} {}-", cluster.key("protect"));
     assert_refused(&line, &bob.fails(&line), &scene.refusal(bob, "create", "configmaps", "colors-synced"));
-    scene.alice.does(&line);
+    scene.alice.succeeds(&line);
     cluster.wait_data(away, "colors-synced", json!({"sky": "mine"})).await;
 }
 
@@ -332,12 +338,12 @@ async fn companions_that_an_earlier_source_left_are_no_way_around() {
     // So many that go at once look like an accident: companions stay for a while.
     let names: Vec<String> = (0..25).map(|n| format!("s{n}")).collect();
     for name in &names {
-        cluster.source(home, name).ask("target-namespaces", away).create().await;
+        cluster.source(home, name).annotate("target-namespaces", away).create().await;
     }
     for name in &names {
         cluster.wait_data(away, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }
-    scene.alice.does(&format!("delete cm -n {home} {}", names.join(" ")));
+    scene.alice.succeeds(&format!("delete cm -n {home} {}", names.join(" ")));
     scene.lockstep.wait_metric("lockstep_deletes_held", 1.0).await;
     let kept = "s24-synced";
     assert!(cluster.configmap(away, kept).await.is_some(), "it is held");
@@ -348,7 +354,7 @@ async fn companions_that_an_earlier_source_left_are_no_way_around() {
         let text = scene.refusal(bob, "delete", "configmaps", kept);
         assert_refused(&line, &bob.fails_with(&line, &source), &text);
     }
-    scene.alice.does_with(&line, &scene.source("ConfigMap", "s24", &[("target-namespaces", away)]));
+    scene.alice.succeeds_with(&line, &scene.source("ConfigMap", "s24", &[("target-namespaces", away)]));
     cluster.wait_data(away, kept, json!({"sky": "Ymx1ZQ=="})).await;
 }
 
@@ -356,7 +362,7 @@ async fn companions_that_an_earlier_source_left_are_no_way_around() {
 async fn whoever_has_rights_on_one_name_reaches_no_other() {
     let scene = Scene::set("byname").await;
     let (cluster, home) = (&scene.cluster, &scene.home);
-    let dora = cluster.person_by_name("dora", home, &["paint", "paint-synced", "paint-too"]).await;
+    let dora = cluster.named_object_editor("dora", home, &["paint", "paint-synced", "paint-too"]).await;
     for name in ["vital", "paint"] {
         let object = json!({"metadata": {"name": name}, "data": {"theirs": "1"}});
         cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &object).await;
@@ -380,7 +386,7 @@ async fn whoever_has_rights_on_one_name_reaches_no_other() {
     ] {
         assert_refused(&line, &dora.fails_with(&line, &source), &refusal("update", name));
     }
-    dora.does(&format!("label cm paint -n {home} {}=true", key("managed")));
+    dora.succeeds(&format!("label cm paint -n {home} {}=true", key("managed")));
     cluster.wait_data(home, "paint-synced", json!({"theirs": "1"})).await;
     for line in [
         format!("annotate cm paint -n {home} {}=vital", key("companion-name")),
@@ -388,8 +394,8 @@ async fn whoever_has_rights_on_one_name_reaches_no_other() {
     ] {
         assert_refused(&line, &dora.fails(&line), &refusal("update", "vital"));
     }
-    dora.does(&format!("annotate cm paint -n {home} {}=true", key("adopt")));
-    dora.does(&format!("annotate cm paint -n {home} {}=paint-too", key("companion-name")));
+    dora.succeeds(&format!("annotate cm paint -n {home} {}=true", key("adopt")));
+    dora.succeeds(&format!("annotate cm paint -n {home} {}=paint-too", key("companion-name")));
     cluster.wait_data(home, "paint-too", json!({"theirs": "1"})).await;
     cluster.wait_gone(&configmap(home, "paint-synced")).await;
     assert_eq!(cluster.configmap(home, "vital").await.unwrap(), before);
@@ -421,23 +427,23 @@ async fn accept_from_stands_in_for_names_written_outright_and_not_for_patterns()
         &scene.refusal(bob, "create", "configmaps", "x-synced"),
     );
     let other = cluster.namespace("other").await;
-    let carl = cluster.person("carl", &[], &[&other]).await;
+    let carl = cluster.editor("carl", &[], &[&other]).await;
     let source = |kind| scene.source(kind, "x", &[("target-namespaces", &open)]);
     let from_other = format!("create -f - -n {other}");
     let text = format!("{} may not create configmaps x-synced in namespace {open}", carl.name);
     assert_refused(&from_other, &carl.fails_with(&from_other, &source("ConfigMap")), &text);
 
-    bob.does_with(&line, &source("ConfigMap"));
-    bob.does_with(&line, &source("Secret"));
+    bob.succeeds_with(&line, &source("ConfigMap"));
+    bob.succeeds_with(&line, &source("Secret"));
     cluster.wait_data(&open, "x-synced", json!({"sky": "Ymx1ZQ=="})).await;
     scene.wait_secret(&open, "x-synced").await;
-    bob.does(&format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
+    bob.succeeds(&format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#));
     cluster.wait_data(&open, "x-synced", json!({"sky": "red"})).await;
-    bob.does(&format!("delete secret x -n {home}"));
+    bob.succeeds(&format!("delete secret x -n {home}"));
     cluster.wait_gone(&secret(&open, "x-synced")).await;
 
     // The invitation is taken back: what is there stays, and is out of Bob's reach.
-    cluster.admin().does(&format!("annotate namespace {open} {}-", cluster.key("accept-from")));
+    cluster.admin().succeeds(&format!("annotate namespace {open} {}-", cluster.key("accept-from")));
     let line = format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"green"}}}}"#);
     eventually("Bob is refused", || async {
         let output = bob.kubectl(&format!("{line} --dry-run=server")).output().expect("kubectl");
@@ -456,15 +462,15 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
     let kube = format!("kube-{}", cluster.id);
     cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": kube}})).await;
     let never = cluster.namespace_with("never", json!({cluster.key("exclude"): "true"}), json!({})).await;
-    let (_installed, _lockstep) = cluster.guarded(&["--exclude-namespaces", &shut]).await;
-    let bob = cluster.person("bob", &[], &[&home]).await;
+    let (_installed, _lockstep) = cluster.install_and_start(&["--exclude-namespaces", &shut]).await;
+    let bob = cluster.editor("bob", &[], &[&home]).await;
     let source = |name: &str, targets: &str| {
         let metadata = json!({
             "name": name,
             "labels": {cluster.key("managed"): "true"},
             "annotations": {cluster.key("target-namespaces"): targets},
         });
-        file("ConfigMap", &metadata, &json!({"data": {"sky": "blue"}}))
+        manifest("ConfigMap", &metadata, &json!({"data": {"sky": "blue"}}))
     };
     let line = format!("create -f - -n {home}");
     for namespace in [&kube, &shut, &never, &"lockstep-system".to_owned()] {
@@ -487,7 +493,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
         assert!(said.contains(&warning), "{said}");
     }
     // Not `*`: other tests share the cluster.
-    cluster.admin().does_with(&line, &source("y", &format!("kube-*,lockstep-*,{}-*", cluster.id)));
+    cluster.admin().succeeds_with(&line, &source("y", &format!("kube-*,lockstep-*,{}-*", cluster.id)));
     cluster.wait_data(&home, "y-synced", json!({"sky": "blue"})).await;
     for namespace in [kube.as_str(), &shut, &never, "lockstep-system", "kube-system"] {
         for name in ["x-synced", "y-synced"] {
@@ -509,7 +515,7 @@ async fn a_companion_that_may_be_edited_does_not_become_a_source_without_the_rig
     let scene = Scene::set("turncoat").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     let line = format!("create -f - -n {home}");
-    bob.does_with(&line, &scene.source("ConfigMap", "y", &[("protect", "none")]));
+    bob.succeeds_with(&line, &scene.source("ConfigMap", "y", &[("protect", "none")]));
     cluster.wait(home, "y-synced", "it is there", |_| true).await;
     let turned = json!({
         "metadata": {
@@ -533,14 +539,14 @@ async fn a_companion_that_may_be_edited_does_not_become_a_source_without_the_rig
 async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source() {
     let scene = Scene::set("poser-steps").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
-    let carl = cluster.person("carl", &[], &[away]).await;
-    carl.does_with(&format!("create -f - -n {away}"), &scene.source("ConfigMap", "colors", &[]));
+    let carl = cluster.editor("carl", &[], &[away]).await;
+    carl.succeeds_with(&format!("create -f - -n {away}"), &scene.source("ConfigMap", "colors", &[]));
     cluster.wait(away, "colors-synced", "it is there", |_| true).await;
-    bob.does(&format!("create cm x -n {home}"));
-    bob.does(&format!(
+    bob.succeeds(&format!("create cm x -n {home}"));
+    bob.succeeds(&format!(
         r#"patch cm x -n {home} --type merge -p {{"metadata":{{"finalizers":["example.com/held"]}}}}"#
     ));
-    bob.does(&format!(
+    bob.succeeds(&format!(
         "annotate cm x -n {home} {}={away}/colors {}=1",
         cluster.key("source"),
         cluster.key("source-uid")
@@ -548,8 +554,8 @@ async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source()
     let line = format!("label cm x -n {home} {}=true", cluster.key("companion"));
     assert_refused(&line, &bob.fails(&line), "bears the marks of a companion");
     scene.come_round().await;
-    carl.does(&format!(r#"patch cm colors -n {away} --type merge -p {{"data":{{"sky":"red"}}}}"#));
-    carl.does(&format!("delete cm colors -n {away}"));
+    carl.succeeds(&format!(r#"patch cm colors -n {away} --type merge -p {{"data":{{"sky":"red"}}}}"#));
+    carl.succeeds(&format!("delete cm colors -n {away}"));
 }
 
 #[tokio::test]
@@ -560,25 +566,25 @@ async fn a_mark_planted_on_what_becomes_a_source_makes_nothing_vanish_elsewhere(
     let apply = format!("apply -f - -n {home}");
     let elsewhere = [("target-namespaces", away.as_str())];
     for name in ["named", "owned", "planter"] {
-        bob.does(&format!("create cm {name} -n {home}"));
+        bob.succeeds(&format!("create cm {name} -n {home}"));
     }
     // No webhook matches what bears no label of ours.
-    bob.does(&format!("annotate cm named -n {home} {}={home}/planter", cluster.key("source")));
+    bob.succeeds(&format!("annotate cm named -n {home} {}={home}/planter", cluster.key("source")));
     let uid =
         cluster.configmap(home, "planter").await.unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let owner =
         json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "planter", "uid": uid, "controller": true});
     let patch = json!({"metadata": {"ownerReferences": [owner]}});
-    bob.does(&format!("patch cm owned -n {home} --type merge -p {patch}"));
+    bob.succeeds(&format!("patch cm owned -n {home} --type merge -p {patch}"));
 
     // What names a source is a copy of it.
     let named = alice.fails_with(&apply, &scene.source("ConfigMap", "named", &elsewhere));
     assert!(named.contains(&format!("it is itself a companion of {home}/planter")), "{named}");
     // An owner says no such thing, and makes no copy of a source.
-    alice.does_with(&apply, &scene.source("ConfigMap", "owned", &elsewhere));
+    alice.succeeds_with(&apply, &scene.source("ConfigMap", "owned", &elsewhere));
     cluster.wait(away, "owned-synced", "it is there", |_| true).await;
     let asks = [("companion-name", "owned"), ("target-namespaces", ".")];
-    bob.does_with(&apply, &scene.source("ConfigMap", "planter", &asks));
+    bob.succeeds_with(&apply, &scene.source("ConfigMap", "planter", &asks));
     scene.come_round().await;
     let source = cluster.configmap(home, "owned").await.unwrap();
     assert_eq!(source["metadata"]["labels"], json!({cluster.key("managed"): "true"}));

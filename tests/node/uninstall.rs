@@ -6,11 +6,11 @@ use serde_json::json;
 
 use crate::{
     harness::{configmap, pipe},
-    installed::Installed,
+    installation::Installation,
     say,
 };
 
-pub async fn nothing_behind(installed: &Installed) {
+pub async fn leaves_nothing_behind(installed: &Installation) {
     let cluster = &installed.cluster;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = json!({

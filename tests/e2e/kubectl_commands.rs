@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{harness::Cluster, person::Person};
+use crate::{harness::Cluster, users::User};
 
 /// A companion, and how to name it on the command line.
 pub struct Subject<'a> {
@@ -83,7 +83,7 @@ impl Subject<'_> {
     }
 
     /// `kubectl edit`, with an editor that changes an annotation; what it complained about.
-    pub fn edited_by(&self, person: &Person) -> String {
+    pub fn edited_by(&self, person: &User) -> String {
         let editor = "sed -i s/source-checksum:.*/source-checksum:\\ mine/";
         let mut edit = person.kubectl(&format!("edit {}", self.at()));
         let output = edit.env("KUBE_EDITOR", editor).output().expect("kubectl");

@@ -15,15 +15,15 @@ use tokio::task::JoinHandle;
 
 use crate::{
     harness::{configmap, eventually},
-    installed::Installed,
+    installation::Installation,
 };
 
 const SOURCES: u32 = 10;
 /// Rests between two requests, so that others on this machine get their turn.
 const PACE: Duration = Duration::from_millis(20);
 
-/// Runs until [`Stream::end`].
-pub struct Stream {
+/// Runs until [`Traffic::end`].
+pub struct Traffic {
     namespace: String,
     stop: Arc<AtomicBool>,
     edits: Arc<AtomicU32>,
@@ -38,9 +38,9 @@ pub struct Tally {
     pub failures: Vec<String>,
 }
 
-impl Stream {
+impl Traffic {
     /// Edits a companion, which must be refused every time, and changes sources, which must be allowed every time.
-    pub async fn start(installed: &Installed, name: &str) -> Self {
+    pub async fn start(installed: &Installation, name: &str) -> Self {
         let namespace = installed.cluster.namespace(name).await;
         for n in 0..SOURCES {
             installed.source(&namespace, &format!("s{n}"), json!({"turn": "none"})).await;
@@ -92,7 +92,7 @@ impl Stream {
 
     /// Stops, waits until every companion holds the last change of its source, and returns what became of the edits and
     /// of the changes.
-    pub async fn end(self, installed: &Installed) -> [Tally; 2] {
+    pub async fn end(self, installed: &Installation) -> [Tally; 2] {
         self.stop.store(true, Ordering::Relaxed);
         let tallies = [self.refusals.await.expect("edits"), self.changes.await.expect("changes")];
         for n in 0..SOURCES {

@@ -85,11 +85,11 @@ fn many_processes_build_once_and_then_it_is_silent() {
 #[test]
 fn a_failed_build_leaves_nothing_that_looks_finished() {
     let sandbox = Sandbox::new("fails");
-    sandbox.go(&format!("{BUILDS}\necho 'no space left' >&2; exit 3"));
+    sandbox.go(&format!("{BUILDS}\necho 'no sandbox left' >&2; exit 3"));
     let failed = sandbox.build();
     assert!(!failed.status.success());
     let message = text(&failed.stderr);
-    assert!(message.contains("no space left"), "{message}");
+    assert!(message.contains("no sandbox left"), "{message}");
     assert!(message.contains("`go build` failed"), "{message}");
 
     sandbox.go(BUILDS);

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, Installed, Lockstep, configmap, eventually};
+use crate::harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually};
 
 /// In seconds. Short, so that a crash is over soon; the default is 15.
 const LEASE: u64 = 4;
@@ -14,7 +14,7 @@ struct Scene {
     cluster: Cluster,
     home: String,
     replicas: Vec<Lockstep>,
-    _installed: Installed,
+    _installed: InstalledManifests,
 }
 
 impl Scene {
@@ -23,7 +23,9 @@ impl Scene {
         // Only for the rights by this instance's name: without a guard, nobody may be asked.
         let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
         for kind in ["validating", "mutating"] {
-            cluster.admin().does(&format!("delete {kind}webhookconfiguration lockstep.{}", cluster.domain()));
+            cluster
+                .admin()
+                .succeeds(&format!("delete {kind}webhookconfiguration lockstep.{}", cluster.domain()));
         }
         let home = cluster.namespace("home").await;
         let mut scene = Self { cluster, home, replicas: Vec::new(), _installed };
@@ -164,20 +166,20 @@ async fn a_leader_that_was_paused_past_its_lease_writes_no_more_when_it_wakes() 
 #[tokio::test]
 async fn a_leader_that_is_cut_off_from_the_api_server_gives_up_by_itself() {
     let mut scene = Scene::with("cutoff", 0).await;
-    let Some((relay, through)) = scene.cluster.line().await else { return };
+    let Some((proxy, through)) = scene.cluster.api_server_proxy().await else { return };
     scene.add(&through).await;
     scene.source().await;
     assert_eq!(scene.leader(&[0]).await, 0);
     let direct = scene.identity();
     scene.add(&direct).await;
-    relay.cut(true);
+    proxy.stall();
     scene.change("red").await;
     scene.replicas[0].wait_metric("lockstep_leader", 0.0).await;
     scene.replicas[0].wait_log("the Lease was not renewed in time").await;
     assert_eq!(scene.leader(&[1]).await, 1);
     scene.follows("red").await;
     // The line is back: it stands by.
-    relay.cut(false);
+    proxy.resume();
     scene.change("green").await;
     scene.follows("green").await;
     scene.replicas[0].wait_log("another replica leads now").await;

@@ -22,7 +22,7 @@ const PROGRAMS: [(&str, &str); 9] = [
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What stands in the way, in one line that says what to do about it.
-pub(crate) fn obstacle() -> Option<String> {
+pub(crate) fn unmet_requirement() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("it takes root, for namespaces and cgroups".to_owned());
     }
@@ -36,8 +36,8 @@ pub(crate) fn obstacle() -> Option<String> {
             "there are no CNI plugins (Debian: apt-get install containernetworking-plugins)".to_owned(),
         );
     }
-    if let Some(obstacle) = cgroups::obstacle() {
-        return Some(obstacle);
+    if let Some(reason) = cgroups::unmet_requirement() {
+        return Some(reason);
     }
     let mut namespaces = Command::new("unshare");
     namespaces

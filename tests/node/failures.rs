@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{eventually, run, secret},
-    installed::{Installed, NAMESPACE, Pod},
+    installation::{Installation, NAMESPACE, Pod},
     say,
-    stream::Stream,
+    traffic::Traffic,
 };
 
 /// A Lease that nobody gave up runs out after this.
@@ -22,9 +22,9 @@ const LEASE: Duration = Duration::from_secs(15);
 const TAKE_OVER: Duration = Duration::from_secs(2);
 
 /// Deletes either pod. Companions are healed all the while, and no request fails.
-pub async fn of_a_pod(installed: &Installed) {
+pub async fn of_a_pod(installed: &Installation) {
     let namespace = installed.cluster.namespace("pods").await;
-    let stream = Stream::start(installed, "deleted").await;
+    let stream = Traffic::start(installed, "deleted").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {
         let pod = installed.leader_and_standby().await[role].clone();
         installed.kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false", pod.name));
@@ -47,7 +47,7 @@ pub async fn of_a_pod(installed: &Installed) {
 }
 
 /// Kills either container without warning. The kubelet starts it again; the other replica does its work meanwhile.
-pub async fn of_a_container(installed: &Installed, node: &Node) {
+pub async fn of_a_container(installed: &Installation, node: &Node) {
     let namespace = installed.cluster.namespace("killed").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {
         let pod = installed.leader_and_standby().await[role].clone();
@@ -73,7 +73,7 @@ pub async fn of_a_container(installed: &Installed, node: &Node) {
 }
 
 /// Creates a source, as somebody would who is told to try again, and waits for its companion.
-async fn mirrored_sooner_or_later(installed: &Installed, namespace: &str, name: &str) {
+async fn mirrored_sooner_or_later(installed: &Installation, namespace: &str, name: &str) {
     let source = json!({
         "metadata": {"name": name, "labels": {"workshop.io/managed": "true"}},
         "data": {"sky": "blue"},
@@ -87,10 +87,10 @@ async fn mirrored_sooner_or_later(installed: &Installed, namespace: &str, name: 
 }
 
 /// Deletes the Secret with the CA: it is put back, and the guard is trusted all along.
-pub async fn of_the_ca(installed: &Installed) {
+pub async fn of_the_ca(installed: &Installation) {
     let path = secret(NAMESPACE, "lockstep.workshop.io");
     let before = installed.cluster.get(&path).await.expect("the CA");
-    let stream = Stream::start(installed, "ca").await;
+    let stream = Traffic::start(installed, "ca").await;
     installed.cluster.delete(&path).await;
     let start = Instant::now();
     let uid = &before["metadata"]["uid"];
@@ -106,9 +106,9 @@ pub async fn of_the_ca(installed: &Installed) {
 }
 
 /// Kills the kubelet. The replicas do not notice; the kubelet that comes after it renews their tokens.
-pub async fn of_the_kubelet(installed: &Installed, node: &Node) -> Tokens {
+pub async fn of_the_kubelet(installed: &Installation, node: &Node) -> Tokens {
     let pods = installed.pods().await;
-    let stream = Stream::start(installed, "kubelet").await;
+    let stream = Traffic::start(installed, "kubelet").await;
     let tokens = Tokens { seen: used(installed, &pods), pods };
     assert_eq!(tokens.seen.len(), tokens.pods.len(), "one token each: {:?}", tokens.seen);
     node.kubelet().restart().unwrap_or_else(|error| panic!("{error}"));
@@ -127,7 +127,7 @@ pub struct Tokens {
 
 impl Tokens {
     /// A replica reads its token again once a minute.
-    pub async fn were_renewed(&self, installed: &Installed) {
+    pub async fn were_renewed(&self, installed: &Installation) {
         eventually("every replica shows a new token", || async {
             let used = used(installed, &self.pods);
             let renewed = |pod: &Pod| used.difference(&self.seen).any(|[name, _]| *name == pod.name);
@@ -140,7 +140,7 @@ impl Tokens {
 }
 
 /// Pods and the ids of the tokens that they showed the API server, from the audit log.
-fn used(installed: &Installed, pods: &[Pod]) -> BTreeSet<[String; 2]> {
+fn used(installed: &Installation, pods: &[Pod]) -> BTreeSet<[String; 2]> {
     let log = installed.cluster.audit_log();
     let of_pods = log.lines().filter(|line| pods.iter().any(|pod| line.contains(&pod.name)));
     let entries = of_pods.filter_map(|line| serde_json::from_str::<Value>(line).ok());

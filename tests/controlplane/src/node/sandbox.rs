@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::cgroups::Cgroups;
-use super::obstacle::{PATH, find};
-use crate::janitor::{Janitor, SCRIPT};
-use crate::plane::keep_log;
+use super::preflight::{PATH, find};
+use crate::cleanup::{Cleanup, SCRIPT};
+use crate::control_plane::keep_log;
 use crate::process::{Probe, Process, Spec};
 use crate::{Error, files};
 
@@ -46,29 +46,29 @@ echo node > /proc/sys/kernel/hostname
 echo 1 > /proc/sys/net/ipv4/ip_forward
 [ ! -e /proc/sys/net/bridge ] || echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables
 ip link set lo up
-: > "$1/space"
+: > "$1/sandbox"
 sleep infinity &
 while :; do wait || :; done
 "#;
 
 /// The namespaces, held open by their first process. Dropping it ends whatever runs in them.
-pub(crate) struct Space {
+pub(crate) struct Sandbox {
     _first: Process,
     /// The first process, as the machine knows it.
     pid: u32,
     cgroups: Cgroups,
 }
 
-impl Space {
-    pub(crate) fn start(janitor: &Janitor) -> Result<Self, Error> {
-        let dir = janitor.dir();
+impl Sandbox {
+    pub(crate) fn start(cleanup: &Cleanup) -> Result<Self, Error> {
+        let dir = cleanup.dir();
         let cgroups = Cgroups::find()?;
         // Before there is anything to sweep.
         let sweep = format!("PATH={PATH}\nip link del {LINK}\n{}", cgroups.sweep());
         files::write_private(&dir.join(SCRIPT), &sweep)?;
         cgroups.make()?;
 
-        let up = dir.join("space");
+        let up = dir.join("sandbox");
         // The namespace of cgroups begins where its first process is, which then goes where processes may stay.
         let begin =
             format!("PATH={PATH}; export PATH\n{}exec unshare --cgroup -- \"$@\"", cgroups.join_root());
@@ -84,18 +84,18 @@ impl Space {
             args: args.map(str::to_owned).to_vec(),
             ready: Box::new(move || up.exists()),
         };
-        let first = Process::start(spec, janitor)?;
+        let first = Process::start(spec, cleanup)?;
         first.wait_ready().map_err(keep_log)?;
         let parent = first.id().unwrap_or_default();
         let children = PathBuf::from(format!("/proc/{parent}/task/{parent}/children"));
         let child = fs::read_to_string(&children).map_err(Error::at(&children))?;
-        let space = Self {
+        let sandbox = Self {
             _first: first,
             pid: child.trim().parse().map_err(|_| Error::NoNode(format!("{} is odd", children.display())))?,
             cgroups,
         };
-        space.link()?;
-        Ok(space)
+        sandbox.link()?;
+        Ok(sandbox)
     }
 
     /// The one link: the machine can reach the node and its API server. Nothing else can be reached from there.

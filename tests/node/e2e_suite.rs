@@ -4,10 +4,10 @@ use std::process::Command;
 
 use controlplane::Node;
 
-use crate::{installed::Installed, say};
+use crate::{installation::Installation, say};
 
 /// Of an existing cluster, the environment says how it reaches this machine.
-pub fn beside(installed: &Installed, node: Option<&Node>) {
+pub fn run(installed: &Installation, node: Option<&Node>) {
     say("the end-to-end tests on this cluster:");
     let mut suite = Command::new(env!("CARGO"));
     suite.args(["test", "--locked", "--workspace", "--test", "e2e"]);
