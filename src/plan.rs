@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     marks,
     object::ObjectKey,
-    policy::Fault,
+    policy::{Fault, Targets},
     world::state::{Admission, Companion, Source, World},
 };
 
@@ -69,7 +69,7 @@ pub enum Trouble {
     #[error("{at}: the name is held by {holder}; nothing was overwritten")]
     Conflict { at: ObjectKey, holder: Holder },
     #[error(
-        "namespace {namespace} takes no companions from {home}: its accept-from annotation would have to name it"
+        "namespace {namespace} takes no companions from {home} until its accept-from annotation names it"
     )]
     NotAccepted { namespace: String, home: String },
     #[error("namespace {0} is excluded and never a target")]
@@ -109,6 +109,44 @@ pub enum Decision {
     Trouble(Trouble),
 }
 
+/// A namespace that a source asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target<'a> {
+    pub namespace: &'a str,
+    pub admission: Admission,
+    /// The source lists the namespace by name; no pattern or selector merely matches it.
+    pub outright: bool,
+}
+
+/// The namespaces that sources of `home` with these targets ask for, in order, whether or not they get a companion.
+pub fn targets<'a>(
+    world: &'a World,
+    home: &'a str,
+    targets: &'a Targets,
+) -> impl Iterator<Item = Target<'a>> {
+    world.wanted_namespaces(home, targets).into_iter().map(move |namespace| Target {
+        namespace,
+        admission: world.admission(home, namespace),
+        outright: targets.names_outright(home, namespace),
+    })
+}
+
+impl Target<'_> {
+    /// Why there is no companion in a namespace that the source lists by name. A pattern may match a namespace that
+    /// takes no companions: that is no trouble.
+    #[must_use]
+    pub fn trouble(&self, home: &str) -> Option<Trouble> {
+        let namespace = || self.namespace.to_owned();
+        match self.admission {
+            Admission::NotAccepted if self.outright => {
+                Some(Trouble::NotAccepted { namespace: namespace(), home: home.to_owned() })
+            }
+            Admission::Never if self.outright => Some(Trouble::Excluded(namespace())),
+            Admission::NotAccepted | Admission::Never | Admission::Absent | Admission::Admitted => None,
+        }
+    }
+}
+
 /// Plans for one source. `settled` says that its companions were right for the source as it is now, so that
 /// whatever differs was done to them.
 #[must_use]
@@ -134,19 +172,14 @@ pub fn plan(world: &World, key: &ObjectKey, settled: bool) -> Plan {
 
     let home = &*key.namespace;
     let mut places = std::collections::BTreeSet::new();
-    for namespace in world.wanted_namespaces(home, &wish.policy.targets) {
-        let outright = wish.policy.targets.names_outright(home, namespace);
-        let at = ObjectKey::new(key.kind, namespace, &wish.policy.companion);
-        match world.admission(home, namespace) {
+    for target in targets(world, home, &wish.policy.targets) {
+        let at = ObjectKey::new(key.kind, target.namespace, &wish.policy.companion);
+        match target.admission {
             Admission::Absent => {
                 // What is there goes with the namespace; it is not ours to delete meanwhile.
                 places.insert(at);
             }
-            Admission::NotAccepted if outright => plan
-                .troubles
-                .push(Trouble::NotAccepted { namespace: namespace.to_owned(), home: home.to_owned() }),
-            Admission::Never if outright => plan.troubles.push(Trouble::Excluded(namespace.to_owned())),
-            Admission::NotAccepted | Admission::Never => {}
+            Admission::NotAccepted | Admission::Never => plan.troubles.extend(target.trouble(home)),
             // A pattern reached the source itself.
             Admission::Admitted if at == *key => {}
             Admission::Admitted => {

@@ -11,6 +11,7 @@ use super::denial::Denial;
 use crate::{
     keys::Keys,
     object::{Kind, Meta, Object, ObjectKey},
+    plan::{plan, targets},
     policy::{Fault, MAX_NAMES, Policy, Protect},
     world::state::{Admission, World},
 };
@@ -280,7 +281,12 @@ impl Court<'_> {
                 return Verdict::deny(Denial::Fault { at: key, fault: fault.clone() });
             }
             Some(Ok(policy)) if *ours_changed => self.names(&key, policy, &mut verdict),
-            Some(Ok(_)) => verdict.warnings.extend(self.world.troubles(&key).iter().cloned()),
+            // What the mirror will find, on whichever replica it runs. Whether companions are settled changes no trouble.
+            Some(Ok(_)) => {
+                verdict
+                    .warnings
+                    .extend(plan(self.world, &key, false).troubles.iter().map(ToString::to_string));
+            }
             Some(Err(_)) | None => {}
         }
         if *alike {
@@ -305,30 +311,20 @@ impl Court<'_> {
     /// Whether the places a source asks for are free, and may be targets at all.
     fn names(&self, key: &ObjectKey, policy: &Policy, verdict: &mut Verdict) {
         let home = &*key.namespace;
-        for namespace in self.world.wanted_namespaces(home, &policy.targets) {
-            let outright = policy.targets.names_outright(home, namespace);
-            match self.world.admission(home, namespace) {
+        for target in targets(self.world, home, &policy.targets) {
+            verdict.warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
+            match target.admission {
                 Admission::Admitted => {}
-                Admission::Never if outright => {
-                    verdict.warnings.push(format!("namespace {namespace} is excluded and never a target"));
-                    continue;
-                }
-                Admission::NotAccepted if outright => {
+                Admission::Absent if target.outright => {
                     verdict.warnings.push(format!(
-                        "namespace {namespace} takes no companions from {home} until its {} names it",
-                        self.keys.accept_from
+                        "namespace {} does not exist (yet): no companion there",
+                        target.namespace
                     ));
-                    continue;
-                }
-                Admission::Absent if outright => {
-                    verdict
-                        .warnings
-                        .push(format!("namespace {namespace} does not exist (yet): no companion there"));
                     continue;
                 }
                 _ => continue,
             }
-            let at = ObjectKey::new(key.kind, namespace, &policy.companion);
+            let at = ObjectKey::new(key.kind, target.namespace, &policy.companion);
             match self.world.claimant(&at, Some(key)) {
                 None => {}
                 Some(other) if other.namespace == key.namespace => verdict

@@ -139,7 +139,6 @@ impl Passes {
     pub fn forget(&self) {
         let mut ledgers = self.0.ledgers();
         ledgers.drain().for_each(|(_, ledger)| self.0.ungauge(&ledger));
-        self.0.world.write(World::forget_troubles);
         drop(ledgers);
         self.0.observe();
     }
@@ -212,10 +211,6 @@ impl Inner {
         if !self.claim.holds() {
             self.ungauge(&ledger);
             return;
-        }
-        let troubles: Vec<String> = ledger.troubles.iter().map(|(trouble, _)| trouble.to_string()).collect();
-        if self.world.read(|world| world.troubles(key) != troubles) {
-            self.world.write(|world| world.set_troubles(key, troubles));
         }
         // Of a source that is gone, only what is still to be done or told is kept.
         if open || !ledger.troubles.is_empty() {

@@ -143,8 +143,6 @@ pub struct World {
     /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
     /// this and unknown, has come and gone already.
     horizon: HashMap<Kind, u64>,
-    /// What the mirror last found to stand in a source's way.
-    troubles: HashMap<ObjectKey, Vec<String>>,
 }
 
 /// A companion that vanished, or lost its label: to a watch, that is the same.
@@ -173,7 +171,6 @@ impl World {
             epochs: HashMap::new(),
             graves: HashMap::new(),
             horizon: HashMap::new(),
-            troubles: HashMap::new(),
         }
     }
 
@@ -219,25 +216,6 @@ impl World {
     #[must_use]
     pub fn companion_count(&self) -> usize {
         self.companions.len()
-    }
-
-    /// What the mirror last found to stand in a source's way.
-    #[must_use]
-    pub fn troubles(&self, source: &ObjectKey) -> &[String] {
-        self.troubles.get(source).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    pub fn set_troubles(&mut self, source: &ObjectKey, troubles: Vec<String>) {
-        if troubles.is_empty() || !self.sources.contains_key(source) {
-            self.troubles.remove(source);
-        } else {
-            self.troubles.insert(source.clone(), troubles);
-        }
-    }
-
-    /// Another replica's mirror finds them now.
-    pub fn forget_troubles(&mut self) {
-        self.troubles.clear();
     }
 
     /// The source that has, or comes first in line for, a place; another than `asking`. One that goes has no claim.
@@ -359,7 +337,6 @@ impl World {
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
         self.unindex_wish(key);
         self.sources.remove(key);
-        self.troubles.remove(key);
         self.lost.retain(|_, lost| lost.source != *key);
         Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
     }
