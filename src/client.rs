@@ -1,4 +1,4 @@
-//! The one place where a client is built, and where its errors are turned into words that hold no content.
+//! Builds the Kubernetes client, and turns its errors into [`Failure`], whose texts never quote content of objects.
 
 use std::{
     future::Future,
@@ -20,6 +20,18 @@ use tower::{BoxError, Layer, Service, ServiceBuilder};
 
 use crate::ops::metrics::Metrics;
 
+/// Timeout of short requests that nothing else bounds.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_RETRIES: u32 = 3;
+/// How long sent bytes may stay unacknowledged.
+#[cfg(target_os = "linux")]
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why no client could be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -27,119 +39,121 @@ pub enum Error {
     )]
     Kubeconfig(String),
     #[error(
-        "no cluster to talk to: set KUBECONFIG to a kubeconfig file, or run in a pod with a ServiceAccount ({0})"
+        "no cluster is configured: set KUBECONFIG to a kubeconfig file, or run in a pod with a ServiceAccount ({0})"
     )]
-    Nowhere(String),
+    NoCluster(String),
     #[error(
-        "the kubeconfig asks for the proxy {0}, which Lockstep does not support: remove proxy-url or run it in the cluster"
+        "the kubeconfig sets proxy-url to {0}, which Lockstep does not support: remove it, or run Lockstep in the cluster"
     )]
-    Proxy(http::Uri),
-    #[error("the client cannot be built: {0}; check the certificates and the credentials of the kubeconfig")]
+    ProxyUnsupported(http::Uri),
+    #[error(
+        "the Kubernetes client cannot be built: {0}; check certificates and credentials in the kubeconfig"
+    )]
     Build(String),
 }
 
-/// Why a request failed, without anything that the API server quoted from an object.
+/// Why a request failed. The texts leave out what the API server quotes from objects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     #[error("not found")]
     NotFound,
-    #[error("it exists already")]
+    #[error("already exists")]
     AlreadyExists,
-    #[error("it has changed meanwhile")]
+    #[error("conflict: the object has changed")]
     Conflict,
-    #[error("its namespace is terminating")]
-    Terminating,
-    #[error("another replica writes now")]
-    NotLeading,
+    #[error("the namespace is terminating")]
+    NamespaceTerminating,
+    #[error("this replica is not the leader")]
+    NotLeader,
     #[error("invalid: {0}")]
     Invalid(String),
     #[error("forbidden: {0}")]
     Forbidden(String),
-    #[error("the API server asks to wait {} s", .0.as_secs())]
+    #[error("the API server asks to retry after {} s", .0.as_secs())]
     Throttled(Duration),
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// What the API server says of a JSON patch that cannot be applied to the object as it is. Ours fit the state they
-/// were made for, so that state is no more; no other field of the answer tells this from an invalid object.
+/// How the message begins when a JSON patch does not apply to the object. Our patches apply to the state they were
+/// computed from, so the object has changed since. Nothing else in the response distinguishes this from a 422 for an
+/// invalid object.
 const PATCH_DOES_NOT_FIT: &str = "the server rejected our request due to an error in our request";
 
-/// Finds a cluster as kubectl does: `KUBECONFIG`, then `~/.kube/config`, then the pod's ServiceAccount.
+/// Finds the cluster as kubectl does: `KUBECONFIG`, then `~/.kube/config`, then the pod's ServiceAccount.
 ///
-/// Unlike kube's own inference, a `KUBECONFIG` that cannot be used is an error, not a reason to look elsewhere.
+/// Unlike [`Config::infer`], an unusable `KUBECONFIG` is an error and does not fall back to the ServiceAccount.
 pub async fn config() -> Result<Config, Error> {
     let named = std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
-    let there = named || Kubeconfig::read().is_ok();
-    if there {
+    if named || Kubeconfig::read().is_ok() {
         Config::from_kubeconfig(&KubeConfigOptions::default())
             .await
             .map_err(|error| Error::Kubeconfig(chain(&error)))
     } else {
-        Config::incluster().map_err(|error| Error::Nowhere(chain(&error)))
+        Config::incluster().map_err(|error| Error::NoCluster(chain(&error)))
     }
 }
 
-/// Builds the client: HTTP/1.1, no Nagle delay on new connections, keepalive, no hidden retries, calls counted.
+/// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries, every call counted in the metrics.
 pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
     if let Some(proxy) = config.proxy_url {
-        return Err(Error::Proxy(proxy));
+        return Err(Error::ProxyUnsupported(proxy));
     }
     config.headers.push((
         http::header::USER_AGENT,
         http::HeaderValue::from_static(concat!("lockstep/", env!("CARGO_PKG_VERSION"))),
     ));
-    let connector = config.rustls_https_connector_with_connector(connector()).map_err(unbuildable)?;
+    let connector = config.rustls_https_connector_with_connector(connector()).map_err(build_error)?;
     let http: hyper_util::client::legacy::Client<_, Body> =
         hyper_util::client::legacy::Builder::new(TokioExecutor::new())
-            .pool_idle_timeout(Duration::from_secs(60))
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build(connector);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer().map_err(unbuildable)?)
-        .layer(config.extra_headers_layer().map_err(unbuildable)?)
+        .option_layer(config.auth_layer().map_err(build_error)?)
+        .layer(config.extra_headers_layer().map_err(build_error)?)
         .layer(CountCalls(metrics.clone()))
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// A peer that is gone without a word is noticed within half a minute, whether anything was being sent or not.
+/// Connections to an API server that vanished without closing them fail within half a minute, idle or not.
 fn connector() -> HttpConnector {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
     connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(Duration::from_secs(10)));
-    connector.set_keepalive(Some(Duration::from_secs(10)));
-    connector.set_keepalive_interval(Some(Duration::from_secs(5)));
-    connector.set_keepalive_retries(Some(3));
-    // Keepalive is silent while something waits to be acknowledged.
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_keepalive(Some(KEEPALIVE_IDLE));
+    connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    connector.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    // Linux sends no keepalive probes while sent bytes are unacknowledged.
     #[cfg(target_os = "linux")]
-    connector.set_tcp_user_timeout(Some(Duration::from_secs(10)));
+    connector.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     connector
 }
 
 #[allow(clippy::needless_pass_by_value)]
-fn unbuildable(error: kube::Error) -> Error {
+fn build_error(error: kube::Error) -> Error {
     Error::Build(chain(&error))
 }
 
-/// Asks the API server who we are.
+/// The user that the API server authenticates this process as, by a SelfSubjectReview.
 pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
     let reviews = kube::Api::<SelfSubjectReview>::all(client.clone());
-    let (params, question) = (kube::api::PostParams::default(), SelfSubjectReview::default());
-    let review = within(Duration::from_secs(10), reviews.create(&params, &question)).await?;
+    let (params, request) = (kube::api::PostParams::default(), SelfSubjectReview::default());
+    let review = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &request)).await?;
     Ok(review.status.and_then(|status| status.user_info?.username).unwrap_or_default())
 }
 
-/// No call may hang for ever, and kube's client has no read timeout of its own.
-pub async fn within<T>(
-    limit: Duration,
+/// Runs an API call with a timeout, because kube's client has no read timeout of its own.
+pub async fn with_timeout<T>(
+    timeout: Duration,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Failure> {
-    match tokio::time::timeout(limit, call).await {
+    match tokio::time::timeout(timeout, call).await {
         Ok(answer) => answer.map_err(Failure::from),
-        Err(_) => Err(Failure::Unavailable(format!("no answer within {limit:?}"))),
+        Err(_) => Err(Failure::Unavailable(format!("no answer within {timeout:?}"))),
     }
 }
 
@@ -147,9 +161,9 @@ impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::from(*status),
-            // Its text would quote what could not be decoded.
+            // The text of the error would quote the content.
             kube::Error::SerdeError(error) => {
-                Self::Unavailable(format!("an answer could not be decoded ({:?} error)", error.classify()))
+                Self::Unavailable(format!("the response could not be decoded ({:?} error)", error.classify()))
             }
             other => Self::Unavailable(chain(&other)),
         }
@@ -167,7 +181,7 @@ impl From<Status> for Failure {
         } else if status.code == 422 && status.message.starts_with(PATCH_DOES_NOT_FIT) {
             Self::Conflict
         } else if cause("NamespaceTerminating") {
-            Self::Terminating
+            Self::NamespaceTerminating
         } else if status.code == 429 || retry_after > 0 {
             Self::Throttled(Duration::from_secs(retry_after.max(1).into()))
         } else {
@@ -182,7 +196,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// What a refusal says, without what it may quote: the fields that are wrong, or who denied it.
+/// The reason of a refusal without quoted values: the invalid fields, or the webhook that denied the request.
 fn without_content(status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let fields: Vec<String> = causes
@@ -198,13 +212,13 @@ fn without_content(status: &Status) -> String {
         }
     }
     match status.code {
-        // Written by the API server itself, of names only: RBAC and quota.
+        // RBAC and quota messages name objects and users, never values.
         401 | 403 => status.message.clone(),
         _ => status.reason.clone(),
     }
 }
 
-/// An error with its causes, in one line: the outermost alone says little more than "error trying to connect".
+/// An error with its causes in one line: the outermost error alone often says just "error trying to connect".
 fn chain(error: &dyn std::error::Error) -> String {
     let first_line =
         |error: &dyn std::error::Error| error.to_string().lines().next().unwrap_or_default().to_owned();
@@ -221,7 +235,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Counts API calls by verb and code.
+/// A tower layer that counts API calls by verb and status code.
 #[derive(Clone)]
 struct CountCalls(Metrics);
 
@@ -289,7 +303,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_peer_that_is_gone_without_a_word_is_noticed() {
+    async fn sockets_detect_a_dead_peer_by_keepalive_and_user_timeout() {
         use rustix::net::sockopt::{tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -302,16 +316,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_never_comes_is_a_failure() {
+    async fn request_without_an_answer_times_out() {
         let client = crate::testing::api::api_server(|_| std::future::pending());
         let answer = tokio::time::timeout(Duration::from_mins(1), who_am_i(&client))
             .await
-            .expect("an end of patience");
+            .expect("the request has a timeout");
         assert_eq!(answer, Err(Failure::Unavailable("no answer within 10s".to_owned())));
     }
 
     #[test]
-    fn failures_are_told_apart() {
+    fn status_codes_and_reasons_map_to_failures() {
         use serde_json::json;
         for (value, expected) in [
             (json!({"code": 404, "reason": "NotFound"}), Failure::NotFound),
@@ -323,7 +337,7 @@ mod tests {
             ),
             (
                 json!({"code": 403, "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
-                Failure::Terminating,
+                Failure::NamespaceTerminating,
             ),
             (
                 json!({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 7}}),
@@ -335,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_counted_by_what_they_do() {
+    fn calls_are_counted_by_their_verb() {
         for (method, query, expected) in [
             (Method::GET, "", "get"),
             (Method::GET, "?limit=5000", "list"),
@@ -352,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_never_quotes_values() {
+    fn refusals_never_quote_values() {
         use serde_json::json;
         for value in [
             json!({"code": 422, "reason": "Invalid", "message": "ConfigMap \"x\" is invalid: data[a]: Invalid value: \"hush\"",

@@ -160,12 +160,12 @@ impl Run {
     }
 
     #[must_use]
-    pub fn leader(&self, scope: &Scope) -> leader::Settings {
-        leader::Settings {
+    pub fn leader(&self, scope: &Scope) -> leader::ElectionConfig {
+        leader::ElectionConfig {
             namespace: scope.limits.own_namespace.clone(),
             name: scope.keys.instance.clone(),
             identity: leader::identity(),
-            duration: self.lease_duration,
+            lease_duration: self.lease_duration,
         }
     }
 

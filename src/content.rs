@@ -1,4 +1,4 @@
-//! What is copied: the payload of a ConfigMap or Secret, and the digest that tells two of them apart.
+//! The content of a ConfigMap or Secret that is copied, and the digest by which two contents are compared.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,11 +7,11 @@ use serde_json::value::RawValue;
 
 use crate::object::{Meta, Object};
 
-/// What a companion shares with its source. No `Debug`: values must not reach a log.
+/// The fields that a companion shares with its source. It has no `Debug`: values must not reach a log.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Content {
     pub data: BTreeMap<String, String>,
-    /// Base64, as the API server sends it. Of a Secret, `data` holds base64 and this is empty.
+    /// `binaryData` in base64, as the API server sends it. A Secret has its base64 in `data` and nothing here.
     pub binary: BTreeMap<String, String>,
     /// A Secret's type.
     pub type_: Option<String>,
@@ -22,7 +22,7 @@ pub struct Content {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Digest([u8; 16]);
 
-/// Feeds a digest with sorted, tagged, length-prefixed parts, so that nothing that differs looks alike.
+/// Computes a digest of tagged, length-prefixed parts: different inputs never become the same bytes.
 pub struct Hasher(Context);
 
 /// Content serialised once, to be sent to any number of targets.
@@ -34,14 +34,14 @@ pub struct Payload {
     pub immutable: bool,
 }
 
-/// Which keys are copied, and under which names: the `keys` annotation.
+/// Which keys are copied, and under which names: the `keys` annotation. `None` copies all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct KeySelection(pub Option<BTreeMap<String, String>>);
 
 impl Content {
-    /// Parts an object into who it is and what it holds.
+    /// Splits an object into its metadata and its content.
     #[must_use]
-    pub fn of(object: Object) -> (Meta, Self) {
+    pub fn split(object: Object) -> (Meta, Self) {
         let content = Self {
             data: object.data.unwrap_or_default(),
             binary: object.binary_data.unwrap_or_default(),
@@ -51,19 +51,29 @@ impl Content {
         (object.metadata, content)
     }
 
-    /// The part of it that a companion gets.
+    /// The content of a companion: the selected keys, under the names they are copied to.
     #[must_use]
     pub fn select(self, selection: &KeySelection) -> Self {
-        let Some(chosen) = &selection.0 else { return self };
-        let pick = |mut from: BTreeMap<String, String>| {
-            chosen
-                .iter()
-                .filter_map(|(key, to)| Some((to.clone(), from.remove(key)?)))
-                .collect::<BTreeMap<_, _>>()
+        let select = |map: BTreeMap<String, String>| {
+            map.into_iter()
+                .filter_map(|(key, value)| Some((selection.copied_as(&key)?.to_owned(), value)))
+                .collect()
         };
-        Self { data: pick(self.data), binary: pick(self.binary), ..self }
+        Self { data: select(self.data), binary: select(self.binary), ..self }
     }
 
+    /// A digest that is the same for the same content, whatever the order of keys.
+    ///
+    /// ```
+    /// use lockstep::content::Content;
+    ///
+    /// let content = |value: &str| Content {
+    ///     data: [("color".to_owned(), value.to_owned())].into(),
+    ///     ..Content::default()
+    /// };
+    /// assert_eq!(content("blue").digest(), content("blue").digest());
+    /// assert_ne!(content("blue").digest(), content("red").digest());
+    /// ```
     #[must_use]
     pub fn digest(&self) -> Digest {
         let mut hasher = Hasher::new();
@@ -74,23 +84,24 @@ impl Content {
         hasher.finish()
     }
 
-    /// The names of its keys, for logs: the first ten.
+    /// The names of the first ten keys, for logs.
     #[must_use]
     pub fn key_names(&self) -> String {
-        const SHOWN: usize = 10;
+        const MAX_SHOWN: usize = 10;
         let total = self.data.len() + self.binary.len();
         let shown: Vec<&str> =
-            self.data.keys().chain(self.binary.keys()).take(SHOWN).map(String::as_str).collect();
-        match total.saturating_sub(SHOWN) {
+            self.data.keys().chain(self.binary.keys()).take(MAX_SHOWN).map(String::as_str).collect();
+        match total.saturating_sub(MAX_SHOWN) {
             0 => shown.join(","),
             more => format!("{} and {more} more", shown.join(",")),
         }
     }
 
     #[must_use]
-    pub fn pack(&self) -> Payload {
+    pub fn to_payload(&self) -> Payload {
         let json = |map: &BTreeMap<String, String>| {
-            serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("texts are always JSON"))
+            serde_json::value::to_raw_value(map)
+                .unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
         };
         let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| json(map));
         Payload {
@@ -103,14 +114,31 @@ impl Content {
 }
 
 impl KeySelection {
-    /// What is copied of a map: the names that keys get, with their values.
-    pub fn pick<'a>(
+    /// The name under which a key is copied; `None` when it is not copied.
+    ///
+    /// ```
+    /// use lockstep::content::KeySelection;
+    ///
+    /// // keys: ca.crt=ca.pem
+    /// let selection = KeySelection(Some([("ca.crt".to_owned(), "ca.pem".to_owned())].into()));
+    /// assert_eq!(selection.copied_as("ca.crt"), Some("ca.pem"));
+    /// assert_eq!(selection.copied_as("tls.key"), None);
+    /// assert_eq!(KeySelection::default().copied_as("tls.key"), Some("tls.key"));
+    /// ```
+    #[must_use]
+    pub fn copied_as<'a>(&'a self, key: &'a str) -> Option<&'a str> {
+        match &self.0 {
+            None => Some(key),
+            Some(selected) => selected.get(key).map(String::as_str),
+        }
+    }
+
+    /// The entries of a map that are copied, under the names they are copied to.
+    pub fn selected<'a>(
         &'a self,
-        from: Option<&'a BTreeMap<String, String>>,
-    ) -> impl Iterator<Item = (&'a String, &'a String)> {
-        let all = from.filter(|_| self.0.is_none()).into_iter().flatten();
-        let chosen = self.0.iter().flatten().filter_map(move |(key, to)| Some((to, from?.get(key)?)));
-        all.chain(chosen)
+        map: Option<&'a BTreeMap<String, String>>,
+    ) -> impl Iterator<Item = (&'a str, &'a String)> {
+        map.into_iter().flatten().filter_map(|(key, value)| Some((self.copied_as(key)?, value)))
     }
 }
 
@@ -129,7 +157,7 @@ impl fmt::Debug for Digest {
 }
 
 impl Payload {
-    /// How much of it there is, in bytes.
+    /// Length of the serialised maps in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         [&self.data, &self.binary].into_iter().flatten().map(|raw| raw.get().len()).sum()
@@ -211,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_that_look_alike_when_concatenated_differ() {
+    fn digest_separates_keys_from_values() {
         assert_ne!(content(&[("ab", "c")]).digest(), content(&[("a", "bc")]).digest());
         assert_ne!(content(&[("a", "b"), ("c", "d")]).digest(), content(&[("a", "bcd")]).digest());
         assert_ne!(content(&[("a", "")]).digest(), content(&[]).digest());
     }
 
     #[test]
-    fn type_and_immutable_count() {
+    fn digest_covers_type_and_immutable() {
         let plain = content(&[("a", "b")]);
         let typed = Content { type_: Some("Opaque".into()), ..plain.clone() };
         let immutable = Content { immutable: true, ..plain.clone() };
@@ -227,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_is_twelve_hex_digits_and_stays_the_same_for_ever() {
+    fn checksum_is_twelve_hex_digits_and_never_changes_between_versions() {
         // A change of the canonical form would rewrite every companion of every cluster on upgrade.
         assert_eq!(content(&[("sky", "blue")]).digest().checksum(), "5da0181232e6");
     }
 
     #[test]
-    fn a_selection_copies_only_its_keys_and_renames_them() {
+    fn selection_copies_only_its_keys_under_their_new_names() {
         let selection =
             KeySelection(Some([("a", "a"), ("c", "d")].map(|(k, v)| (k.into(), v.into())).into()));
         let selected = content(&[("a", "1"), ("b", "2"), ("c", "3")]).select(&selection);
@@ -241,8 +269,8 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_no_content() {
-        let packed = content(&[("key", "hush")]).pack();
+    fn debug_output_of_payload_shows_no_content() {
+        let packed = content(&[("key", "hush")]).to_payload();
         assert!(!format!("{packed:?}").contains("hush"));
     }
 
@@ -252,21 +280,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_digest_differs_exactly_when_content_differs(a in map(), b in map(), c in map(), d in map()) {
+        fn digests_differ_exactly_when_content_differs(a in map(), b in map(), c in map(), d in map()) {
             let left = Content { data: a, binary: b, ..Content::default() };
             let right = Content { data: c, binary: d, ..Content::default() };
             prop_assert_eq!(left == right, left.digest() == right.digest());
         }
 
         #[test]
-        fn data_and_binary_data_never_collide(a in map()) {
+        fn digests_of_data_and_binary_data_never_collide(a in map()) {
             let text = Content { data: a.clone(), ..Content::default() };
             let binary = Content { binary: a.clone(), ..Content::default() };
             prop_assert_eq!(a.is_empty(), text.digest() == binary.digest());
         }
 
         #[test]
-        fn the_digest_does_not_depend_on_the_order_of_keys(a in map()) {
+        fn digest_does_not_depend_on_the_order_of_keys(a in map()) {
             let forward = serde_json::to_string(&a).unwrap();
             let backward = format!("{{{}}}", a.iter().rev()
                 .map(|(k, v)| format!("{}:{}", serde_json::json!(k), serde_json::json!(v)))

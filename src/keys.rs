@@ -80,14 +80,14 @@ impl Keys {
 
     /// Whether an object looks like a companion, with or without a source. Such an object is never a source itself.
     #[must_use]
-    pub fn bears_marks(&self, meta: &Meta) -> bool {
+    pub fn has_marks(&self, meta: &Meta) -> bool {
         meta.labels.contains_key(&self.companion)
-            || self.naming().iter().any(|key| meta.annotations.contains_key(*key))
+            || self.source_annotations().iter().any(|key| meta.annotations.contains_key(*key))
     }
 
     /// The annotations that say whose companion an object is.
     #[must_use]
-    pub fn naming(&self) -> [&str; 2] {
+    pub fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
     }
 
@@ -104,7 +104,7 @@ impl Keys {
     /// source or a companion of another instance: its guard takes our writes for its own mirror's where both run as one
     /// ServiceAccount, and asks nobody.
     #[must_use]
-    pub fn may_carry(&self, key: &str) -> bool {
+    pub fn may_copy(&self, key: &str) -> bool {
         const NEVER: [&str; 3] = [
             "kubectl.kubernetes.io/last-applied-configuration",
             "app.kubernetes.io/instance",
@@ -147,10 +147,10 @@ mod tests {
             "other-instance.io/managed",
             "other-instance.io/companion",
         ] {
-            assert!(!keys.may_carry(key), "{key}");
+            assert!(!keys.may_copy(key), "{key}");
         }
         for key in ["team", "app.kubernetes.io/name", "workshop.io.example/x"] {
-            assert!(keys.may_carry(key), "{key}");
+            assert!(keys.may_copy(key), "{key}");
         }
     }
 }

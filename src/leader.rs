@@ -1,7 +1,7 @@
-//! One replica writes at a time: a Lease, and the claim that goes with it.
+//! Leader election by a Lease: only the leader writes, for as long as its [`Claim`] is held.
 //!
-//! Time is always our own: how long another's Lease has stood still is measured from when we first saw it so, and no
-//! clock is compared with another's.
+//! Clocks of different replicas are never compared. As in client-go, the Lease of another replica expires when it has
+//! not changed for its duration, measured by our own clock from when we first observed it.
 
 use std::time::{Duration, Instant};
 
@@ -17,121 +17,122 @@ use kube::{
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
-    client::{Failure, within},
+    client::{Failure, with_timeout},
     ops::{log::LogOnce, metrics::Metrics},
 };
 
-/// How often who does not lead looks whether the Lease is free, at least.
-const LOOK: Duration = Duration::from_secs(1);
-/// A pause before trying again what failed.
-const RETRY: Duration = Duration::from_millis(500);
+/// How long a standby waits at most before it reads the Lease again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// The pause after a failed request, at most.
+const MAX_FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// The timeout of a request for the Lease, at most.
+const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What an election needs to know.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ElectionConfig {
     pub namespace: String,
-    /// The Lease's name.
+    /// The name of the Lease.
     pub name: String,
-    /// Who we are; no other replica is called like that, and no later one.
+    /// Unique to this process: no other replica has it, and no later one.
     pub identity: String,
-    /// In whole seconds, as a Lease knows nothing less.
-    pub duration: Duration,
+    /// `leaseDurationSeconds`, so whole seconds.
+    pub lease_duration: Duration,
 }
 
-/// Proof that this replica may write, until an instant that moves on for as long as the Lease is renewed.
+/// The right to write. It expires by itself; each renewal of the Lease extends it.
 #[derive(Clone)]
 pub struct Claim(watch::Receiver<Option<Instant>>);
 
 impl Claim {
-    /// For who has no rivals.
+    /// A claim without an election: for `--no-leader-elect`.
     #[must_use]
-    pub fn unrivalled() -> Self {
-        // Some decades: an instant cannot be infinite.
-        let ever = Instant::now() + Duration::from_hours(24 * 365 * 30);
-        let (sender, receiver) = watch::channel(Some(ever));
-        // The last value stays readable when the sender is gone.
-        drop(sender);
-        Self(receiver)
+    pub fn permanent() -> Self {
+        // Thirty years, because an `Instant` cannot be infinite.
+        let deadline = Instant::now() + Duration::from_hours(24 * 365 * 30);
+        // A receiver keeps the last value after its sender is dropped.
+        Self(watch::channel(Some(deadline)).1)
     }
 
-    /// For tests, which say until when.
+    /// A claim with the deadline that a test sends.
     #[cfg(test)]
-    pub(crate) const fn told_by(receiver: watch::Receiver<Option<Instant>>) -> Self {
+    pub(crate) const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
         Self(receiver)
     }
 
-    /// Whether we may write now. It runs out by itself, should the API server fall silent.
+    /// Whether this replica may write now.
     #[must_use]
-    pub fn holds(&self) -> bool {
-        self.0.borrow().is_some_and(|until| Instant::now() < until)
+    pub fn is_held(&self) -> bool {
+        self.0.borrow().is_some_and(|deadline| Instant::now() < deadline)
     }
 
-    /// Waits until we may write.
-    pub async fn held(&mut self) {
-        while !self.holds() {
+    /// Waits until this replica may write.
+    pub async fn acquired(&mut self) {
+        while !self.is_held() {
             if self.0.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Waits until we may not write any more.
+    /// Waits until this replica may no longer write.
     pub async fn lost(&mut self) {
         loop {
-            let until = *self.0.borrow_and_update();
-            let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
+            let deadline = *self.0.borrow_and_update();
+            let Some(deadline) = deadline.filter(|deadline| Instant::now() < *deadline) else { return };
             tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => {}
+                () = tokio::time::sleep_until(deadline.into()) => {}
                 changed = self.0.changed() => if changed.is_err() {
-                    tokio::time::sleep_until(until.into()).await;
+                    tokio::time::sleep_until(deadline.into()).await;
                 },
             }
         }
     }
 }
 
-/// A Lease, as it was last seen.
+/// The fields of a Lease that the election uses: client-go's `LeaderElectionRecord`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// Empty when it was released.
+pub struct LeaseRecord {
+    /// Empty when the Lease was released.
     pub holder: String,
-    /// How long it is the holder's after each renewal.
+    /// How long the Lease is the holder's after each renewal.
     pub duration: Duration,
-    /// Empty when it was deleted.
-    pub version: String,
+    /// Empty when the Lease was deleted.
+    pub resource_version: String,
     pub transitions: i32,
-    /// When the holder became it, by its own clock: for people to read.
-    pub acquired: Option<MicroTime>,
+    /// By the clock of the holder: for people, never compared.
+    pub acquire_time: Option<MicroTime>,
 }
 
-/// What we know about the Lease.
+/// The Lease as last observed.
 #[derive(Debug, Clone, Default)]
-pub struct Seen {
-    /// The last record, and when we first saw it like that.
-    record: Option<(Record, Instant)>,
-    /// When we sent the last renewal that succeeded.
+pub struct ObservedLease {
+    /// The record, and when it was first observed like this.
+    record: Option<(LeaseRecord, Instant)>,
+    /// When our last successful write was sent.
     renewed: Option<Instant>,
 }
 
-/// What to do about the Lease.
+/// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// There is none, and nobody holds one that was deleted.
+pub enum LeaseAction {
+    /// There is no Lease, and the holder of a deleted one has had time to notice.
     Create,
-    /// It is free, or has run out.
-    Take,
-    /// It is ours, and a third of its time is over.
+    /// The Lease was released, or has expired.
+    Acquire,
+    /// This replica holds the Lease, and a third of its duration is over.
     Renew,
-    /// Look again after this time.
+    /// Decide again after this time.
     Wait(Duration),
 }
 
-impl Seen {
-    /// What a look at the Lease showed: none when there is none.
-    pub fn look(&mut self, found: Option<Record>, now: Instant) {
-        // Who holds a Lease that was deleted may not know yet, and write on: it counts as renewed when we missed it.
-        let deleted =
-            || self.record.as_ref().map(|(known, _)| Record { version: String::new(), ..known.clone() });
+impl ObservedLease {
+    /// Records what a read returned: `None` when there is no Lease.
+    pub fn observe(&mut self, found: Option<LeaseRecord>, now: Instant) {
+        // The holder of a deleted Lease may not know and still write, so the deletion counts as a renewal.
+        let deleted = || {
+            let (known, _) = self.record.as_ref()?;
+            Some(LeaseRecord { resource_version: String::new(), ..known.clone() })
+        };
         let found = found.or_else(deleted);
         match (&self.record, found) {
             (Some((known, _)), Some(found)) if *known == found => {}
@@ -139,67 +140,67 @@ impl Seen {
         }
     }
 
-    /// A write of ours, sent at this instant, went through.
-    pub fn won(&mut self, record: Record, sent: Instant, now: Instant) {
-        self.look(Some(record), now);
+    /// Records that a write of ours, sent at `sent`, succeeded.
+    pub fn written(&mut self, record: LeaseRecord, sent: Instant, now: Instant) {
+        self.observe(Some(record), now);
         self.renewed = Some(sent);
     }
 }
 
-/// Decides what to do.
+/// Decides what the replica called `identity` does next.
 #[must_use]
-pub fn decide(identity: &str, seen: &Seen, duration: Duration, now: Instant) -> Step {
-    let look = LOOK.min(duration / 5);
-    let Some((record, since)) = &seen.record else { return Step::Create };
+pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, now: Instant) -> LeaseAction {
+    let Some((record, observed)) = &lease.record else { return LeaseAction::Create };
     if record.holder == identity {
-        let next = seen.renewed.map_or(now, |sent| sent + duration / 3);
-        return match next.saturating_duration_since(now) {
-            Duration::ZERO => Step::Renew,
-            wait => Step::Wait(wait),
+        let renewal = lease.renewed.map_or(now, |sent| sent + lease_duration / 3);
+        return match renewal.saturating_duration_since(now) {
+            Duration::ZERO => LeaseAction::Renew,
+            wait => LeaseAction::Wait(wait),
         };
     }
-    let expires = *since + record.duration;
-    if record.holder.is_empty() || expires <= now {
-        return if record.version.is_empty() { Step::Create } else { Step::Take };
+    let expiry = *observed + record.duration;
+    if record.holder.is_empty() || expiry <= now {
+        return if record.resource_version.is_empty() { LeaseAction::Create } else { LeaseAction::Acquire };
     }
-    Step::Wait(look.min(expires - now))
+    LeaseAction::Wait(RETRY_PERIOD.min(lease_duration / 5).min(expiry - now))
 }
 
-/// Until when we may write after a renewal that was sent at this instant. Others wait for the whole duration after they
-/// see it, and they see it later than we sent it: a third is left for writes under way. One that takes longer is fenced
-/// by its preconditions.
+/// Until when this replica may write after a renewal that was sent at `sent`.
+///
+/// The others wait for the whole duration after they observe the renewal, and they observe it after it was sent. The
+/// last third is left for writes under way; the preconditions of a write that takes even longer stop it.
 #[must_use]
-pub fn claimed_until(sent: Instant, duration: Duration) -> Instant {
-    sent + duration * 2 / 3
+pub fn renew_deadline(sent: Instant, lease_duration: Duration) -> Instant {
+    sent + lease_duration * 2 / 3
 }
 
-/// Our part in an election, until it is given back.
+/// The running election of this replica.
 pub struct Election {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
 
-/// Takes part in the election.
+/// Starts to compete for the Lease.
 #[must_use]
-pub fn start(client: Client, settings: Settings, metrics: Metrics) -> (Claim, Election) {
+pub fn start(client: Client, config: ElectionConfig, metrics: Metrics) -> (Claim, Election) {
     let (claim, receiver) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
-    let leases = Api::namespaced(client, &settings.namespace);
+    let leases = Api::namespaced(client, &config.namespace);
     let candidate = Candidate {
         leases,
-        settings,
-        seen: Seen::default(),
+        config,
+        lease: ObservedLease::default(),
         claim,
         metrics,
         log_once: LogOnce::default(),
-        lapsed: false,
+        expiry_logged: false,
     };
     (Claim(receiver), Election { stop, task: tokio::spawn(candidate.run(stopped)) })
 }
 
 impl Election {
-    /// Gives the Lease back, if we hold it, so that another need not wait for it to run out.
-    pub async fn leave(self) {
+    /// Stops, and releases the Lease if this replica holds it, so that another does not wait for it to expire.
+    pub async fn release(self) {
         self.stop.send_replace(true);
         drop(self.task.await);
     }
@@ -207,20 +208,20 @@ impl Election {
 
 struct Candidate {
     leases: Api<Lease>,
-    settings: Settings,
-    seen: Seen,
+    config: ElectionConfig,
+    lease: ObservedLease,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     log_once: LogOnce,
-    /// The claim has run out, and that was told.
-    lapsed: bool,
+    /// The claim has expired, and that is in the log.
+    expiry_logged: bool,
 }
 
 impl Candidate {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
         loop {
-            // Never cut short: a write that went through unseen could not be given back.
-            let pause = self.turn().await;
+            // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
+            let pause = self.try_once().await;
             self.report();
             tokio::select! {
                 biased;
@@ -231,104 +232,112 @@ impl Candidate {
         self.release().await;
     }
 
-    /// Takes one step, and returns how long to rest.
-    async fn turn(&mut self) -> Duration {
-        // Who does not lead looks before each decision; who leads knows what it wrote.
-        let leads =
-            self.seen.record.as_ref().is_some_and(|(record, _)| record.holder == self.settings.identity);
-        if !leads && let Err(failure) = self.look().await {
-            return self.complain(&failure);
+    /// Carries out one action, and returns how long to wait before the next.
+    async fn try_once(&mut self) -> Duration {
+        // The leader knows what it wrote; a standby reads the Lease before each decision.
+        if self.holder() != Some(&self.config.identity)
+            && let Err(failure) = self.read().await
+        {
+            return self.log_failure(&failure);
         }
-        let Settings { identity, duration, .. } = &self.settings;
-        let outcome = match decide(identity, &self.seen, *duration, Instant::now()) {
-            Step::Wait(wait) => {
+        let ElectionConfig { identity, lease_duration, .. } = &self.config;
+        let outcome = match decide(identity, &self.lease, *lease_duration, Instant::now()) {
+            LeaseAction::Wait(wait) => {
                 self.log_once.resolved();
                 return wait;
             }
-            Step::Create => self.write(None).await,
-            Step::Take | Step::Renew => self.write(self.seen.record.clone().map(|(record, _)| record)).await,
+            LeaseAction::Create => self.write(None).await,
+            LeaseAction::Acquire | LeaseAction::Renew => {
+                self.write(self.lease.record.clone().map(|(record, _)| record)).await
+            }
         };
         match outcome {
             Ok(()) => {
                 self.log_once.resolved();
                 Duration::ZERO
             }
-            // Somebody was quicker, or it is gone.
+            // Another replica was faster, or the Lease was deleted.
             Err(Failure::Conflict | Failure::AlreadyExists | Failure::NotFound) => {
-                self.seen.record = None;
-                match self.look().await {
+                self.lease.record = None;
+                match self.read().await {
                     Ok(()) => Duration::ZERO,
-                    Err(failure) => self.complain(&failure),
+                    Err(failure) => self.log_failure(&failure),
                 }
             }
-            Err(failure) => self.complain(&failure),
+            Err(failure) => self.log_failure(&failure),
         }
     }
-}
 
-impl Candidate {
-    async fn look(&mut self) -> Result<(), Failure> {
-        let found = within(self.limit(), self.leases.get_opt(&self.settings.name)).await?;
-        self.seen.look(found.as_ref().map(Record::from), Instant::now());
+    fn holder(&self) -> Option<&String> {
+        self.lease.record.as_ref().map(|(record, _)| &record.holder)
+    }
+
+    async fn read(&mut self) -> Result<(), Failure> {
+        let found = with_timeout(self.request_timeout(), self.leases.get_opt(&self.config.name)).await?;
+        self.lease.observe(found.as_ref().map(LeaseRecord::from), Instant::now());
         Ok(())
     }
 
-    /// Writes the Lease as ours: over this record, or anew.
-    async fn write(&mut self, over: Option<Record>) -> Result<(), Failure> {
+    /// Writes the Lease with this replica as its holder: in place of the `previous` record, or a new Lease.
+    async fn write(&mut self, previous: Option<LeaseRecord>) -> Result<(), Failure> {
         let sent = Instant::now();
-        let lease = self.lease(over.as_ref(), &self.settings.identity);
-        let params = PostParams::default();
-        let written = match over {
-            None => within(self.limit(), self.leases.create(&params, &lease)).await?,
-            Some(_) => {
-                within(self.limit(), self.leases.replace(&self.settings.name, &params, &lease)).await?
+        let lease = self.new_lease(previous.as_ref(), &self.config.identity);
+        let written = match previous {
+            None => {
+                let params = PostParams::default();
+                with_timeout(self.request_timeout(), self.leases.create(&params, &lease)).await?
             }
+            Some(_) => self.replace(&lease).await?,
         };
-        self.seen.won(Record::from(&written), sent, Instant::now());
-        let first = !self.claim.borrow().is_some_and(|until| sent < until);
-        self.claim.send_replace(Some(claimed_until(sent, self.settings.duration)));
-        if first {
-            tracing::info!(identity = self.settings.identity, "leading: this replica writes from now on");
+        self.lease.written(LeaseRecord::from(&written), sent, Instant::now());
+        let was_leader = self.claim.borrow().is_some_and(|deadline| sent < deadline);
+        self.claim.send_replace(Some(renew_deadline(sent, self.config.lease_duration)));
+        if !was_leader {
+            tracing::info!(identity = self.config.identity, "this replica is now the leader and writes");
         }
         Ok(())
+    }
+
+    async fn replace(&self, lease: &Lease) -> Result<Lease, Failure> {
+        let params = PostParams::default();
+        let replace = self.leases.replace(&self.config.name, &params, lease);
+        with_timeout(self.request_timeout(), replace).await
     }
 
     async fn release(mut self) {
         self.claim.send_replace(None);
         self.metrics.leader.set(0);
-        let Some((record, _)) = self.seen.record.take() else { return };
-        if record.holder != self.settings.identity {
+        let Some((record, _)) = self.lease.record.take() else { return };
+        if record.holder != self.config.identity {
             return;
         }
-        let lease = self.lease(Some(&record), "");
-        let params = PostParams::default();
-        let released = within(self.limit(), self.leases.replace(&self.settings.name, &params, &lease)).await;
-        match released {
-            Ok(_) => tracing::info!("the Lease is given back"),
+        match self.replace(&self.new_lease(Some(&record), "")).await {
+            Ok(_) => tracing::info!("released the Lease"),
             Err(failure) => {
-                tracing::warn!("the Lease could not be given back ({failure}): it runs out by itself")
+                tracing::warn!("the Lease could not be released ({failure}): it expires by itself")
             }
         }
     }
 
-    fn lease(&self, over: Option<&Record>, holder: &str) -> Lease {
+    fn new_lease(&self, previous: Option<&LeaseRecord>, holder: &str) -> Lease {
         let now = MicroTime(Timestamp::now());
-        let same = over.is_some_and(|record| record.holder == holder || holder.is_empty());
-        let transitions = over.map_or(0, |record| record.transitions + i32::from(!same));
-        let seconds = i32::try_from(self.settings.duration.as_secs()).unwrap_or(i32::MAX);
+        let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
+        let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
         Lease {
             metadata: ObjectMeta {
-                name: Some(self.settings.name.clone()),
-                resource_version: over.map(|record| record.version.clone()),
+                name: Some(self.config.name.clone()),
+                resource_version: previous.map(|record| record.resource_version.clone()),
                 ..ObjectMeta::default()
             },
             spec: Some(LeaseSpec {
                 holder_identity: Some(holder.to_owned()),
                 lease_duration_seconds: Some(seconds),
-                lease_transitions: Some(transitions),
-                acquire_time: over
-                    .filter(|_| same)
-                    .and_then(|record| record.acquired.clone())
+                lease_transitions: Some(
+                    previous.map_or(0, |record| record.transitions + i32::from(!same_term)),
+                ),
+                acquire_time: previous
+                    .filter(|_| same_term)
+                    .and_then(|record| record.acquire_time.clone())
                     .or(Some(now.clone())),
                 renew_time: Some(now),
                 ..LeaseSpec::default()
@@ -336,56 +345,56 @@ impl Candidate {
         }
     }
 
-    /// No call may take so long that the claim runs out meanwhile.
-    fn limit(&self) -> Duration {
-        (self.settings.duration / 4).min(Duration::from_secs(5))
+    /// Short enough that a request that hangs leaves time for another before the claim expires.
+    fn request_timeout(&self) -> Duration {
+        (self.config.lease_duration / 4).min(MAX_REQUEST_TIMEOUT)
     }
 
-    /// Once until it changes.
-    fn complain(&mut self, failure: &Failure) -> Duration {
+    /// Logs a failure once until it changes, and returns the pause before the next attempt.
+    fn log_failure(&mut self, failure: &Failure) -> Duration {
         let text = match failure {
             Failure::Forbidden(detail) => {
-                format!("the Lease is not ours to use ({detail}): apply the RBAC of `lockstep manifests`")
+                format!("no access to the Lease ({detail}): apply the RBAC of `lockstep manifests`")
             }
-            other => format!("the Lease cannot be used ({other})"),
+            other => format!("the Lease cannot be read or written ({other})"),
         };
         if self.log_once.is_new(&text) {
             tracing::warn!("{text}; retrying");
         }
-        RETRY.min(self.settings.duration / 8)
+        MAX_FAILURE_PAUSE.min(self.config.lease_duration / 8)
     }
 
+    /// Logs when the claim is lost, and sets the metric.
     fn report(&mut self) {
-        let until = *self.claim.borrow();
-        let lapsed = until.is_some_and(|until| until <= Instant::now());
-        let another =
-            self.seen.record.as_ref().is_some_and(|(record, _)| record.holder != self.settings.identity);
-        if another && until.is_some() {
-            tracing::warn!("another replica leads now: this one writes no more");
+        let deadline = *self.claim.borrow();
+        let expired = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let another_leads = self.holder().is_some_and(|holder| *holder != self.config.identity);
+        if another_leads && deadline.is_some() {
+            tracing::warn!("another replica is now the leader: this one stops writing");
             self.claim.send_replace(None);
-        } else if lapsed && !self.lapsed {
-            tracing::warn!("the Lease was not renewed in time: this replica writes no more until it is");
+        } else if expired && !self.expiry_logged {
+            tracing::warn!("the Lease was not renewed in time: this replica does not write until it is");
         }
-        self.lapsed = lapsed;
-        self.metrics.leader.set(i64::from(until.is_some() && !lapsed && !another));
+        self.expiry_logged = expired;
+        self.metrics.leader.set(i64::from(deadline.is_some() && !expired && !another_leads));
     }
 }
 
-impl From<&Lease> for Record {
+impl From<&Lease> for LeaseRecord {
     fn from(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seconds = spec.lease_duration_seconds.unwrap_or_default();
         Self {
             holder: spec.holder_identity.unwrap_or_default(),
             duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
-            version: lease.metadata.resource_version.clone().unwrap_or_default(),
+            resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
             transitions: spec.lease_transitions.unwrap_or_default(),
-            acquired: spec.acquire_time,
+            acquire_time: spec.acquire_time,
         }
     }
 }
 
-/// The host's name, which is the pod's, and something that no other process has.
+/// The hostname, which is the name of the pod, and a random number.
 #[must_use]
 pub fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

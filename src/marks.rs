@@ -1,4 +1,4 @@
-//! What Lockstep writes on a companion besides content, and how it knows such marks when it sees them.
+//! The marks of a companion: labels, annotations and ownerReferences that Lockstep writes beside the content.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,33 +9,33 @@ use crate::{
     policy::{self, Policy, pattern::Patterns},
 };
 
-/// The labels and annotations that a companion must bear. Others may stand beside them.
+/// The labels and annotations that a companion must have. Other people may add their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marks {
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Keys on a companion that are ours to take away but that not every companion has: what was carried over, and
-/// whatever else stands there under our domain. A patch can only remove what is there, so they are remembered.
+/// Keys on a companion that an update may have to remove: copied labels and annotations, and any other key under
+/// our domain. A JSON patch fails when it removes a key that is absent, so the keys found are remembered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Extras {
+pub struct RemovableKeys {
     pub labels: Vec<String>,
     pub annotations: Vec<String>,
 }
 
 impl Marks {
-    /// The marks for companions of a source.
+    /// The marks that companions of a source must have.
     #[must_use]
-    pub fn wanted(keys: &Keys, source: &ObjectKey, meta: &Meta, policy: &Policy, checksum: String) -> Self {
-        let carry = |from: &BTreeMap<String, String>, patterns: &Patterns| {
-            policy::carried(keys, patterns, from)
+    pub fn expected(keys: &Keys, source: &ObjectKey, meta: &Meta, policy: &Policy, checksum: String) -> Self {
+        let copy = |from: &BTreeMap<String, String>, patterns: &Patterns| {
+            policy::copied(keys, patterns, from)
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect::<BTreeMap<_, _>>()
         };
-        let mut labels = carry(&meta.labels, &policy.copy_labels);
-        let mut annotations = carry(&meta.annotations, &policy.copy_annotations);
-        let copied = copied(&labels, &annotations);
+        let mut labels = copy(&meta.labels, &policy.copy_labels);
+        let mut annotations = copy(&meta.annotations, &policy.copy_annotations);
+        let copied = copied_annotation(&labels, &annotations);
 
         labels.insert(keys.companion.clone(), "true".to_owned());
         annotations.insert(keys.source.clone(), source.to_string());
@@ -48,7 +48,7 @@ impl Marks {
         Self { labels, annotations }
     }
 
-    /// The marks that an object bears: all under our domain, and what its `copied` annotation lists.
+    /// The marks that an object has: every key under our domain, and the keys that its `copied` annotation lists.
     #[must_use]
     pub fn found(keys: &Keys, meta: &Meta) -> Self {
         let copied = meta.annotations.get(&keys.copied).map(String::as_str).unwrap_or_default();
@@ -71,41 +71,46 @@ impl Marks {
     }
 
     #[must_use]
-    pub fn extras(&self, keys: &Keys) -> Extras {
+    pub fn removable_keys(&self, keys: &Keys) -> RemovableKeys {
         let always = [&keys.source, &keys.source_uid, &keys.source_checksum, &keys.protect];
-        Extras {
+        RemovableKeys {
             labels: self.labels.keys().filter(|key| **key != keys.companion).cloned().collect(),
             annotations: self.annotations.keys().filter(|key| !always.contains(key)).cloned().collect(),
         }
     }
 }
 
-impl Extras {
+impl RemovableKeys {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
 }
 
-/// The `copied` annotation: `l:` before a label's key, `a:` before an annotation's.
-fn copied(labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> String {
+/// The value of the `copied` annotation: `l:` before the key of a label, `a:` before the key of an annotation.
+fn copied_annotation(labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> String {
     let labels = labels.keys().map(|key| format!("l:{key}"));
     let annotations = annotations.keys().map(|key| format!("a:{key}"));
     labels.chain(annotations).collect::<Vec<_>>().join(",")
 }
 
-/// The ownerReference of a companion that shares its source's namespace. It does not block the owner's deletion:
-/// that would need a right on the source's finalizers.
+/// The ownerReferences that a companion in `namespace` must have: its source where both share the namespace, none
+/// elsewhere, because an owner in another namespace makes the garbage collector delete the object.
+///
+/// `blockOwnerDeletion` stays unset: setting it needs the `update` verb on the source's finalizers.
 #[must_use]
-pub fn owner(source: &ObjectKey, uid: &str) -> OwnerReference {
-    OwnerReference {
+pub fn expected_owners(source: &ObjectKey, uid: &str, namespace: &str) -> Vec<OwnerReference> {
+    if *source.namespace != *namespace {
+        return Vec::new();
+    }
+    vec![OwnerReference {
         api_version: "v1".to_owned(),
         kind: source.kind.as_str().to_owned(),
         name: source.name.to_string(),
         uid: uid.to_owned(),
         controller: Some(true),
         block_owner_deletion: None,
-    }
+    }]
 }
 
 /// A digest of all ownerReferences. An absent `blockOwnerDeletion` and a false one are the same.
@@ -145,18 +150,18 @@ mod tests {
         }
     }
 
-    fn wanted() -> (Keys, Marks) {
+    fn expected() -> (Keys, Marks) {
         let keys = Keys::new("workshop.io", "-synced");
         let meta = source();
         let policy = Policy::parse(&keys, &meta).unwrap();
         let marks =
-            Marks::wanted(&keys, &ObjectKey::of(Kind::ConfigMap, &meta), &meta, &policy, "abc".to_owned());
+            Marks::expected(&keys, &ObjectKey::of(Kind::ConfigMap, &meta), &meta, &policy, "abc".to_owned());
         (keys, marks)
     }
 
     #[test]
-    fn what_was_written_is_found_again_beside_what_others_wrote() {
-        let (keys, marks) = wanted();
+    fn expected_marks_are_found_beside_foreign_keys() {
+        let (keys, marks) = expected();
         let mut companion =
             Meta { labels: marks.labels.clone(), annotations: marks.annotations.clone(), ..Meta::default() };
         companion.labels.insert("foreign".into(), "yes".into());
@@ -166,8 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn every_mark_counts_in_the_digest() {
-        let (keys, marks) = wanted();
+    fn companion_is_owned_by_its_source_only_in_the_same_namespace() {
+        let source = ObjectKey::new(Kind::Secret, "home", "colors");
+        let owners = expected_owners(&source, "u1", "home");
+        assert_eq!((&*owners[0].kind, &*owners[0].name, &*owners[0].uid), ("Secret", "colors", "u1"));
+        assert_eq!((owners.len(), owners[0].controller), (1, Some(true)));
+        assert!(expected_owners(&source, "u1", "away").is_empty());
+    }
+
+    #[test]
+    fn digest_covers_every_mark() {
+        let (keys, marks) = expected();
         let companion = || Meta {
             labels: marks.labels.clone(),
             annotations: marks.annotations.clone(),
@@ -186,10 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn extras_are_what_an_update_may_have_to_remove() {
-        let (keys, marks) = wanted();
-        let extras = marks.extras(&keys);
-        assert_eq!(extras.labels, ["team"]);
-        assert_eq!(extras.annotations, ["example.com/x", "workshop.io/copied"]);
+    fn removable_keys_are_copied_keys_and_rare_marks() {
+        let (keys, marks) = expected();
+        let removable = marks.removable_keys(&keys);
+        assert_eq!(removable.labels, ["team"]);
+        assert_eq!(removable.annotations, ["example.com/x", "workshop.io/copied"]);
     }
 }

@@ -95,7 +95,7 @@ async fn take_turns(
     queue: Arc<Queue<ObjectKey>>,
 ) -> &'static str {
     loop {
-        claim.held().await;
+        claim.acquired().await;
         queue.open();
         queue.push_all(world.read(World::all_sources));
         claim.lost().await;

@@ -127,7 +127,7 @@ pub fn targets<'a>(
     world.wanted_namespaces(home, targets).into_iter().map(move |namespace| Target {
         namespace,
         admission: world.admission(home, namespace),
-        outright: targets.names_outright(home, namespace),
+        outright: targets.names_explicitly(home, namespace),
     })
 }
 
@@ -304,11 +304,7 @@ fn whose(source: &Source, found: &Companion, first: bool) -> Ownership {
 /// What is wrong with a companion, the gravest first; `None` when it is as it should be.
 fn difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let wish = source.wish.as_ref().ok()?;
-    let owners = if at.namespace == source.key.namespace {
-        marks::owners_digest(&[marks::owner(&source.key, &source.uid)])
-    } else {
-        marks::owners_digest(&[])
-    };
+    let owners = marks::expected_owners(&source.key, &source.uid, &at.namespace);
     if found.content != wish.content {
         Some(if found.type_.as_deref() != wish.payload.type_.as_deref() {
             Heal::Type
@@ -321,7 +317,7 @@ fn difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal
         Some(Heal::Label)
     } else if found.marks != wish.marks_digest {
         Some(Heal::Marks)
-    } else if found.owners != owners {
+    } else if found.owners != marks::owners_digest(&owners) {
         Some(Heal::Owner)
     } else if found.finalizers {
         Some(Heal::Finalizer)

@@ -108,7 +108,7 @@ impl Policy {
     /// they are stamped on the source, for only then were they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
         let read = Reader { keys, meta };
-        if keys.bears_marks(meta) {
+        if keys.has_marks(meta) {
             let source_key = meta
                 .annotations
                 .get(&keys.source)
@@ -137,7 +137,7 @@ impl Policy {
         if matches!(type_, "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token") {
             return Err(Fault::SecretType(type_.to_owned()));
         }
-        let copied = |key: &&str| self.keys.pick(object.data.as_ref()).any(|(to, _)| to == *key);
+        let copied = |key: &&str| self.keys.selected(object.data.as_ref()).any(|(to, _)| to == *key);
         match required_keys(type_).find(|alternatives| !alternatives.iter().any(copied)) {
             Some(alternatives) => Err(Fault::KeysBreakType {
                 type_: type_.to_owned(),
@@ -150,29 +150,29 @@ impl Policy {
 
     /// Whether companions of two objects that both ask for this are the same.
     #[must_use]
-    pub fn copies_alike(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
-        let same = |of: fn(&Object) -> Option<&BTreeMap<String, String>>| {
-            self.keys.pick(of(a)).eq(self.keys.pick(of(b)))
-        };
-        let carried = |patterns: &Patterns, of: fn(&Meta) -> &BTreeMap<String, String>| {
-            carried(keys, patterns, of(&a.metadata)).eq(carried(keys, patterns, of(&b.metadata)))
+    pub fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
+        type Map = BTreeMap<String, String>;
+        let same_data =
+            |of: fn(&Object) -> Option<&Map>| self.keys.selected(of(a)).eq(self.keys.selected(of(b)));
+        let same_meta = |patterns: &Patterns, of: fn(&Meta) -> &Map| {
+            copied(keys, patterns, of(&a.metadata)).eq(copied(keys, patterns, of(&b.metadata)))
         };
         a.type_ == b.type_
             && a.immutable.unwrap_or_default() == b.immutable.unwrap_or_default()
-            && carried(&self.copy_labels, |meta| &meta.labels)
-            && carried(&self.copy_annotations, |meta| &meta.annotations)
-            && same(|object| object.data.as_ref())
-            && same(|object| object.binary_data.as_ref())
+            && same_meta(&self.copy_labels, |meta| &meta.labels)
+            && same_meta(&self.copy_annotations, |meta| &meta.annotations)
+            && same_data(|object| object.data.as_ref())
+            && same_data(|object| object.binary_data.as_ref())
     }
 }
 
-/// The labels or annotations that are carried over to a companion.
-pub fn carried<'a>(
+/// The labels or annotations that are copied to a companion.
+pub fn copied<'a>(
     keys: &Keys,
     patterns: &Patterns,
     from: &'a BTreeMap<String, String>,
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
-    from.iter().filter(|(key, _)| patterns.matches(key) && keys.may_carry(key))
+    from.iter().filter(|(key, _)| patterns.matches(key) && keys.may_copy(key))
 }
 
 /// The keys that the API server demands of a Secret's type; of each group, one.
@@ -236,7 +236,7 @@ impl Targets {
 
     /// Whether a namespace was asked for by its name, not by a pattern.
     #[must_use]
-    pub fn names_outright(&self, home: &str, namespace: &str) -> bool {
+    pub fn names_explicitly(&self, home: &str, namespace: &str) -> bool {
         self.names.contains(namespace) || (self.own && home == namespace)
     }
 }
@@ -311,7 +311,7 @@ impl<'a> Reader<'a> {
         }
         // Only here: elsewhere, the same name in another place is what many people want.
         let home = &self.meta.namespace;
-        if name == self.meta.name && targets.names_outright(home, home) {
+        if name == self.meta.name && targets.names_explicitly(home, home) {
             return Err(Fault::OwnName { key: key.clone() });
         }
         Ok(name)

@@ -1,4 +1,5 @@
-//! For tests: objects that read like a sentence, a cluster to try plans on, and peers of the guard.
+//! For tests: a builder of objects, a cluster in memory to try plans on, an API server that answers as the test says,
+//! and clients of the guard.
 
 pub mod api;
 mod captured;
@@ -8,8 +9,8 @@ mod scratch;
 
 use std::sync::Arc;
 
-pub use captured::Captured;
-pub use scratch::Scratch;
+pub use captured::CapturedLogs;
+pub use scratch::TempDir;
 
 use crate::{
     keys::Keys,
@@ -35,28 +36,28 @@ pub fn limits() -> Limits {
     Limits { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() }
 }
 
-/// A source as a watch reads it.
+/// Reads an object as the watch of sources does.
 #[must_use]
-pub fn seen(kind: Kind, object: Object) -> Source {
+pub fn read_source(kind: Kind, object: Object) -> Source {
     Source::read(&keys(), &limits(), kind, object)
 }
 
-/// What stands where a companion is, as a watch reads it.
+/// Reads an object as the watch of companions does.
 #[must_use]
-pub fn found(kind: Kind, object: Object) -> Found {
+pub fn read_companion(kind: Kind, object: Object) -> Found {
     Found::read(&keys(), kind, object)
 }
 
-/// An object in the making. A key of a label or annotation without a slash is one of ours.
+/// Builds an object. A label or annotation key without a slash is put under the domain of the tests.
 #[derive(Clone)]
-pub struct Draft {
+pub struct ObjectBuilder {
     pub kind: Kind,
     pub object: Object,
 }
 
-/// A ConfigMap that is nothing to us.
+/// A ConfigMap that is neither source nor companion.
 #[must_use]
-pub fn object(namespace: &str, name: &str) -> Draft {
+pub fn object(namespace: &str, name: &str) -> ObjectBuilder {
     let metadata = Meta {
         name: name.to_owned(),
         namespace: namespace.to_owned(),
@@ -65,22 +66,22 @@ pub fn object(namespace: &str, name: &str) -> Draft {
         ..Meta::default()
     };
     let object = Object { metadata, data: None, binary_data: None, type_: None, immutable: None };
-    Draft { kind: Kind::ConfigMap, object }
+    ObjectBuilder { kind: Kind::ConfigMap, object }
 }
 
 #[must_use]
-pub fn source(namespace: &str, name: &str) -> Draft {
+pub fn source(namespace: &str, name: &str) -> ObjectBuilder {
     object(namespace, name).label("managed", "true")
 }
 
-/// What bears the marks that tell a companion, though nothing of its content.
+/// An object with the companion label, and nothing else that a companion has.
 #[must_use]
-pub fn companion(namespace: &str, name: &str) -> Draft {
+pub fn companion(namespace: &str, name: &str) -> ObjectBuilder {
     object(namespace, name).label("companion", "true")
 }
 
 #[must_use]
-pub fn namespace(name: &str) -> Draft {
+pub fn namespace(name: &str) -> ObjectBuilder {
     object("", name)
 }
 
@@ -89,7 +90,7 @@ pub fn configmap(namespace: &str, name: &str) -> ObjectKey {
     ObjectKey::new(Kind::ConfigMap, namespace, name)
 }
 
-impl Draft {
+impl ObjectBuilder {
     #[must_use]
     pub fn data(mut self, key: &str, value: &str) -> Self {
         self.object.data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
@@ -114,13 +115,13 @@ impl Draft {
         self
     }
 
-    /// Belongs to this source, by its annotation.
+    /// Names its source (`namespace/name`) in the annotation.
     #[must_use]
     pub fn of(self, source: &str) -> Self {
         self.annotate("source", source)
     }
 
-    /// A Secret of this type.
+    /// Makes it a Secret of this type.
     #[must_use]
     pub fn of_type(mut self, type_: &str) -> Self {
         self.kind = Kind::Secret;
@@ -194,7 +195,7 @@ impl Draft {
     }
 }
 
-/// The whole key: what has no domain is under ours.
+/// The key with its domain: that of the tests unless it has one.
 #[must_use]
 pub fn full(key: &str) -> String {
     if key.contains('/') { key.to_owned() } else { format!("workshop.io/{key}") }

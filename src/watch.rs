@@ -1,7 +1,8 @@
-//! One watch: a consistent list, then events, for ever. What it sees goes into the world.
+//! Watches one resource: a consistent list, then events, without end.
 //!
-//! kube's own watcher hides bookmarks, so that a watch that went silent cannot be told from a quiet one; it lists
-//! from any version, and resumes a watch that stalled: after an etcd restore that one is silent for ever.
+//! `kube::runtime::watcher` does not fit for three reasons. It hides bookmarks, so that a stalled watch looks like a
+//! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a stalled watch from its last version,
+//! and after a restore of etcd that watch stays silent.
 
 use std::time::{Duration, Instant};
 
@@ -20,38 +21,41 @@ use crate::{
     ops::log::LogOnce,
 };
 
-/// The API server ends a watch after this time; the next one resumes where it ended.
-const WATCH: Duration = Duration::from_secs(60);
-/// Bookmarks come about once a minute, but a quiet resource misses some. None for this long: the watch has stalled.
-const STALL: Duration = Duration::from_secs(180);
-/// For servers that cannot stream a list.
-const PAGE: u32 = 5000;
+/// `timeoutSeconds` of a watch: the API server ends it then, and the next one resumes where it ended.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// A watch without any event or bookmark for this long has stalled. Bookmarks come about once a minute, but a resource
+/// without changes misses some.
+const STALL_TIMEOUT: Duration = Duration::from_secs(180);
+/// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed off.
+const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
+/// `limit` of a list, on servers that cannot stream lists.
+const PAGE_SIZE: u32 = 5000;
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 /// What to watch.
 #[derive(Debug, Clone)]
-pub struct Subject {
-    /// What to call it in logs.
+pub struct WatchSpec {
+    /// Its name in logs.
     pub name: String,
-    /// The path of its collection.
+    /// The URL path of the collection.
     pub path: String,
     pub label_selector: Option<String>,
     pub field_selector: Option<String>,
 }
 
-/// What a watch saw.
+/// Like `kube::runtime::watcher::Event`, with bookmarks. Objects of the list come as `Apply`, too.
 pub enum Event<T> {
-    /// A fresh list begins.
-    Begin,
-    Applied(T),
-    Deleted(T),
-    /// The list is complete, as of this version.
-    End(String),
-    /// Nothing new, but the watch lives.
+    /// A list is about to be requested.
+    Init,
+    Apply(T),
+    Delete(T),
+    /// The list is complete, as of this resourceVersion.
+    InitDone(String),
+    /// There is nothing new, but the watch is alive.
     Bookmark,
 }
 
-/// What the watched objects have in common.
+/// An object that can be watched.
 pub trait Watched: Clone + DeserializeOwned + Send + 'static {
     fn meta(&self) -> &Meta;
 }
@@ -68,76 +72,74 @@ impl Watched for crate::object::NamespaceObject {
     }
 }
 
-/// Why a watch did not go on.
+/// Why a watch ended.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
-    /// The server has no streaming lists: list in pages.
+enum WatchError {
+    /// The server does not support `sendInitialEvents`: list in pages.
     #[error("the API server does not stream lists")]
-    NoStreaming,
-    /// The version to resume from is gone, or the watch stalled: list anew.
+    StreamingUnsupported,
+    /// The resourceVersion to resume from has expired, or the watch stalled: list again.
     #[error("{0}")]
-    Stale(&'static str),
+    Relist(&'static str),
     #[error("{0}")]
     Failed(Failure),
 }
 
-/// How far a watch has come: the version to resume from, none before the list is complete.
-type Position = Option<String>;
+/// The resourceVersion to resume from; `None` before the list is complete.
+type ResumeVersion = Option<String>;
 
-/// Watches for ever. Failures are logged, once until they change, and retried.
-pub async fn run<T: Watched>(client: Client, subject: Subject, sink: impl FnMut(Event<T>)) {
-    run_for(client, subject, STALL, sink).await;
+/// Watches without end. A failure is retried, and logged once until it changes.
+pub async fn run<T: Watched>(client: Client, spec: WatchSpec, sink: impl FnMut(Event<T>)) {
+    run_with_stall_timeout(client, spec, STALL_TIMEOUT, sink).await;
 }
 
-/// As [`run`], with another time after which a watch without life has stalled.
-pub async fn run_for<T: Watched>(
+/// As [`run`], for tests that cannot wait for the default stall timeout.
+pub async fn run_with_stall_timeout<T: Watched>(
     client: Client,
-    subject: Subject,
-    stall: Duration,
+    spec: WatchSpec,
+    stall_timeout: Duration,
     mut sink: impl FnMut(Event<T>),
 ) {
-    let request = Request::new(&*subject.path);
-    let name = &*subject.name;
-    let mut position: Position = None;
+    let watcher = Watcher { client, request: Request::new(&*spec.path), spec, stall_timeout };
+    let name = &*watcher.spec.name;
+    let mut version: ResumeVersion = None;
     let mut streaming = true;
-    let mut alive = Instant::now();
+    let mut last_event = Instant::now();
     let mut retry = Retry::new(BACKOFF);
     let mut log_once = LogOnce::default();
     loop {
-        let attempt = Attempt { client: &client, request: &request, subject: &subject, stall };
-        let begun = Instant::now();
-        let lists = position.is_none() && !streaming;
+        let started = Instant::now();
+        let lists = version.is_none() && !streaming;
         let mut sink = |event: Event<T>| {
-            alive = Instant::now();
+            last_event = Instant::now();
             sink(event);
         };
         let outcome = match lists {
-            true => attempt.list(&mut position, &mut sink).await,
-            false => attempt.watch(&mut position, &mut sink).await,
+            true => watcher.list(&mut version, &mut sink).await,
+            false => watcher.watch(&mut version, &mut sink).await,
         };
         match outcome {
-            Ok(()) if alive.elapsed() > stall => {
-                tracing::info!(watch = name, "the watch shows no life and begins anew with a fresh list");
-                position = None;
+            Ok(()) if last_event.elapsed() > stall_timeout => {
+                tracing::info!(watch = name, "the watch has stalled; listing again");
+                version = None;
                 continue;
             }
-            // A server that ends every watch at once must not be asked without end.
-            Ok(()) if begun.elapsed() < Duration::from_secs(1) && !lists => {}
+            Ok(()) if started.elapsed() < MIN_WATCH_TIME && !lists => {}
             Ok(()) => {
                 retry.reset();
                 log_once.resolved();
                 continue;
             }
-            Err(Broken::NoStreaming) => {
-                tracing::info!(watch = name, "the API server does not stream lists, listing in pages");
+            Err(WatchError::StreamingUnsupported) => {
+                tracing::info!(watch = name, "the API server does not stream lists; listing in pages");
                 streaming = false;
                 continue;
             }
-            Err(Broken::Stale(why)) => {
-                tracing::info!(watch = name, why, "watch begins anew with a fresh list");
-                position = None;
+            Err(WatchError::Relist(reason)) => {
+                tracing::info!(watch = name, reason, "listing again");
+                version = None;
             }
-            Err(Broken::Failed(failure)) => {
+            Err(WatchError::Failed(failure)) => {
                 let text = explain(name, &failure);
                 if log_once.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
@@ -148,133 +150,137 @@ pub async fn run_for<T: Watched>(
     }
 }
 
-struct Attempt<'a> {
-    client: &'a Client,
-    request: &'a Request,
-    subject: &'a Subject,
-    stall: Duration,
+struct Watcher {
+    client: Client,
+    request: Request,
+    spec: WatchSpec,
+    stall_timeout: Duration,
 }
 
-impl Attempt<'_> {
-    /// Watches from a position, or streams the list first. Ends well when the server ends the watch in time.
+impl Watcher {
+    /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch in time.
     async fn watch<T: Watched>(
         &self,
-        position: &mut Position,
+        version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
-    ) -> Result<(), Broken> {
-        let listing = position.is_none();
+    ) -> Result<(), WatchError> {
+        let listing = version.is_none();
         let params = WatchParams {
-            label_selector: self.subject.label_selector.clone(),
-            field_selector: self.subject.field_selector.clone(),
-            timeout: Some(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX)),
+            label_selector: self.spec.label_selector.clone(),
+            field_selector: self.spec.field_selector.clone(),
+            timeout: Some(u32::try_from(WATCH_TIMEOUT.as_secs()).unwrap_or(u32::MAX)),
             bookmarks: true,
             send_initial_events: listing,
         };
         if listing {
-            // Before the request: what we write from now on, the list may not show yet.
-            sink(Event::Begin);
+            // Before the request, because the list may miss what is written from here on.
+            sink(Event::Init);
         }
-        // An empty version asks for a consistent list; kube's own watcher would take any.
+        // An empty resourceVersion asks for a consistent list.
         let request =
-            self.request.watch(&params, position.as_deref().unwrap_or_default()).map_err(bad_request)?;
-        let events = tokio::time::timeout(self.stall, self.client.request_events::<T>(request))
-            .await
-            .map_err(|_| Broken::Stale("no answer"))?
-            .map_err(|error| refused(error, listing))?;
-        self.follow(events, position, sink).await
+            self.request.watch(&params, version.as_deref().unwrap_or_default()).map_err(invalid_request)?;
+        let events = self.answer(self.client.request_events::<T>(request)).await?;
+        let events = events.map_err(|error| watch_error(error, listing))?;
+        self.follow(events, version, sink).await
     }
 
     async fn follow<T: Watched>(
         &self,
         events: impl futures::Stream<Item = kube::Result<WatchEvent<T>>>,
-        position: &mut Position,
+        version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
-    ) -> Result<(), Broken> {
+    ) -> Result<(), WatchError> {
         let mut events = std::pin::pin!(events);
         loop {
-            let event = tokio::time::timeout(self.stall, events.next())
+            let event = tokio::time::timeout(self.stall_timeout, events.next())
                 .await
-                .map_err(|_| Broken::Stale("the watch is silent"))?;
+                .map_err(|_| WatchError::Relist("the watch has stalled"))?;
             let Some(event) = event else {
-                return match position {
+                return match version {
                     Some(_) => Ok(()),
-                    None => Err(Broken::Stale("the list broke off")),
+                    None => Err(WatchError::Relist("the watch ended before the list was complete")),
                 };
             };
-            match event.map_err(|error| refused(error, false))? {
+            match event.map_err(|error| watch_error(error, false))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    advance(position, object.meta());
-                    sink(Event::Applied(object));
+                    advance(version, object.meta());
+                    sink(Event::Apply(object));
                 }
                 WatchEvent::Deleted(object) => {
-                    advance(position, object.meta());
-                    sink(Event::Deleted(object));
+                    advance(version, object.meta());
+                    sink(Event::Delete(object));
                 }
                 WatchEvent::Bookmark(bookmark) => {
                     if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
-                        sink(Event::End(bookmark.metadata.resource_version.clone()));
-                        *position = Some(bookmark.metadata.resource_version);
+                        sink(Event::InitDone(bookmark.metadata.resource_version.clone()));
+                        *version = Some(bookmark.metadata.resource_version);
                     } else {
-                        if position.is_some() {
-                            *position = Some(bookmark.metadata.resource_version);
+                        if version.is_some() {
+                            *version = Some(bookmark.metadata.resource_version);
                         }
                         sink(Event::Bookmark);
                     }
                 }
-                WatchEvent::Error(status) => return Err(refused(kube::Error::Api(status), false)),
+                WatchEvent::Error(status) => return Err(watch_error(kube::Error::Api(status), false)),
             }
         }
     }
 
-    /// Lists in pages; the watch goes on from there.
+    async fn answer<T>(&self, response: impl Future<Output = T>) -> Result<T, WatchError> {
+        tokio::time::timeout(self.stall_timeout, response).await.map_err(|_| WatchError::Relist("no answer"))
+    }
+
+    /// Lists in pages; the next watch resumes from there.
     async fn list<T: Watched>(
         &self,
-        position: &mut Position,
+        version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
-    ) -> Result<(), Broken> {
-        sink(Event::Begin);
+    ) -> Result<(), WatchError> {
+        sink(Event::Init);
         let mut params = ListParams {
-            label_selector: self.subject.label_selector.clone(),
-            field_selector: self.subject.field_selector.clone(),
+            label_selector: self.spec.label_selector.clone(),
+            field_selector: self.spec.field_selector.clone(),
             ..ListParams::default()
         }
-        .limit(PAGE);
+        .limit(PAGE_SIZE);
         loop {
-            let request = self.request.list(&params).map_err(bad_request)?;
-            let page: ObjectList<T> = tokio::time::timeout(self.stall, self.client.request(request))
-                .await
-                .map_err(|_| Broken::Stale("no answer"))?
-                .map_err(|error| refused(error, false))?;
-            page.items.into_iter().for_each(|object| sink(Event::Applied(object)));
+            let request = self.request.list(&params).map_err(invalid_request)?;
+            let page: kube::Result<ObjectList<T>> = self.answer(self.client.request(request)).await?;
+            let page = page.map_err(|error| watch_error(error, false))?;
+            page.items.into_iter().for_each(|object| sink(Event::Apply(object)));
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
-                let version = page.metadata.resource_version.unwrap_or_default();
-                sink(Event::End(version.clone()));
-                *position = Some(version);
+                let listed = page.metadata.resource_version.unwrap_or_default();
+                sink(Event::InitDone(listed.clone()));
+                *version = Some(listed);
                 return Ok(());
             }
         }
     }
 }
 
-/// Events move the position only once the list is complete: a list that broke off cannot be resumed.
-fn advance(position: &mut Position, meta: &Meta) {
-    if let Some(version) = position {
+/// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.
+fn advance(version: &mut ResumeVersion, meta: &Meta) {
+    if let Some(version) = version {
         version.clone_from(&meta.resource_version);
     }
 }
 
-fn refused(error: kube::Error, listing: bool) -> Broken {
+fn watch_error(error: kube::Error, listing: bool) -> WatchError {
     match &error {
-        kube::Error::Api(status) if status.code == 410 => Broken::Stale("the version to resume from is gone"),
-        // "sendInitialEvents is forbidden" where the feature is off; ignored by servers that do not know it.
-        kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => Broken::NoStreaming,
-        _ => Broken::Failed(error.into()),
+        kube::Error::Api(status) if status.code == 410 => {
+            WatchError::Relist("the resourceVersion has expired")
+        }
+        // "sendInitialEvents is forbidden" where the feature is off.
+        kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => {
+            WatchError::StreamingUnsupported
+        }
+        _ => WatchError::Failed(error.into()),
     }
 }
 
-fn bad_request(error: kube::core::request::Error) -> Broken {
-    Broken::Failed(Failure::Unavailable(error.to_string()))
+fn invalid_request(error: kube::core::request::Error) -> WatchError {
+    WatchError::Failed(Failure::Unavailable(error.to_string()))
 }
 
 /// What is wrong, and what to do about it.
@@ -282,12 +288,12 @@ fn explain(name: &str, failure: &Failure) -> String {
     match failure {
         Failure::Forbidden(detail) => {
             format!(
-                "the watch of {name} is not allowed ({detail}): apply the RBAC of deploy/ for this identity"
+                "the watch of {name} is not allowed ({detail}): apply the RBAC of `lockstep manifests` for this identity"
             )
         }
         Failure::Unavailable(detail) => {
             format!(
-                "the API server cannot be reached for {name} ({detail}): check the address and the network"
+                "the API server cannot be reached for {name} ({detail}): check its address and the network"
             )
         }
         other => format!("the watch of {name} failed: {other}"),
@@ -308,7 +314,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_ends_every_watch_at_once_is_asked_ever_later_though_it_cannot_stream_lists() {
+    async fn watches_that_end_at_once_back_off_on_a_server_without_streaming_lists() {
         let (watches, enough) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()));
         let (asked_at, full) = (watches.clone(), enough.clone());
         let client = api_server(move |asked: Asked| {
@@ -326,14 +332,14 @@ mod tests {
             };
             async move { answer }
         });
-        let subject = Subject {
+        let spec = WatchSpec {
             name: "a test".to_owned(),
             path: "/api/v1/configmaps".to_owned(),
             label_selector: None,
             field_selector: None,
         };
         tokio::select! {
-            () = run(client, subject, |_: Event<Object>| {}) => {}
+            () = run(client, spec, |_: Event<Object>| {}) => {}
             () = enough.notified() => {}
         }
         let watches = watches.lock().unwrap();

@@ -26,7 +26,7 @@ use super::{
     state::{Data, Reading, State},
 };
 use crate::{
-    client::{Failure, within},
+    client::{Failure, with_timeout},
     object::Meta,
     ops::{
         log::LogOnce,
@@ -165,7 +165,7 @@ impl Authority {
             }
         };
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        within(PATIENCE, self.client.request::<serde::de::IgnoredAny>(request)).await.map(drop)
+        with_timeout(PATIENCE, self.client.request::<serde::de::IgnoredAny>(request)).await.map(drop)
     }
 
     /// Tells what came of a step, and returns how long to sleep.

@@ -24,7 +24,7 @@ use super::{
     state::State,
 };
 use crate::{
-    client::{Failure, within},
+    client::{Failure, with_timeout},
     ops::{
         health::{Condition, Readiness},
         log::LogOnce,
@@ -204,7 +204,9 @@ impl Side {
         let params = PatchParams { field_manager: Some(instance.clone()), ..PatchParams::default() };
         let request = Request::new(self.kind.path()).patch(instance, &params, &patch);
         let answer = match request {
-            Ok(request) => within(PATIENCE, client.request::<serde::de::IgnoredAny>(request)).await.map(drop),
+            Ok(request) => {
+                with_timeout(PATIENCE, client.request::<serde::de::IgnoredAny>(request)).await.map(drop)
+            }
             Err(error) => Err(Failure::Unavailable(error.to_string())),
         };
         self.written = Some((bundle, hooks.metadata.resource_version.clone(), Instant::now()));

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::{
         certs::issue::{Ca, Leaf, Names},
-        testing::Scratch,
+        testing::TempDir,
     };
 
     const HOUR: Duration = Duration::from_hours(1);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     struct Room {
-        scratch: Scratch,
+        scratch: TempDir,
         resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
@@ -191,7 +191,7 @@ mod tests {
     impl Room {
         fn new() -> Self {
             let readiness = Readiness::new([Condition::Certificate]);
-            Self { scratch: Scratch::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
+            Self { scratch: TempDir::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
         }
 
         fn files(&self) -> Files {

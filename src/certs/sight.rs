@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch as channel;
 
-use crate::watch::{self, Event, Subject, Watched};
+use crate::watch::{self, Event, WatchSpec, Watched};
 
 /// What the watch says of it.
 pub(super) enum Sight<T> {
@@ -42,7 +42,7 @@ pub(super) async fn look_out<T: Watched>(
     name: &str,
     sight: channel::Sender<Sight<T>>,
 ) {
-    let subject = Subject {
+    let subject = WatchSpec {
         name: what,
         path: collection,
         label_selector: None,
@@ -53,13 +53,13 @@ pub(super) async fn look_out<T: Watched>(
     let mut listing = None;
     watch::run(client, subject, |event: Event<T>| {
         let seen = match event {
-            Event::Begin => {
+            Event::Init => {
                 listing = Some(Sight::Absent);
                 return;
             }
-            Event::End(_) => listing.take(),
-            Event::Applied(object) => Some(Sight::There(Arc::new(object))),
-            Event::Deleted(_) => Some(Sight::Absent),
+            Event::InitDone(_) => listing.take(),
+            Event::Apply(object) => Some(Sight::There(Arc::new(object))),
+            Event::Delete(_) => Some(Sight::Absent),
             Event::Bookmark => None,
         };
         match (&mut listing, seen) {

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::{
         certs::{files::Files, issue::Certificate, resolver::Resolver},
-        testing::Scratch,
+        testing::TempDir,
     };
 
     fn settings(dir: &Path) -> Certs {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_files_can_be_served_with_and_the_key_is_for_the_owner_only() {
-        let scratch = Scratch::new();
+        let scratch = TempDir::new();
         let settings = settings(scratch.path());
         let said = make(&settings, Timestamp::now()).unwrap();
         let file = |name: &str| settings.dir.join(name);
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_is_there_is_overwritten_only_when_told_to() {
-        let scratch = Scratch::new();
+        let scratch = TempDir::new();
         let mut settings = settings(scratch.path());
         fs::create_dir_all(&settings.dir).unwrap();
         let key = settings.dir.join("tls.key");

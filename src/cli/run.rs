@@ -136,7 +136,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             let mirror = settings.mirror(scope.keys.clone());
             let leave = async {
                 if let Some(election) = election {
-                    election.leave().await;
+                    election.release().await;
                 }
             };
             let (world, metrics, stop) = (world.clone(), metrics.clone(), stop.clone());
@@ -163,7 +163,7 @@ fn claim(
 ) -> (Claim, Option<Election>) {
     if settings.no_leader_elect {
         metrics.leader.set(1);
-        return (Claim::unrivalled(), None);
+        return (Claim::permanent(), None);
     }
     let (claim, election) = leader::start(client.clone(), settings.leader(scope), metrics.clone());
     (claim, Some(election))
@@ -262,7 +262,7 @@ mod tests {
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
         let (claim, _) = claim(&settings, &settings.scope(), &client, &metrics);
-        assert!(claim.holds());
+        assert!(claim.is_held());
         assert_eq!(metrics.leader.get(), 1);
     }
 }

@@ -175,7 +175,7 @@ struct Court<'a> {
 impl Court<'_> {
     fn create(&self, new: &Object) -> Verdict {
         let at = self.request.key(new);
-        if self.keys.bears_marks(&new.metadata) {
+        if self.keys.has_marks(&new.metadata) {
             return Verdict::deny(Denial::Forged { at });
         }
         if let Some(source) = self.world.claimant(&at, None) {
@@ -261,7 +261,7 @@ impl Court<'_> {
             new.contains_key(key) && new.get(key) != old.get(key)
         };
         gains(&old.labels, &new.labels, &self.keys.companion)
-            || self.keys.naming().iter().any(|key| gains(&old.annotations, &new.annotations, key))
+            || self.keys.source_annotations().iter().any(|key| gains(&old.annotations, &new.annotations, key))
     }
 
     // --- sources
@@ -382,7 +382,9 @@ impl Side<'_> {
     fn means_the_same(&self, keys: &Keys, other: &Self) -> bool {
         let (a, b) = (&self.object.metadata, &other.object.metadata);
         let wishes = || match (&self.policy, &other.policy) {
-            (Ok(before), Ok(after)) => before == after && after.copies_alike(keys, self.object, other.object),
+            (Ok(before), Ok(after)) => {
+                before == after && after.same_companion(keys, self.object, other.object)
+            }
             // Neither reaches anything.
             (Err(_), Err(_)) => true,
             _ => false,

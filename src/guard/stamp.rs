@@ -18,7 +18,7 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
         return (Patch(Vec::new()), Vec::new());
     };
     let meta = &new.metadata;
-    if !keys.is_source(&meta.labels) || keys.bears_marks(meta) || meta.is_terminating() {
+    if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() {
         return (Patch(Vec::new()), Vec::new());
     }
     let targeted = [&keys.target_namespaces, &keys.target_selector]

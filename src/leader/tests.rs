@@ -1,4 +1,4 @@
-//! Who leads, by what each has seen and when.
+//! The decision on fixed times, and the requests on an API server that answers when the test says.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,107 +16,110 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn record(holder: &str, version: u64) -> Record {
-    Record {
+fn record(holder: &str, version: u64) -> LeaseRecord {
+    LeaseRecord {
         holder: holder.to_owned(),
         duration: LEASE,
-        version: version.to_string(),
+        resource_version: version.to_string(),
         transitions: 0,
-        acquired: None,
+        acquire_time: None,
     }
 }
 
-fn step(seen: &Seen, now: Instant) -> Step {
-    decide("me", seen, LEASE, now)
+fn action(lease: &ObservedLease, now: Instant) -> LeaseAction {
+    decide("me", lease, LEASE, now)
 }
 
 #[test]
-fn where_there_is_no_lease_one_is_made() {
-    assert_eq!(step(&Seen::default(), Instant::now()), Step::Create);
+fn missing_lease_is_created() {
+    assert_eq!(action(&ObservedLease::default(), Instant::now()), LeaseAction::Create);
 }
 
 #[test]
-fn a_released_lease_is_taken_at_once() {
+fn released_lease_is_acquired_at_once() {
     let now = Instant::now();
-    let mut seen = Seen::default();
-    seen.look(Some(record("", 1)), now);
-    assert_eq!(step(&seen, now), Step::Take);
+    let mut lease = ObservedLease::default();
+    lease.observe(Some(record("", 1)), now);
+    assert_eq!(action(&lease, now), LeaseAction::Acquire);
 }
 
 #[test]
-fn anothers_lease_is_taken_when_it_has_stood_still_for_its_duration() {
+fn lease_of_another_is_acquired_when_unchanged_for_its_duration() {
     let start = Instant::now();
-    let mut seen = Seen::default();
-    seen.look(Some(record("other", 1)), start);
-    assert_eq!(step(&seen, start), Step::Wait(seconds(1)));
-    // Seeing it again unchanged does not start the clock anew.
-    seen.look(Some(record("other", 1)), start + seconds(10));
-    assert_eq!(step(&seen, start + Duration::from_millis(14_500)), Step::Wait(Duration::from_millis(500)));
-    assert_eq!(step(&seen, start + seconds(15)), Step::Take);
-    // A renewal does.
-    seen.look(Some(record("other", 2)), start + seconds(15));
-    assert_eq!(step(&seen, start + seconds(15)), Step::Wait(seconds(1)));
+    let mut lease = ObservedLease::default();
+    lease.observe(Some(record("other", 1)), start);
+    assert_eq!(action(&lease, start), LeaseAction::Wait(seconds(1)));
+    // Observing it again unchanged does not restart the clock.
+    lease.observe(Some(record("other", 1)), start + seconds(10));
+    assert_eq!(
+        action(&lease, start + Duration::from_millis(14_500)),
+        LeaseAction::Wait(Duration::from_millis(500))
+    );
+    assert_eq!(action(&lease, start + seconds(15)), LeaseAction::Acquire);
+    // A renewal restarts it.
+    lease.observe(Some(record("other", 2)), start + seconds(15));
+    assert_eq!(action(&lease, start + seconds(15)), LeaseAction::Wait(seconds(1)));
 }
 
 #[test]
-fn it_is_the_holders_duration_that_counts() {
+fn lease_expires_after_the_duration_that_its_holder_set() {
     let start = Instant::now();
-    let mut seen = Seen::default();
-    seen.look(Some(Record { duration: seconds(60), ..record("other", 1) }), start);
-    assert_eq!(step(&seen, start + seconds(59)), Step::Wait(seconds(1)));
-    assert_eq!(step(&seen, start + seconds(60)), Step::Take);
+    let mut lease = ObservedLease::default();
+    lease.observe(Some(LeaseRecord { duration: seconds(60), ..record("other", 1) }), start);
+    assert_eq!(action(&lease, start + seconds(59)), LeaseAction::Wait(seconds(1)));
+    assert_eq!(action(&lease, start + seconds(60)), LeaseAction::Acquire);
 }
 
 #[test]
-fn our_own_lease_is_renewed_after_a_third_of_its_time() {
+fn own_lease_is_renewed_after_a_third_of_its_duration() {
     let start = Instant::now();
-    let mut seen = Seen::default();
-    seen.won(record("me", 1), start, start + seconds(1));
-    assert_eq!(step(&seen, start + seconds(1)), Step::Wait(seconds(4)));
-    assert_eq!(step(&seen, start + seconds(5)), Step::Renew);
+    let mut lease = ObservedLease::default();
+    lease.written(record("me", 1), start, start + seconds(1));
+    assert_eq!(action(&lease, start + seconds(1)), LeaseAction::Wait(seconds(4)));
+    assert_eq!(action(&lease, start + seconds(5)), LeaseAction::Renew);
 }
 
 #[test]
-fn a_lease_that_bears_our_name_but_that_we_do_not_remember_is_renewed() {
+fn own_lease_without_a_known_renewal_is_renewed_at_once() {
     let now = Instant::now();
-    let mut seen = Seen::default();
-    seen.look(Some(record("me", 1)), now);
-    assert_eq!(step(&seen, now), Step::Renew);
+    let mut lease = ObservedLease::default();
+    lease.observe(Some(record("me", 1)), now);
+    assert_eq!(action(&lease, now), LeaseAction::Renew);
 }
 
 #[tokio::test]
-async fn a_claim_runs_out_by_itself() {
+async fn claim_expires_by_itself() {
     let (sender, receiver) = watch::channel(None);
     let mut claim = Claim(receiver);
-    assert!(!claim.holds());
+    assert!(!claim.is_held());
     sender.send_replace(Some(Instant::now() + Duration::from_hours(1)));
-    claim.held().await;
-    assert!(claim.holds());
+    claim.acquired().await;
+    assert!(claim.is_held());
     sender.send_replace(Some(Instant::now() + Duration::from_millis(30)));
     claim.lost().await;
-    assert!(!claim.holds());
-    assert!(Claim::unrivalled().holds());
+    assert!(!claim.is_held());
+    assert!(Claim::permanent().is_held());
 }
 
 #[test]
-fn a_lease_that_was_deleted_is_its_holders_for_as_long_as_if_it_had_been_renewed() {
+fn deleted_lease_stays_with_its_holder_for_its_duration() {
     let start = Instant::now();
-    let mut seen = Seen::default();
-    seen.look(Some(record("other", 1)), start);
-    seen.look(None, start + seconds(9));
-    seen.look(None, start + seconds(20));
-    assert_eq!(step(&seen, start + seconds(23)), Step::Wait(seconds(1)));
-    assert_eq!(step(&seen, start + seconds(24)), Step::Create);
-    // It is back, and renewed.
-    seen.look(Some(record("other", 3)), start + seconds(23));
-    assert_eq!(step(&seen, start + seconds(24)), Step::Wait(seconds(1)));
-    // One that was released is nobody's.
-    seen.look(Some(record("", 4)), start + seconds(25));
-    seen.look(None, start + seconds(26));
-    assert_eq!(step(&seen, start + seconds(26)), Step::Create);
+    let mut lease = ObservedLease::default();
+    lease.observe(Some(record("other", 1)), start);
+    lease.observe(None, start + seconds(9));
+    lease.observe(None, start + seconds(20));
+    assert_eq!(action(&lease, start + seconds(23)), LeaseAction::Wait(seconds(1)));
+    assert_eq!(action(&lease, start + seconds(24)), LeaseAction::Create);
+    // The holder has created it again.
+    lease.observe(Some(record("other", 3)), start + seconds(23));
+    assert_eq!(action(&lease, start + seconds(24)), LeaseAction::Wait(seconds(1)));
+    // A released Lease has no holder to wait for.
+    lease.observe(Some(record("", 4)), start + seconds(25));
+    lease.observe(None, start + seconds(26));
+    assert_eq!(action(&lease, start + seconds(26)), LeaseAction::Create);
 }
 
-/// One Lease, and writes to it that are answered when told.
+/// An API server with one Lease, which answers a write when the test says.
 #[derive(Clone, Default)]
 struct Server {
     lease: Arc<Mutex<Option<Lease>>>,
@@ -154,20 +157,20 @@ impl Server {
     }
 
     fn holder(&self) -> String {
-        self.lease.lock().unwrap().as_ref().map(|lease| Record::from(lease).holder).unwrap_or_default()
+        self.lease.lock().unwrap().as_ref().map(|lease| LeaseRecord::from(lease).holder).unwrap_or_default()
     }
 }
 
 #[tokio::test]
-async fn what_was_being_written_when_we_were_told_to_leave_is_given_back() {
+async fn lease_written_while_stopping_is_released() {
     let server = Server::default();
-    let settings = Settings {
+    let config = ElectionConfig {
         namespace: "home".to_owned(),
         name: "lockstep".to_owned(),
         identity: "me".to_owned(),
-        duration: LEASE,
+        lease_duration: LEASE,
     };
-    let (_claim, election) = start(server.client(), settings, Metrics::new());
+    let (_claim, election) = start(server.client(), config, Metrics::new());
     server.arrived.notified().await;
     assert_eq!(server.holder(), "me");
     let answers = async {
@@ -177,54 +180,54 @@ async fn what_was_being_written_when_we_were_told_to_leave_is_given_back() {
     };
     tokio::select! {
         biased;
-        ((), ()) = async { tokio::join!(election.leave(), answers) } => {}
+        ((), ()) = async { tokio::join!(election.release(), answers) } => {}
         () = tokio::time::sleep(seconds(10)) => {}
     }
     assert_eq!(server.holder(), "");
 }
 
 proptest! {
-    /// Two candidates look at one Lease and write to it, in any order and with any delays; the API server lets only
-    /// writes through that know the latest version. Now and then somebody deletes it. Never do both hold a claim.
+    /// Two candidates read and write one Lease in any order and with any delays, and the Lease is deleted now and
+    /// then. As on an API server, a write succeeds only with the latest resourceVersion.
     #[test]
-    fn two_never_hold_a_claim_at_once(
+    fn two_replicas_never_hold_a_claim_at_once(
         turns in proptest::collection::vec((0..2usize, 0..6000u64, 0..3000u64, proptest::bool::weighted(0.1)), 1..200),
     ) {
         let start = Instant::now();
         let mut now = start;
-        let mut lease: Option<Record> = None;
-        let mut seen = [Seen::default(), Seen::default()];
-        let mut until = [start, start];
+        let mut stored: Option<LeaseRecord> = None;
+        let mut observed = [ObservedLease::default(), ObservedLease::default()];
+        let mut deadline = [start, start];
         let mut versions = 0;
         for (who, pause, delay, deleted) in turns {
-            // Who had not seen it could not know that it was there.
-            let known = |seen: &Seen| seen.record.as_ref().map(|(record, _)| record) == lease.as_ref();
-            if deleted && seen.iter().all(known) {
-                lease = None;
+            // A candidate that has never observed the Lease cannot wait for its holder.
+            let known = |lease: &ObservedLease| lease.record.as_ref().map(|(record, _)| record) == stored.as_ref();
+            if deleted && observed.iter().all(known) {
+                stored = None;
             }
             now += Duration::from_millis(pause);
             let name = ["a", "b"][who];
-            let leads = seen[who].record.as_ref().is_some_and(|(record, _)| record.holder == name);
+            let leads = observed[who].record.as_ref().is_some_and(|(record, _)| record.holder == name);
             if !leads {
-                seen[who].look(lease.clone(), now);
+                observed[who].observe(stored.clone(), now);
             }
-            let step = decide(name, &seen[who], LEASE, now);
-            if !matches!(step, Step::Wait(_)) {
-                // The write arrives after a delay, in which nobody else acts; its answer is seen at once.
-                let (sent, known) = (now, seen[who].record.clone().map(|(record, _)| record));
+            let action = decide(name, &observed[who], LEASE, now);
+            if !matches!(action, LeaseAction::Wait(_)) {
+                // The write arrives after a delay, in which nobody else acts.
+                let (sent, known) = (now, observed[who].record.clone().map(|(record, _)| record));
                 now += Duration::from_millis(delay);
-                if step != Step::Create && known != lease {
-                    seen[who].record = None;
-                    seen[who].look(lease.clone(), now);
+                if action != LeaseAction::Create && known != stored {
+                    observed[who].record = None;
+                    observed[who].observe(stored.clone(), now);
                     continue;
                 }
-                prop_assert!(step != Step::Create || lease.is_none());
+                prop_assert!(action != LeaseAction::Create || stored.is_none());
                 versions += 1;
                 let written = record(name, versions);
-                lease = Some(written.clone());
-                seen[who].won(written, sent, now);
-                until[who] = claimed_until(sent, LEASE);
-                prop_assert!(until[1 - who] <= now, "{} writes while the other may", name);
+                stored = Some(written.clone());
+                observed[who].written(written, sent, now);
+                deadline[who] = renew_deadline(sent, LEASE);
+                prop_assert!(deadline[1 - who] <= now, "{} writes while the other may", name);
             }
         }
     }

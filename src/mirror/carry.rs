@@ -129,7 +129,7 @@ impl Inner {
                 Ok(object) => (object, why),
                 Err(Failure::AlreadyExists) => return self.look(pass, source, at).await,
                 // The namespace went: its own watch says so, and says when it is back.
-                Err(Failure::NotFound | Failure::Terminating) => return Ok(Step::Finished(None)),
+                Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Step::Finished(None)),
                 Err(failure) => return Err(setback(at, failure)),
             },
             Action::Update { why, known } => match self.writer.update(source, wish, at, &known).await {
@@ -185,7 +185,7 @@ impl Inner {
 
 fn setback(at: &ObjectKey, failure: Failure) -> Setback {
     let (trouble, pace) = match &failure {
-        Failure::Conflict | Failure::NotLeading => return Setback::Behind,
+        Failure::Conflict | Failure::NotLeader => return Setback::Behind,
         Failure::Invalid(detail) => {
             let trouble = Trouble::Invalid { at: at.clone(), detail: detail.clone() };
             return Setback::Obstacle { trouble: Some(trouble), pace: Pace::Permanent, failure: None };

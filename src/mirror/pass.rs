@@ -112,7 +112,7 @@ impl Passes {
         let mut claim = self.0.claim.clone();
         loop {
             let next = async {
-                claim.held().await;
+                claim.acquired().await;
                 let permit = self.0.under_way.clone().acquire_owned().await;
                 (self.0.queue.next().await, permit)
             };
@@ -163,7 +163,7 @@ impl Inner {
 
     /// Figures of the replica that writes. Of the others they would be those of their last turn: zero.
     fn observe(&self) {
-        let leads = self.claim.holds();
+        let leads = self.claim.is_held();
         let figure = |count: usize| if leads { count.try_into().unwrap_or(i64::MAX) } else { 0 };
         self.metrics.queue_depth.set(figure(self.queue.depth()));
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
@@ -208,7 +208,7 @@ impl Inner {
     fn remember(&self, key: &ObjectKey, ledger: Ledger, open: bool) {
         // Asked under the lock: what is kept just before the claim is lost, `forget` finds.
         let mut ledgers = self.ledgers();
-        if !self.claim.holds() {
+        if !self.claim.is_held() {
             self.ungauge(&ledger);
             return;
         }
@@ -443,7 +443,7 @@ mod tests {
     async fn who_leads_no_more_tells_nothing_of_its_last_turn() {
         let (until, claim) = watch::channel(Some(Instant::now() + Duration::from_secs(3600)));
         let metrics = Metrics::new();
-        let passes = passes(Claim::told_by(claim), &metrics);
+        let passes = passes(Claim::from_receiver(claim), &metrics);
         let away = |n: usize| testing::configmap("away", &format!("s{n}-synced"));
         passes.0.queue.open();
         for n in 0..21 {
@@ -453,9 +453,9 @@ mod tests {
             passes.0.queue.push_all([source]);
         }
         let object = testing::source("home", "s0").object();
-        passes.0.world.write(|world| world.apply_source(testing::seen(Kind::ConfigMap, object)));
+        passes.0.world.write(|world| world.apply_source(testing::read_source(Kind::ConfigMap, object)));
         let object = testing::companion("away", "s0-synced").of("home/s0").object();
-        passes.0.world.write(|world| world.apply_companion(testing::found(Kind::ConfigMap, object)));
+        passes.0.world.write(|world| world.apply_companion(testing::read_companion(Kind::ConfigMap, object)));
         let told = || {
             [&metrics.queue_depth, &metrics.deletes_held, &metrics.sources, &metrics.companions]
                 .map(Gauge::get)

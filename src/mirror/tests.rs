@@ -51,7 +51,7 @@ impl Stage {
     fn new(cluster: Cluster, client: Client) -> Self {
         let (turn, told) = watch::channel(None);
         let (claim, metrics, queue) =
-            (Claim::told_by(told), Metrics::new(), Arc::<Queue<ObjectKey>>::default());
+            (Claim::from_receiver(told), Metrics::new(), Arc::<Queue<ObjectKey>>::default());
         let world = shared(cluster);
         let (teller, _scribe) = events::Teller::start(client.clone(), &testing::keys(), metrics.clone());
         let passes = Passes::new(
@@ -166,7 +166,7 @@ async fn the_election_is_left_before_events_are_written() {
     let leave = async { *left.lock().unwrap() = Some(tokio::time::Instant::now()) };
     let queue = Arc::default();
     let mirror =
-        run(client, settings(), shared(cluster), queue, Claim::unrivalled(), leave, Metrics::new(), stopped);
+        run(client, settings(), shared(cluster), queue, Claim::permanent(), leave, Metrics::new(), stopped);
     let stopping = async {
         told.notified().await;
         stop.send_replace(true);

@@ -13,7 +13,7 @@ use serde_json::{Value, json, value::RawValue};
 use tokio::sync::Semaphore;
 
 use crate::{
-    client::{Failure, within},
+    client::{Failure, with_timeout},
     keys::Keys,
     leader::Claim,
     marks,
@@ -92,7 +92,7 @@ impl Writer {
                 name: &at.name,
                 labels: &wish.marks.labels,
                 annotations: &wish.marks.annotations,
-                owner_references: owners(source, at),
+                owner_references: marks::expected_owners(&source.key, &source.uid, &at.namespace),
             },
             data: payload.data.as_deref(),
             binary_data: payload.binary.as_deref(),
@@ -143,23 +143,15 @@ impl Writer {
     ) -> Result<T, Failure> {
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
         // The last moment: it may have waited long for a permit.
-        if !self.claim.holds() {
-            return Err(Failure::NotLeading);
+        if !self.claim.is_held() {
+            return Err(Failure::NotLeader);
         }
-        within(PATIENCE, self.client.request(request)).await
+        with_timeout(PATIENCE, self.client.request(request)).await
     }
 }
 
 fn collection(key: &ObjectKey) -> Request {
     Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
-}
-
-fn owners(source: &Source, at: &ObjectKey) -> Vec<OwnerReference> {
-    if source.key.namespace == at.namespace {
-        vec![marks::owner(&source.key, &source.uid)]
-    } else {
-        Vec::new()
-    }
 }
 
 /// A JSON patch that needs nothing of the old object but what [`Companion`] keeps of it.
@@ -187,9 +179,10 @@ fn operations(
         ops.push(patch::add(&["binaryData"], raw(wish.payload.binary.as_deref())?));
     }
     ops.push(patch::add(&["immutable"], if wish.payload.immutable { json!(true) } else { Value::Null }));
-    ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners(source, at))));
+    let owners = marks::expected_owners(&source.key, &source.uid, &at.namespace);
+    ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners)));
 
-    let none = marks::Extras::default();
+    let none = marks::RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
     put(&mut ops, "labels", &wish.marks.labels, known.has_labels, &extras.labels);
     put(&mut ops, "annotations", &wish.marks.annotations, known.has_annotations, &extras.annotations);

@@ -71,7 +71,7 @@ fn is_plain(levels: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Captured;
+    use crate::testing::CapturedLogs;
 
     #[test]
     fn a_failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn what_kube_logs_of_an_answer_it_cannot_decode_never_shows() {
         for levels in ["info", "trace", "lockstep=trace"] {
-            let captured = Captured::default();
+            let captured = CapturedLogs::default();
             let capturing = captured.start(levels);
             // As in kube_client::client::Client::request.
             tracing::warn!(target: "kube_client::client", "hush");

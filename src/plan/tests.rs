@@ -6,14 +6,14 @@ mod properties;
 
 use super::*;
 use crate::testing::{
-    Draft,
+    ObjectBuilder,
     cluster::{Cluster, Step, steps},
     configmap, full, namespace, object, source,
 };
 use Step::{Create, Delete, Replace, Update};
 
 /// A source with companions in its own namespace and in `away`.
-fn colors() -> Draft {
+fn colors() -> ObjectBuilder {
     source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
 }
 

@@ -11,9 +11,9 @@ use tracing_subscriber::fmt;
 use crate::ops::log::filter;
 
 #[derive(Clone, Default)]
-pub struct Captured(Arc<Mutex<Vec<u8>>>);
+pub struct CapturedLogs(Arc<Mutex<Vec<u8>>>);
 
-impl Captured {
+impl CapturedLogs {
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
@@ -33,7 +33,7 @@ impl Captured {
     }
 }
 
-impl Write for Captured {
+impl Write for CapturedLogs {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())

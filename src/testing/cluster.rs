@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Draft, keys, namespace, world};
+use super::{ObjectBuilder, keys, namespace, world};
 use crate::{
     content::{Content, Digest},
     marks,
@@ -42,7 +42,7 @@ impl Cluster {
 
     // --- what people do
 
-    pub fn namespace(&mut self, draft: Draft) {
+    pub fn namespace(&mut self, draft: ObjectBuilder) {
         let meta = draft.object.metadata;
         self.world.apply_namespace(&meta);
         self.namespaces.insert(meta.name.clone(), meta);
@@ -58,7 +58,7 @@ impl Cluster {
     }
 
     /// Creates an object, or replaces all of one but its UID.
-    pub fn put(&mut self, draft: Draft) -> ObjectKey {
+    pub fn put(&mut self, draft: ObjectBuilder) -> ObjectKey {
         let key = draft.key();
         let mut object = draft.object;
         object.metadata.uid = match self.objects.get(&key) {
@@ -70,7 +70,7 @@ impl Cluster {
     }
 
     /// Deletes an object, if it is there, and makes it anew.
-    pub fn put_anew(&mut self, draft: Draft) -> ObjectKey {
+    pub fn put_anew(&mut self, draft: ObjectBuilder) -> ObjectKey {
         self.store(&draft.key(), None, false);
         self.put(draft)
     }
@@ -211,7 +211,7 @@ impl Cluster {
             Action::Create { .. } => {
                 let place = self.namespaces.get(&*at.namespace).expect("no create where no namespace is");
                 assert!(!place.is_terminating(), "{at}: a create in a namespace that goes");
-                let mut draft = Draft { kind: at.kind, ..super::object(&at.namespace, &at.name) };
+                let mut draft = ObjectBuilder { kind: at.kind, ..super::object(&at.namespace, &at.name) };
                 draft.object.metadata.uid = format!("uid-{}", self.clock);
                 fill(&mut draft.object, source, wish, at);
                 self.store(at, Some(draft.object), true);
@@ -247,7 +247,7 @@ impl Cluster {
         at: &ObjectKey,
         settled: bool,
     ) -> Result<Option<Action>, Option<Trouble>> {
-        let there = super::found(at.kind, self.objects[at].clone());
+        let there = super::read_companion(at.kind, self.objects[at].clone());
         let (_, found) = self.world.identify(there.clone());
         let mut seen = Seen::by(&self.world, source, at, Some(&found), settled);
         seen.settled |= seen.lost;
@@ -291,7 +291,7 @@ impl Cluster {
             object
         });
         if let Some(answer) = after.as_ref().filter(|_| ours) {
-            self.world.companion_written(super::found(key.kind, answer.clone()));
+            self.world.companion_written(super::read_companion(key.kind, answer.clone()));
         }
         let after = after
             .filter(|object| !object.metadata.is_terminating() || !object.metadata.finalizers.is_empty());
@@ -335,8 +335,8 @@ fn watched_by(kind: Kind, object: &Object) -> impl Iterator<Item = Stream> {
 
 fn apply(world: &mut World, stream: Stream, object: Object) {
     match stream {
-        Stream::Sources(kind) => world.apply_source(super::seen(kind, object)),
-        Stream::Companions(kind) => world.apply_companion(super::found(kind, object)),
+        Stream::Sources(kind) => world.apply_source(super::read_source(kind, object)),
+        Stream::Companions(kind) => world.apply_companion(super::read_companion(kind, object)),
         Stream::Namespaces => unreachable!("namespaces are no objects of this kind"),
     };
 }
@@ -352,10 +352,7 @@ fn fill(object: &mut Object, source: &Source, wish: &Wish, at: &ObjectKey) {
     object.immutable = wish.payload.immutable.then_some(true);
     object.metadata.labels.extend(wish.marks.labels.clone());
     object.metadata.annotations.extend(wish.marks.annotations.clone());
-    object.metadata.owner_references = Vec::new();
-    if at.namespace == source.key.namespace {
-        object.metadata.owner_references.push(marks::owner(&source.key, &source.uid));
-    }
+    object.metadata.owner_references = marks::expected_owners(&source.key, &source.uid, &at.namespace);
     write_entry(object, &keys().instance);
 }
 
@@ -373,7 +370,7 @@ fn may_become(before: &Object, after: &Object) -> bool {
     let frozen = before.immutable == Some(true);
     let more = after.metadata.finalizers.len() > before.metadata.finalizers.len();
     before.type_ == after.type_
-        && !(frozen && Content::of(before.clone()).1 != Content::of(after.clone()).1)
+        && !(frozen && Content::split(before.clone()).1 != Content::split(after.clone()).1)
         && !(before.metadata.is_terminating() && more)
 }
 

@@ -5,9 +5,9 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-pub struct Scratch(PathBuf);
+pub struct TempDir(PathBuf);
 
-impl Scratch {
+impl TempDir {
     #[must_use]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
@@ -24,7 +24,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempDir {
     fn drop(&mut self) {
         drop(std::fs::remove_dir_all(&self.0));
     }

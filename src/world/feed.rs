@@ -16,7 +16,7 @@ use crate::{
         health::{Condition, Readiness},
         metrics::Metrics,
     },
-    watch::{self, Event, Subject},
+    watch::{self, Event, WatchSpec},
 };
 
 /// Starts the watches. None of the tasks ever ends.
@@ -53,13 +53,13 @@ pub fn start(
     }
 }
 
-fn subject(stream: Stream, keys: &Keys) -> Subject {
+fn subject(stream: Stream, keys: &Keys) -> WatchSpec {
     let (resource, label_selector) = match stream {
         Stream::Namespaces => ("namespaces", None),
         Stream::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
         Stream::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
     };
-    Subject {
+    WatchSpec {
         name: stream.as_str().to_owned(),
         path: format!("/api/v1/{resource}"),
         label_selector,
@@ -125,21 +125,21 @@ impl Feed {
         delete: impl FnOnce(&mut World, T) -> Effect,
     ) {
         // A list that is yet to be asked for says nothing: it may be refused, or never answered, again and again.
-        if !matches!(event, Event::Begin) {
+        if !matches!(event, Event::Init) {
             self.readiness.watch_received(self.stream.as_str());
         }
         let effect = match event {
-            Event::Begin => {
+            Event::Init => {
                 self.world.write(|world| world.begin(self.stream));
                 self.metrics.watch_restarted(self.stream.as_str());
                 Effect::default()
             }
-            Event::Applied(object) => {
+            Event::Apply(object) => {
                 let read = read(object);
                 self.world.write(|world| apply(world, read))
             }
-            Event::Deleted(object) => self.world.write(|world| delete(world, object)),
-            Event::End(version) => {
+            Event::Delete(object) => self.world.write(|world| delete(world, object)),
+            Event::InitDone(version) => {
                 let version = version.parse().unwrap_or(u64::MAX);
                 let effect = self.world.write(|world| world.end(self.stream, version));
                 self.readiness.mark_true(Condition::Listed(self.stream.as_str()));
@@ -195,10 +195,10 @@ mod tests {
         while age() < a_while {
             std::thread::yield_now();
         }
-        feed.namespace(Event::Begin);
+        feed.namespace(Event::Init);
         assert!(age() >= a_while, "{:?}", age());
         let before = Instant::now();
-        feed.namespace(Event::End("1".to_owned()));
+        feed.namespace(Event::InitDone("1".to_owned()));
         let age = age();
         assert!(age <= before.elapsed(), "{age:?}");
     }

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     content::{Content, Digest, Hasher, Payload},
     keys::Keys,
-    marks::{self, Extras, Marks},
+    marks::{self, Marks, RemovableKeys},
     object::{Kind, Meta, Object, ObjectKey, OwnerReference},
     policy::{Fault, Policy, pattern::Patterns},
 };
@@ -76,7 +76,7 @@ pub struct Companion {
     pub controller_uid: Option<String>,
     /// The garbage collector will take it when its source goes.
     pub owned_by_source: bool,
-    pub extras: Option<Box<Extras>>,
+    pub extras: Option<Box<RemovableKeys>>,
     pub type_: Option<String>,
     pub immutable: bool,
     pub finalizers: bool,
@@ -531,7 +531,7 @@ impl Source {
     pub fn read(keys: &Keys, limits: &Limits, kind: Kind, object: Object) -> Self {
         let key = ObjectKey::of(kind, &object.metadata);
         let policy = Policy::of(keys, &limits.own_namespace, &key, &object);
-        let (meta, content) = Content::of(object);
+        let (meta, content) = Content::split(object);
         let wish = policy.map(|policy| Wish::new(keys, &key, &meta, policy, content));
         let mut hasher = Hasher::new();
         hasher.text("uid", &meta.uid);
@@ -561,10 +561,10 @@ impl Wish {
     fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> Self {
         let content = content.select(&policy.keys);
         let digest = content.digest();
-        let marks = Marks::wanted(keys, key, meta, &policy, digest.checksum());
+        let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
         Self {
             policy,
-            payload: content.pack(),
+            payload: content.to_payload(),
             content: digest,
             marks_digest: marks.digest(),
             marks,
@@ -576,10 +576,10 @@ impl Wish {
 impl Found {
     #[must_use]
     pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
-        let (meta, content) = Content::of(object);
+        let (meta, content) = Content::split(object);
         let digest = content.digest();
         let marks = Marks::found(keys, &meta);
-        let extras = marks.extras(keys);
+        let extras = marks.removable_keys(keys);
         let uid = meta.annotations.get(&keys.source_uid);
         let ours = |owner: &&OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
         let owner = meta.owner_references.iter().find(ours).map(|owner| owner.name.clone());

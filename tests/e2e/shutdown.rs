@@ -10,7 +10,7 @@ use std::{
 
 use lockstep::{
     object::Object,
-    watch::{self, Event, Subject},
+    watch::{self, Event, WatchSpec},
 };
 use serde_json::json;
 
@@ -162,7 +162,7 @@ async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
     let cluster = Cluster::new("silent").await;
     let Some((proxy, kubeconfig)) = cluster.api_server_proxy().await else { return };
     let home = cluster.namespace("home").await;
-    let subject = Subject {
+    let subject = WatchSpec {
         name: "a test".to_owned(),
         path: format!("/api/v1/namespaces/{home}/configmaps"),
         label_selector: Some(format!("{}=true", cluster.key("managed"))),
@@ -171,12 +171,14 @@ async fn a_watch_that_goes_silent_is_noticed_and_begins_anew() {
     let (lists, names) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
     let (began, seen) = (lists.clone(), names.clone());
     let sink = move |event: Event<Object>| match event {
-        Event::Begin => drop(began.fetch_add(1, Ordering::SeqCst)),
-        Event::Applied(object) => seen.lock().unwrap().push(object.metadata.name),
+        Event::Init => drop(began.fetch_add(1, Ordering::SeqCst)),
+        Event::Apply(object) => seen.lock().unwrap().push(object.metadata.name),
         _ => {}
     };
     let client = client_for(&kubeconfig).await;
-    tokio::spawn(async move { watch::run_for(client, subject, Duration::from_secs(2), sink).await });
+    tokio::spawn(async move {
+        watch::run_with_stall_timeout(client, subject, Duration::from_secs(2), sink).await
+    });
     let sees = |name: &'static str| {
         let names = names.clone();
         eventually(name, move || {

@@ -16,7 +16,7 @@ use crate::{
     guard::review::People,
     policy::Protect,
     testing::{
-        Captured,
+        CapturedLogs,
         cluster::Cluster,
         keys,
         peer::{PATIENCE, Served, post, read as read_answer},
@@ -247,7 +247,7 @@ async fn what_is_no_review_is_never_allowed_and_never_quoted() {
 
 #[tokio::test]
 async fn the_log_says_why_requests_were_turned_away_and_not_without_end() {
-    let log = Captured::default();
+    let log = CapturedLogs::default();
     let _capture = log.start("info");
     let guard = guard(Answer::Yes);
     assert_eq!(send(&guard, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
@@ -498,7 +498,7 @@ fn a_review_of_two_large_secrets_takes_little_more_than_reading_them() {
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_denials_floods_no_log_and_forges_no_line() {
     let guard = guard(Answer::No);
-    let log = Captured::default();
+    let log = CapturedLogs::default();
     let capturing = log.start("trace");
     let mut review = a_source();
     let user = format!("alice\n2026 INFO forged\u{1b}[31m{}", "x".repeat(100_000));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{
-    Draft, OWN_NAMESPACE, cluster::Cluster, companion, configmap, keys, namespace, object, source,
+    OWN_NAMESPACE, ObjectBuilder, cluster::Cluster, companion, configmap, keys, namespace, object, source,
 };
 
 fn rules() -> Rules {
@@ -35,11 +35,11 @@ fn denied(verdict: &Verdict) -> &'static str {
 }
 
 /// `colors` in `home`, with companions there and in `away`.
-fn colors() -> Draft {
+fn colors() -> ObjectBuilder {
     source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
 }
 
-fn settled(draft: Draft) -> Cluster {
+fn settled(draft: ObjectBuilder) -> Cluster {
     let mut cluster = Cluster::with(&["home", "away", "third"]);
     let key = cluster.put(draft);
     cluster.settle(&key);
@@ -70,7 +70,7 @@ fn delete(cluster: &Cluster, namespace: &str, name: &str) -> Verdict {
     judge(cluster, &by_alice(namespace, Change::Delete { old: find(cluster, namespace, name) }))
 }
 
-fn create(cluster: &Cluster, draft: Draft) -> Verdict {
+fn create(cluster: &Cluster, draft: ObjectBuilder) -> Verdict {
     let namespace = draft.object.metadata.namespace.clone();
     let kind = draft.kind;
     let request = by_alice(&namespace, Change::Create { new: draft.object });
@@ -277,7 +277,7 @@ fn squatting_on_the_name_that_a_companion_needs_is_refused() {
     assert_eq!(denied(&create(&cluster, source("away", "colors-synced"))), "squatting");
     assert_eq!(create(&cluster, object("third", "colors-synced")), Verdict::default());
     assert_eq!(create(&cluster, object("away", "flavors-synced")), Verdict::default());
-    let secret = Draft { kind: Kind::Secret, ..object("away", "colors-synced") };
+    let secret = ObjectBuilder { kind: Kind::Secret, ..object("away", "colors-synced") };
     assert_eq!(create(&cluster, secret), Verdict::default());
 }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     guard::review::{People, User},
     object::Kind,
-    testing::{Draft, OWN_NAMESPACE, keys, namespace, object, source, world},
+    testing::{OWN_NAMESPACE, ObjectBuilder, keys, namespace, object, source, world},
 };
 
 fn rules() -> Rules {
@@ -21,7 +21,7 @@ fn rules() -> Rules {
 }
 
 /// Stamps an object as it would be created in a namespace, and returns its annotations afterwards.
-fn stamped(rules: &Rules, home: Draft, draft: Draft) -> (Value, Vec<String>) {
+fn stamped(rules: &Rules, home: ObjectBuilder, draft: ObjectBuilder) -> (Value, Vec<String>) {
     let mut world = world();
     world.apply_namespace(home.meta());
     let annotations = &draft.meta().annotations;

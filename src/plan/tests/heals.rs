@@ -4,7 +4,13 @@ use super::*;
 use crate::{object::Object, testing};
 
 /// Somebody edits a companion: this heals it, and nothing else happens.
-fn heals(draft: Draft, at: &ObjectKey, edit: impl FnOnce(&mut Object), step: fn(Why) -> Step, heal: Heal) {
+fn heals(
+    draft: ObjectBuilder,
+    at: &ObjectKey,
+    edit: impl FnOnce(&mut Object),
+    step: fn(Why) -> Step,
+    heal: Heal,
+) {
     let mut cluster = two_namespaces();
     let key = cluster.put(draft);
     cluster.settle(&key);
@@ -59,7 +65,7 @@ fn a_companion_of_another_type_is_replaced() {
     let at = ObjectKey::new(key.kind, "away", "colors-synced");
     let mut forged = cluster.object(&at).unwrap().clone();
     forged.type_ = Some("example.com/other".to_owned());
-    cluster.put_anew(Draft { kind: at.kind, object: forged });
+    cluster.put_anew(ObjectBuilder { kind: at.kind, object: forged });
     expect(&cluster, &key, &[("away/colors-synced", Replace(Why::Healed(Heal::Type)))]);
     cluster.settle(&key);
     assert_eq!(cluster.object(&at).unwrap().type_.as_deref(), Some("Opaque"));
@@ -100,8 +106,9 @@ fn a_stripped_label_is_restored_by_the_other_marks() {
             }
         });
         assert!(cluster.world.companion(&away()).is_none());
-        let (_, found) =
-            cluster.world.identify(testing::found(key.kind, cluster.object(&away()).unwrap().clone()));
+        let (_, found) = cluster
+            .world
+            .identify(testing::read_companion(key.kind, cluster.object(&away()).unwrap().clone()));
         let seen = Seen { settled: true, lost: true, accepts: false, first: true };
         let decision = decide(cluster.world.source(&key).unwrap(), &away(), Some(&found), seen);
         let Decision::Change(Change { action: Action::Update { why, .. }, .. }) = decision else {

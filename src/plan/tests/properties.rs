@@ -159,7 +159,7 @@ fn key((kind, namespace, name): Place) -> ObjectKey {
     ObjectKey::new(kind, namespace, name)
 }
 
-fn draft((kind, namespace, name): Place) -> Draft {
+fn draft((kind, namespace, name): Place) -> ObjectBuilder {
     let draft = object(namespace, name);
     if kind == Kind::Secret { draft.of_type("Opaque") } else { draft }
 }

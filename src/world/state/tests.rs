@@ -3,17 +3,19 @@
 mod properties;
 
 use super::*;
-use crate::testing::{self, Draft, companion, configmap, found, namespace, object, seen, source, world};
+use crate::testing::{
+    self, ObjectBuilder, companion, configmap, namespace, object, read_companion, read_source, source, world,
+};
 
 const COMPANIONS: Stream = Stream::Companions(Kind::ConfigMap);
 const SOURCES: Stream = Stream::Sources(Kind::ConfigMap);
 
-fn colors() -> Draft {
+fn colors() -> ObjectBuilder {
     source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
 }
 
 /// The companion of [`colors`] in `away`.
-fn synced() -> Draft {
+fn synced() -> ObjectBuilder {
     companion("away", "colors-synced").of("home/colors").data("sky", "blue")
 }
 
@@ -25,23 +27,23 @@ fn synced_key() -> ObjectKey {
     synced().key()
 }
 
-fn see_source(world: &mut World, draft: Draft) -> Effect {
-    world.apply_source(seen(draft.kind, draft.object()))
+fn see_source(world: &mut World, draft: ObjectBuilder) -> Effect {
+    world.apply_source(read_source(draft.kind, draft.object()))
 }
 
-fn see(world: &mut World, draft: Draft) -> Effect {
-    world.apply_companion(found(draft.kind, draft.object()))
+fn see(world: &mut World, draft: ObjectBuilder) -> Effect {
+    world.apply_companion(read_companion(draft.kind, draft.object()))
 }
 
-fn write(world: &mut World, draft: Draft) -> Effect {
-    world.companion_written(found(draft.kind, draft.object()))
+fn write(world: &mut World, draft: ObjectBuilder) -> Effect {
+    world.companion_written(read_companion(draft.kind, draft.object()))
 }
 
-fn see_gone(world: &mut World, draft: &Draft) -> Effect {
+fn see_gone(world: &mut World, draft: &ObjectBuilder) -> Effect {
     world.delete_companion(draft.kind, draft.meta())
 }
 
-fn see_namespace(world: &mut World, draft: &Draft) -> BTreeSet<String> {
+fn see_namespace(world: &mut World, draft: &ObjectBuilder) -> BTreeSet<String> {
     let (effect, _) = world.apply_namespace(draft.meta());
     effect.look_at.iter().map(ToString::to_string).collect()
 }
@@ -403,7 +405,7 @@ fn a_namespace_reaches_exactly_the_sources_whose_targets_match_before_or_after()
     }
     world.begin(Stream::Namespaces);
     world.end(Stream::Namespaces, 8);
-    let reached = |world: &mut World, draft: Draft| {
+    let reached = |world: &mut World, draft: ObjectBuilder| {
         let names = see_namespace(world, &draft);
         names.into_iter().map(|key| key.replace("home/", "")).collect::<Vec<_>>().join(" ")
     };
@@ -461,7 +463,7 @@ fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
     let manager = &crate::testing::keys().instance;
     let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
     let (_, found) =
-        world.identify(testing::found(draft.kind, draft.controlled_by("Deployment", "d1").object()));
+        world.identify(testing::read_companion(draft.kind, draft.controlled_by("Deployment", "d1").object()));
     assert!(found.written_by_us && !found.labelled && found.source.is_none());
     assert_eq!(found.other_manager.as_deref(), Some("kubectl-edit"));
     assert_eq!(found.controller_uid.as_deref(), Some("d1"));

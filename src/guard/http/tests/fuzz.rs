@@ -261,7 +261,7 @@ fn misplaced(review: &Value) -> bool {
     review.to_string().contains("hush")
 }
 
-async fn try_out(guard: &Arc<Guard>, rights: bool, input: &Input, log: &Captured) -> bool {
+async fn try_out(guard: &Arc<Guard>, rights: bool, input: &Input, log: &CapturedLogs) -> bool {
     let mut answered = false;
     for path in ["/validate", "/mutate"] {
         log.clear();
@@ -317,7 +317,7 @@ async fn no_body_makes_the_guard_stumble_or_say_yes_by_mistake() {
     let seconds = number("LOCKSTEP_FUZZ_SECONDS").unwrap_or(SECONDS);
     let corpus = corpus();
     let guards = [(guard(Answer::Yes), true), (guard(Answer::No), false)];
-    let log = Captured::default();
+    let log = CapturedLogs::default();
     let _capturing = log.start("trace");
     let first = only.unwrap_or_else(|| fastrand::u64(..));
     let start = time::Instant::now();

@@ -102,7 +102,7 @@ fn state_after(events: &[Event]) -> BTreeMap<ObjectKey, Object> {
 
 fn hear(world: &mut World, event: &Event) {
     match event {
-        Event::Applied(object) => world.apply_companion(found(Kind::ConfigMap, object.clone())),
+        Event::Applied(object) => world.apply_companion(read_companion(Kind::ConfigMap, object.clone())),
         Event::Deleted(meta) => world.delete_companion(Kind::ConfigMap, meta),
     };
 }
@@ -110,7 +110,7 @@ fn hear(world: &mut World, event: &Event) {
 /// It was a write of ours, and this is its answer.
 fn answer(world: &mut World, event: &Event) {
     match event {
-        Event::Applied(object) => world.companion_written(found(Kind::ConfigMap, object.clone())),
+        Event::Applied(object) => world.companion_written(read_companion(Kind::ConfigMap, object.clone())),
         Event::Deleted(meta) => world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid),
     };
 }
@@ -141,9 +141,10 @@ fn deliver(world: &mut World, log: &[Event], hearings: &[Hearing]) {
                 let first = objects.next();
                 first
                     .into_iter()
-                    .for_each(|object| drop(world.apply_companion(found(Kind::ConfigMap, object))));
+                    .for_each(|object| drop(world.apply_companion(read_companion(Kind::ConfigMap, object))));
                 answer(world, write.get(log));
-                objects.for_each(|object| drop(world.apply_companion(found(Kind::ConfigMap, object))));
+                objects
+                    .for_each(|object| drop(world.apply_companion(read_companion(Kind::ConfigMap, object))));
                 world.end(COMPANIONS, log[..next].last().map_or(0, |event| event.meta().version()));
             }
             Hearing::Again(_) | Hearing::Early(_) | Hearing::Late(_) => {}
@@ -172,7 +173,7 @@ proptest! {
             let found = world.companion(&key).unwrap();
             prop_assert_eq!(&found.uid, &object.metadata.uid);
             prop_assert_eq!(&found.resource_version, &object.metadata.resource_version);
-            prop_assert_eq!(found.content, Content::of(object).1.digest());
+            prop_assert_eq!(found.content, Content::split(object).1.digest());
             let source = found.source.as_ref().unwrap();
             prop_assert!(world.companions_of(source).any(|(indexed, _)| *indexed == key));
             belonging += 1;
