@@ -1,4 +1,4 @@
-{{/* The kinds that webhooks and policy look at. */}}
+{{/* The kinds that webhooks and policy match. */}}
 {{- define "lockstep.kinds" -}}
 [configmaps{{ if .Values.secrets }}, secrets{{ end }}]
 {{- end }}
@@ -8,7 +8,7 @@
 [{{ range $i, $name := . }}{{ if $i }}, {{ end }}'{{ $name | replace "\\" "\\\\" | replace "'" "\\'" }}'{{ end }}]
 {{- end }}
 
-{{/* A setting of the Deployment that is a list, where it is not empty. A lone dollar might begin a reference. */}}
+{{/* A list as a variable of the Deployment, unless it is empty. $(NAME) would refer to a variable, so $ is doubled. */}}
 {{- define "lockstep.names" -}}
 {{- if .names }}
             - name: {{ .variable }}
@@ -16,7 +16,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Labels that people add to what Prometheus and Grafana select. */}}
+{{/* More labels for the objects that Prometheus and Grafana select. */}}
 {{- define "lockstep.monitoringLabels" -}}
 {{- with .Values.monitoringLabels }}
 {{- toYaml . | nindent 4 }}
