@@ -1,16 +1,14 @@
-//! What the mirror costs, each figure beside a floor from the same run: machines are noisy, ratios less so.
+//! Benchmarks of the mirror. Each figure is printed with a baseline from the same run, because ratios vary less between
+//! machines than durations do.
 //!
-//! `make bench` runs all of it; `cargo bench -- fan-out` one part.
+//! `make bench` runs all of them; `cargo bench -- fan-out` runs one.
 
 use std::{
-    io::{Read, Write},
-    net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use controlplane::ControlPlane;
+use controlplane::{ControlPlane, LockstepProcess};
 use futures::{StreamExt, stream};
 use kube::{
     Client, Config,
@@ -25,36 +23,36 @@ const DEADLINE: Duration = Duration::from_secs(120);
 
 #[tokio::main]
 async fn main() {
-    // `cargo bench` adds `--bench`; whatever else is given selects.
+    // `cargo bench` adds `--bench`; every other argument selects benchmarks by name.
     let chosen: Vec<String> =
         std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     let wanted = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| name.contains(chosen.as_str()));
     drop(rustls::crypto::ring::default_provider().install_default());
-    let stage = Stage::set().await;
+    let bench = Bench::start().await;
     if wanted("fan-out") {
-        fan_out(&stage).await;
+        fan_out(&bench).await;
     }
     if wanted("memory") {
-        memory(&stage).await;
+        memory(&bench).await;
     }
     if wanted("large") {
-        large(&stage).await;
+        large(&bench).await;
     }
 }
 
 /// One source into 500 namespaces, beside 500 bare creates by the same client with as many writers.
-async fn fan_out(stage: &Stage) {
+async fn fan_out(bench: &Bench) {
     let namespaces: Vec<String> = (0..FAN).map(|n| format!("fan-{n}")).collect();
-    stage
+    bench
         .create_all(
             namespaces.iter().map(|name| ("/api/v1/namespaces".into(), json!({"metadata": {"name": name}}))),
         )
         .await;
-    let lockstep = stage.lockstep();
+    let lockstep = bench.start_mirror().await;
     for round in 1..=3 {
         let name = format!("bare-{round}");
         let bodies = namespaces.iter().map(|namespace| (configmaps(namespace), companion_like(&name)));
-        let bare = stage.create_all(bodies).await;
+        let bare = bench.create_all(bodies).await;
 
         let before = lockstep.metric("lockstep_companion_writes_total{action=\"created\"}");
         let start = Instant::now();
@@ -66,23 +64,24 @@ async fn fan_out(stage: &Stage) {
             },
             "data": {"sky": "blue"},
         });
-        stage.post("/api/v1/namespaces/default/configmaps", &source).await;
-        lockstep.wait("lockstep_companion_writes_total{action=\"created\"}", before + FAN as f64).await;
+        bench.post("/api/v1/namespaces/default/configmaps", &source).await;
+        wait_metric(&lockstep, "lockstep_companion_writes_total{action=\"created\"}", before + FAN as f64)
+            .await;
         let mirrored = start.elapsed();
         println!(
-            "fan-out {round}: {FAN} companions in {mirrored:.0?}, {FAN} bare creates in {bare:.0?}: {:.2} times the floor",
+            "fan-out {round}: {FAN} companions in {mirrored:.0?}, {FAN} bare creates in {bare:.0?}: {:.2} times the baseline",
             mirrored.as_secs_f64() / bare.as_secs_f64(),
         );
     }
 }
 
-/// What a large source and many targets do to it: what is under way at once is bounded, not what is to be done.
-async fn large(stage: &Stage) {
+/// The peak memory while a large source is mirrored into many namespaces: only the writes in flight hold a copy.
+async fn large(bench: &Bench) {
     const TARGETS: usize = 150;
     let namespaces = (0..TARGETS).map(|n| json!({"metadata": {"name": format!("large-{n}")}}));
-    stage.create_all(namespaces.map(|body| ("/api/v1/namespaces".into(), body))).await;
-    let lockstep = stage.lockstep();
-    let before = lockstep.resident();
+    bench.create_all(namespaces.map(|body| ("/api/v1/namespaces".into(), body))).await;
+    let lockstep = bench.start_mirror().await;
+    let before = resident(&lockstep);
     let source = json!({
         "metadata": {
             "name": "large",
@@ -91,35 +90,35 @@ async fn large(stage: &Stage) {
         },
         "data": {"text": "x".repeat(1_000_000)},
     });
-    stage.post(&configmaps("default"), &source).await;
-    lockstep.wait("lockstep_companion_writes_total{action=\"created\"}", TARGETS as f64).await;
+    bench.post(&configmaps("default"), &source).await;
+    wait_metric(&lockstep, "lockstep_companion_writes_total{action=\"created\"}", TARGETS as f64).await;
     println!(
-        "large: {before} KiB at rest, {} KiB at most while 1 MB went into {TARGETS} namespaces",
-        lockstep.peak()
+        "large: {before} KiB at rest, {} KiB at the peak while 1 MB was mirrored into {TARGETS} namespaces",
+        peak(&lockstep)
     );
 }
 
-/// What 5,000 ConfigMaps that are not ours do to the resident memory.
-async fn memory(stage: &Stage) {
-    let lockstep = stage.lockstep();
-    let before = lockstep.resident();
+/// The resident memory with 5,000 ConfigMaps that are neither sources nor companions.
+async fn memory(bench: &Bench) {
+    let lockstep = bench.start_mirror().await;
+    let before = resident(&lockstep);
     let unrelated = (0..UNRELATED).map(|n| {
         let body =
             json!({"metadata": {"name": format!("unrelated-{n}")}, "data": {"text": "x".repeat(1000)}});
         (configmaps("default"), body)
     });
-    stage.create_all(unrelated).await;
-    // A source made after them shows that all of them could have been seen.
+    bench.create_all(unrelated).await;
+    // Once a source created after them is mirrored, the watch has passed all of them.
     let source =
         json!({"metadata": {"name": "last", "labels": {"workshop.io/managed": "true"}}, "data": {"a": "b"}});
-    stage.post(&configmaps("default"), &source).await;
-    lockstep.wait("lockstep_companions", lockstep.metric("lockstep_companions").max(1.0)).await;
-    let running = lockstep.resident();
+    bench.post(&configmaps("default"), &source).await;
+    wait_metric(&lockstep, "lockstep_companions", lockstep.metric("lockstep_companions").max(1.0)).await;
+    let running = resident(&lockstep);
     drop(lockstep);
-    let restarted = stage.lockstep();
+    let restarted = bench.start_mirror().await;
     println!(
         "memory: {before} KiB resident, {running} KiB with {UNRELATED} unrelated ConfigMaps, {} KiB when started among them",
-        restarted.resident(),
+        resident(&restarted),
     );
 }
 
@@ -127,7 +126,7 @@ fn configmaps(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
-/// As large as a companion, but nobody's.
+/// As large as a companion, without Lockstep's marks.
 fn companion_like(name: &str) -> Value {
     json!({
         "metadata": {
@@ -144,13 +143,13 @@ fn companion_like(name: &str) -> Value {
     })
 }
 
-struct Stage {
+struct Bench {
     plane: ControlPlane,
     client: Client,
 }
 
-impl Stage {
-    async fn set() -> Self {
+impl Bench {
+    async fn start() -> Self {
         let plane = ControlPlane::start().expect("a control plane");
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/base");
         let mut apply = plane.kubectl();
@@ -187,78 +186,38 @@ impl Stage {
         start.elapsed()
     }
 
-    fn lockstep(&self) -> Lockstep {
-        let identity = self.plane.service_account("lockstep-system", "lockstep").expect("an identity");
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .and_then(|socket| socket.local_addr())
-            .expect("a port");
-        let child = Command::new(env!("CARGO_BIN_EXE_lockstep"))
-            .args(["run", "--no-webhook", "--ops-bind", &port.to_string()])
-            .env("KUBECONFIG", identity)
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("lockstep");
-        let lockstep = Lockstep { child, ops: port.to_string() };
-        let start = Instant::now();
-        while !lockstep.http("/readyz").starts_with("HTTP/1.1 200") {
-            assert!(start.elapsed() < DEADLINE, "lockstep is not ready");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    /// Starts a mirror and waits until it is ready.
+    async fn start_mirror(&self) -> LockstepProcess {
+        let kubeconfig = self.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
+        let program = Path::new(env!("CARGO_BIN_EXE_lockstep"));
+        let mut lockstep =
+            LockstepProcess::start(program, &kubeconfig, &["--no-webhook"]).expect("lockstep starts");
+        lockstep.wait_ready(DEADLINE).await.expect("lockstep becomes ready");
         lockstep
     }
 }
 
-struct Lockstep {
-    child: Child,
-    ops: String,
-}
-
-impl Lockstep {
-    fn http(&self, path: &str) -> String {
-        let mut answer = String::new();
-        if let Ok(mut stream) = TcpStream::connect(&self.ops) {
-            let request = format!("GET {path} HTTP/1.1\r\nhost: lockstep\r\nconnection: close\r\n\r\n");
-            if stream.write_all(request.as_bytes()).is_ok() {
-                drop(stream.read_to_string(&mut answer));
-            }
-        }
-        answer
-    }
-
-    fn metric(&self, name: &str) -> f64 {
-        let metrics = self.http("/metrics");
-        let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        value.unwrap_or_default()
-    }
-
-    async fn wait(&self, metric: &str, value: f64) {
-        let start = Instant::now();
-        while self.metric(metric) < value {
-            assert!(start.elapsed() < DEADLINE, "{metric} does not reach {value}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    /// The resident memory, in KiB.
-    fn resident(&self) -> u64 {
-        self.status("VmRSS:")
-    }
-
-    /// The most that was ever resident, in KiB.
-    fn peak(&self) -> u64 {
-        self.status("VmHWM:")
-    }
-
-    fn status(&self, field: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a status");
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
-        line.trim().trim_end_matches(" kB").parse().expect("a number")
+/// Waits until a metric reaches a value. Polls often, because the caller measures the time.
+async fn wait_metric(lockstep: &LockstepProcess, metric: &str, value: f64) {
+    let start = Instant::now();
+    while lockstep.metric(metric) < value {
+        assert!(start.elapsed() < DEADLINE, "{metric} does not reach {value}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-impl Drop for Lockstep {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
+/// The resident memory of a process, in KiB.
+fn resident(lockstep: &LockstepProcess) -> u64 {
+    process_status(lockstep, "VmRSS:")
+}
+
+/// The peak of the resident memory of a process, in KiB.
+fn peak(lockstep: &LockstepProcess) -> u64 {
+    process_status(lockstep, "VmHWM:")
+}
+
+fn process_status(lockstep: &LockstepProcess, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", lockstep.id())).expect("a status");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
 }

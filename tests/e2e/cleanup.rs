@@ -122,11 +122,11 @@ async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothi
         uids.push(companion["metadata"]["uid"].clone());
     }
     // Somebody deletes everything at once, and puts it back.
-    lockstep.signal("-STOP");
+    lockstep.pause();
     for n in 0..MANY {
         cluster.delete(&configmap(&home, &format!("s{n}"))).await;
     }
-    lockstep.signal("-CONT");
+    lockstep.resume();
     lockstep.wait_metric("lockstep_deletes_held", 1.0).await;
     let note = cluster.wait_event(&home, &format!("s{}", MANY - 1), "DeletesHeld").await;
     assert!(note.contains("more than half of all"), "{note}");

@@ -1,22 +1,19 @@
 //! A real control plane, shared by all tests of this binary, and a Lockstep of its own for each.
 
 use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
     fs::File,
     future::Future,
     io::{Read, Seek, SeekFrom, Write},
-    net::TcpStream,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    path::Path,
+    process::{Command, ExitStatus, Output, Stdio},
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use controlplane::ControlPlane;
+use controlplane::{ControlPlane, LockstepProcess, Signal, poll};
 use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 use serde_json::{Value, json};
 
@@ -85,15 +82,8 @@ pub fn manifests(flags: &[&str]) -> String {
 }
 
 /// Waits for a condition: `None` means not yet.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut condition: impl FnMut() -> F) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(start.elapsed() < DEADLINE, "not within {DEADLINE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, condition: impl FnMut() -> F) -> T {
+    poll(DEADLINE, condition).await.unwrap_or_else(|| panic!("not within {DEADLINE:?}: {what}"))
 }
 
 /// A client for a kubeconfig.
@@ -488,44 +478,24 @@ impl Source<'_> {
 }
 
 /// A running Lockstep. It is killed when dropped; a test that fails shows its log.
-pub struct Lockstep {
-    child: Child,
-    log: PathBuf,
-    ops: Option<String>,
-}
+pub struct Lockstep(LockstepProcess);
 
 impl Lockstep {
     pub fn spawn(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("lockstep-{}-{}.log", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let log = std::env::temp_dir().join(name);
-        let child = Command::new(env!("CARGO_BIN_EXE_lockstep"))
-            .args(["run", "--domain", domain, "--kinds", "configmaps,secrets", "--ops-bind", "127.0.0.1:0"])
-            .args(["--log-format", "json"])
-            .args(flags)
-            .env("KUBECONFIG", kubeconfig)
-            .env("LOCKSTEP_DRAIN", "0s")
-            .stdin(Stdio::null())
-            .stderr(File::create(&log).expect("a log file"))
-            .spawn()
-            .expect("lockstep starts");
-        Self { child, log, ops: None }
+        let all = [&["--domain", domain, "--kinds", "configmaps,secrets"], flags].concat();
+        let process = LockstepProcess::start(Path::new(env!("CARGO_BIN_EXE_lockstep")), kubeconfig, &all);
+        Self(process.expect("lockstep starts"))
     }
 
     pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).expect("the log")
-    }
-
-    /// The log's lines, parsed.
-    pub fn lines(&self) -> Vec<BTreeMap<String, Value>> {
-        self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.0.log()
     }
 
     pub async fn wait_log(&self, text: &str) {
         self.wait_log_after(0, text).await;
     }
 
-    /// Waits for a text that comes after so many bytes of the log.
+    /// Waits for a text after this many bytes of the log.
     pub async fn wait_log_after(&self, bytes: usize, text: &str) {
         eventually(&format!("`{text}` in the log"), || async {
             self.log()[bytes..].contains(text).then_some(())
@@ -534,40 +504,16 @@ impl Lockstep {
     }
 
     pub async fn wait_ready(&mut self) {
-        let ops = eventually("lockstep starts", || async {
-            self.lines().iter().find_map(|line| Some(line.get("ops")?.as_str()?.to_owned()))
-        })
-        .await;
-        self.ops = Some(ops);
-        eventually("lockstep is ready", || async {
-            self.http("/readyz").starts_with("HTTP/1.1 200").then_some(())
-        })
-        .await;
-    }
-
-    fn http(&self, path: &str) -> String {
-        let address = self.ops.as_deref().expect("the ops address");
-        let mut answer = String::new();
-        if let Ok(mut stream) = TcpStream::connect(address) {
-            // One that is paused does not answer.
-            stream.set_read_timeout(Some(DEADLINE)).expect("a time limit");
-            let request = format!("GET {path} HTTP/1.1\r\nhost: lockstep\r\nconnection: close\r\n\r\n");
-            stream.write_all(request.as_bytes()).expect("a request");
-            drop(stream.read_to_string(&mut answer));
-        }
-        answer
+        self.0.wait_ready(DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
     }
 
     pub fn metrics(&self) -> String {
-        self.http("/metrics")
+        self.0.http_get("/metrics")
     }
 
-    /// The value of one metric, with its labels as they are printed; zero when it is not there.
+    /// The value of a metric, with its labels as they are printed; zero if there is no such series.
     pub fn metric(&self, name: &str) -> f64 {
-        let metrics = self.metrics();
-        assert!(metrics.starts_with("HTTP/1.1 200"), "no metrics: {metrics}");
-        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.map_or(0.0, |value| value.trim().parse().expect("a number"))
+        self.0.metric(name)
     }
 
     pub async fn wait_metric(&self, name: &str, value: f64) {
@@ -575,37 +521,31 @@ impl Lockstep {
             .await;
     }
 
-    pub fn signal(&self, signal: &str) {
-        run(Command::new("kill").args([signal, &self.child.id().to_string()]));
+    /// SIGKILL: it neither finishes its work nor releases the Lease.
+    pub fn kill(&self) {
+        self.0.signal(Signal::KILL).expect("lockstep runs");
     }
 
-    /// SIGTERM, and what came of it.
-    pub async fn stop(&mut self) -> std::process::ExitStatus {
-        self.signal("-TERM");
-        self.wait_exit().await
+    /// SIGSTOP: its connections stay open, and it answers nobody.
+    pub fn pause(&self) {
+        self.0.signal(Signal::STOP).expect("lockstep runs");
     }
 
-    pub async fn wait_exit(&mut self) -> std::process::ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a status") {
-                return status;
-            }
-            assert!(start.elapsed() < DEADLINE, "lockstep does not end");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.0.signal(Signal::CONT).expect("lockstep runs");
+    }
+
+    /// SIGTERM; returns its exit status.
+    pub async fn stop(&mut self) -> ExitStatus {
+        self.0.stop(DEADLINE).await.unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
 impl Drop for Lockstep {
     fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
         if std::thread::panicking() {
-            let mut text = String::new();
-            let _ = writeln!(text, "--- log of lockstep\n{}", self.log());
-            eprint!("{text}");
+            eprintln!("--- log of lockstep\n{}", self.log());
         }
-        drop(std::fs::remove_file(&self.log));
     }
 }

@@ -68,11 +68,11 @@ async fn a_companion_deleted_is_recreated() {
     lockstep.wait_metric("lockstep_heals_total{reason=\"deleted\"}", 2.0).await;
     // A finalizer that somebody added does not keep it from going and coming back.
     let before = cluster.configmap(&away, "colors-synced").await.unwrap();
-    lockstep.signal("-STOP");
+    lockstep.pause();
     let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
     cluster.merge(&configmap(&away, "colors-synced"), &finalizer).await;
     cluster.delete(&configmap(&away, "colors-synced")).await;
-    lockstep.signal("-CONT");
+    lockstep.resume();
     cluster
         .wait(&away, "colors-synced", "gone and made again", |object| {
             object["metadata"]["uid"] != before["metadata"]["uid"]
@@ -154,7 +154,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
     let good = find("example.com/b").await;
 
     // Behind our back, a companion of another type takes its place.
-    lockstep.signal("-STOP");
+    lockstep.pause();
     cluster.delete(&path).await;
     let mut forged = good.clone();
     forged["type"] = json!("example.com/forged");
@@ -162,7 +162,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
         forged["metadata"].as_object_mut().unwrap().remove(field);
     }
     cluster.post(&format!("/api/v1/namespaces/{away}/secrets"), &forged).await;
-    lockstep.signal("-CONT");
+    lockstep.resume();
     find("example.com/b").await;
 }
 

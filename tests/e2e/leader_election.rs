@@ -128,7 +128,7 @@ async fn when_the_leader_is_killed_another_takes_over_when_the_lease_has_run_out
     let scene = Scene::with("killed", 2).await;
     scene.source().await;
     let leader = scene.leader(&[0, 1]).await;
-    scene.replicas[leader].signal("-KILL");
+    scene.replicas[leader].kill();
     let killed = Instant::now();
     scene.change("red").await;
     scene.follows("red").await;
@@ -149,12 +149,12 @@ async fn a_leader_that_was_paused_past_its_lease_writes_no_more_when_it_wakes() 
     scene.replicas[leader].wait_metric("lockstep_conflicts", 1.0).await;
     // In the middle of its work: it has been told of the change, and may be about to write.
     scene.change("red").await;
-    scene.replicas[leader].signal("-STOP");
+    scene.replicas[leader].pause();
     scene.leader(&[1 - leader]).await;
     scene.follows("red").await;
     scene.change("green").await;
     scene.follows("green").await;
-    scene.replicas[leader].signal("-CONT");
+    scene.replicas[leader].resume();
     scene.replicas[leader].wait_metric("lockstep_leader", 0.0).await;
     // What stands in the way is the other's to say now.
     scene.replicas[leader].wait_metric("lockstep_conflicts", 0.0).await;

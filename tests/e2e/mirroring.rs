@@ -269,14 +269,14 @@ async fn a_write_that_no_longer_fits_the_companion_is_planned_again() {
         cluster.wait_data(&home, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
     }
     // Both sides change at once: whichever is seen first, the patch for it was made for a state that is no more.
-    lockstep.signal("-STOP");
+    lockstep.pause();
     for n in 0..5 {
         let strip = json!({"metadata": {"labels": {"team": null}}});
         cluster.merge(&configmap(&home, &format!("s{n}-synced")), &strip).await;
         cluster.merge(&configmap(&home, &format!("s{n}")), &strip).await;
         cluster.merge(&configmap(&home, &format!("s{n}")), &json!({"data": {"sky": "red"}})).await;
     }
-    lockstep.signal("-CONT");
+    lockstep.resume();
     for n in 0..5 {
         cluster.wait_data(&home, &format!("s{n}-synced"), json!({"sky": "red"})).await;
     }

@@ -132,14 +132,14 @@ async fn the_api_server_and_etcd_go_and_come_back() {
             plane.etcd().unwrap().restart().unwrap();
         }
         lockstep.wait_log_after(told, "the API server cannot be reached").await;
-        lockstep.signal("-STOP");
+        lockstep.pause();
         plane.apiserver().unwrap().restart().unwrap();
         plane.wait_ready().unwrap();
         // What happens before it is back is seen all the same.
         let color = if etcd { "green" } else { "red" };
         cluster.merge(&configmap(&home, "colors"), &json!({"data": {"sky": color}})).await;
         cluster.delete(&configmap(&away, "colors-synced")).await;
-        lockstep.signal("-CONT");
+        lockstep.resume();
         cluster.wait_data(&away, "colors-synced", json!({"sky": color})).await;
     }
 }

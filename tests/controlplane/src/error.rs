@@ -66,6 +66,15 @@ pub enum Error {
         tail: String,
     },
 
+    /// Lockstep ended by itself, or did not become ready or stop in time.
+    #[error("lockstep {problem}; its log:\n{log}")]
+    Lockstep {
+        /// What is wrong.
+        problem: String,
+        /// What it logged.
+        log: String,
+    },
+
     /// A signal was meant for a process that does not run.
     #[error("{0} does not run: restart it first")]
     NotRunning(&'static str),

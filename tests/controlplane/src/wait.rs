@@ -1,15 +1,16 @@
 //! Waiting for a condition instead of for time to pass.
 
+use std::future::Future;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to rest between two looks at a condition.
-const PAUSE: Duration = Duration::from_millis(25);
+/// The time between two checks of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks at `condition` until it holds, for at most `timeout`, and says whether it did.
+/// Checks `condition` until it holds, for at most `timeout`, and returns whether it did.
 ///
-/// The condition is looked at once more after the time is up, so that a machine that froze in
-/// between does not make a condition fail that holds.
+/// The condition is checked once more after the deadline: a machine that froze in between does not fail a condition that
+/// holds.
 pub fn eventually(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + timeout;
     loop {
@@ -20,6 +21,23 @@ pub fn eventually(timeout: Duration, mut condition: impl FnMut() -> bool) -> boo
         if last {
             return false;
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// As [`eventually`], for async code: polls `condition` until it returns a value; `None` after `timeout`.
+pub async fn poll<T, F: Future<Output = Option<T>>>(
+    timeout: Duration,
+    mut condition: impl FnMut() -> F,
+) -> Option<T> {
+    // `None` if the timeout is too long to matter.
+    let deadline = Instant::now().checked_add(timeout);
+    loop {
+        let last = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let value = condition().await;
+        if value.is_some() || last {
+            return value;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

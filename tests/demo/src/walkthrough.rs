@@ -1,15 +1,15 @@
-//! The walk-through: each command, its real output, and what that has to be.
+//! The walk-through of the README: its commands, and what each has to print.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::Stage;
+use crate::Demo;
 
-/// How long an output may take to become what it should be.
-const SOON: Duration = Duration::from_secs(5);
+/// How long a read is repeated until it prints what it should.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One line that somebody types.
+/// One command.
 pub struct Step {
     pub command: &'static str,
     expect: Expect,
@@ -17,16 +17,15 @@ pub struct Step {
 
 /// What a step must print.
 enum Expect {
-    /// The whole output.
+    /// Exactly this output.
     Is(&'static str),
-    /// Each of these, somewhere in the output.
+    /// An output that contains each of these.
     Has(&'static [&'static str]),
-    /// The first, and not the second.
+    /// An output that contains the first and not the second.
     HasNot(&'static str, &'static str),
 }
 
-/// The walk-through of the README.
-pub fn walk_through() -> Vec<Step> {
+pub fn steps() -> Vec<Step> {
     use Expect::{Has, HasNot, Is};
     let step = |command, expect| Step { command, expect };
     vec![
@@ -65,14 +64,14 @@ pub fn walk_through() -> Vec<Step> {
     ]
 }
 
-/// Plays it. What changes nothing may be asked again until the answer is right; the last answer is shown.
-pub async fn play(stage: &Stage) -> Result<()> {
-    for step in walk_through() {
+/// Runs every step and prints its output. A read is repeated until it prints what it should.
+pub async fn play(demo: &Demo) -> Result<()> {
+    for step in steps() {
         let reads = step.command.starts_with("kubectl get") || step.command.starts_with("kubectl describe");
         let start = Instant::now();
         let output = loop {
-            let output = stage.shell(step.command).await?;
-            if !reads || step.expect.holds(&output) || start.elapsed() > SOON {
+            let output = demo.shell(step.command).await?;
+            if !reads || step.expect.holds(&output) || start.elapsed() > READ_TIMEOUT {
                 break output;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
