@@ -7,7 +7,7 @@ use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use crate::{
     certs::{self, files::Files, phase::Pace},
-    guard::review::{People, Rules},
+    guard::{request::Subjects, review::Rules},
     keys::Keys,
     leader, mirror, names,
     object::Kind,
@@ -172,13 +172,13 @@ impl Run {
     /// What the guard goes by, when we are `identity`.
     #[must_use]
     pub fn rules(&self, scope: &Scope, identity: String) -> Rules {
-        let mut exempt = People { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
+        let mut exempt = Subjects { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
         exempt.users.push(identity);
         Rules {
             keys: scope.keys.clone(),
             own_namespace: scope.limits.own_namespace.clone(),
             exempt,
-            deputies: People { users: self.deputy_user.clone(), groups: self.deputy_group.clone() },
+            deputies: Subjects { users: self.deputy_user.clone(), groups: self.deputy_group.clone() },
             default_targets: self.default_targets.clone(),
             default_protect: self.default_protect,
         }

@@ -1,11 +1,13 @@
-//! The webhook: tls → http → review.
+//! The admission webhook: [`crate::tls`] → [`http`] → [`review`] (or [`defaulting`]) → answer.
 
 pub mod access;
+pub mod body_budget;
+pub mod defaulting;
 pub mod denial;
 pub mod http;
-pub mod intake;
-pub mod pace;
+pub mod log_rate_limit;
+pub mod messages;
+pub mod request;
+pub mod required_access;
 pub mod review;
-pub mod stamp;
-pub mod text;
 pub mod wire;

@@ -16,7 +16,7 @@ use crate::{
     certs::{self, resolver::server_config},
     client::{self, Failure},
     config,
-    guard::{self, access::Access, http::Guard},
+    guard::{self, access::AccessChecker, http::Guard},
     leader::{self, Claim, Election},
     mirror::{self, queue::Queue},
     object::ObjectKey,
@@ -95,7 +95,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             }
             let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &readiness)?;
             let rules = settings.rules(&scope, identity);
-            let access = Access::new(client.clone(), metrics.clone());
+            let access = AccessChecker::new(client.clone(), metrics.clone());
             let guard = Arc::new(Guard::new(rules, world.clone(), access, metrics.clone()));
             Some((
                 listener,

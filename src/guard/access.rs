@@ -1,4 +1,4 @@
-//! Asks the API server what a user may do: SubjectAccessReviews, few and remembered for a moment.
+//! Checks with SubjectAccessReviews what a user may do. Answers are cached for a few seconds.
 
 use std::{
     collections::HashMap,
@@ -11,159 +11,164 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::{Api, Client, api::PostParams};
 use tokio::sync::Semaphore;
 
-use super::review::{Reach, User, Verbs};
+use super::{
+    request::User,
+    required_access::{RequiredAccess, Verbs},
+};
 use crate::{client::Failure, content::Digest, content::Hasher, object::Kind, ops::metrics::Metrics};
 
-/// How long an answer is believed.
-const REMEMBERED: Duration = Duration::from_secs(3);
-/// How many answers are remembered; beyond that, all are forgotten.
-const MOST: usize = 10_000;
-/// Questions to the API server at a time, for all requests together, and for one: what comes after a no is not asked.
-const AT_A_TIME: usize = 32;
-const FOR_ONE: usize = 6;
+const CACHE_TTL: Duration = Duration::from_secs(3);
+/// When the cache is full, all of it is dropped.
+const MAX_CACHE_ENTRIES: usize = 10_000;
+/// SubjectAccessReviews in flight, for all requests together.
+const MAX_CONCURRENT_CALLS: usize = 32;
+/// SubjectAccessReviews in flight for one admission request; after the first that is not allowed, no more are sent.
+const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
-/// What somebody would do to a companion.
+/// One verb on one companion.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct CompanionAccess {
     pub verb: &'static str,
     pub kind: Kind,
-    /// None: in all of them.
+    /// None: in all namespaces.
     pub namespace: Option<String>,
     pub name: String,
 }
 
-/// Who is asked about, and what tells them from others: that is made out once, however many questions there are.
-struct Asker<'a> {
-    user: &'a User,
-    fingerprint: Digest,
-}
-
-/// Why a user may not have what they ask for.
+/// Why a user does not have the required access.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
-    /// This is not allowed to them.
-    No(Question),
-    /// It could not be asked.
-    Unanswered(String),
+pub enum AccessError {
+    Forbidden(CompanionAccess),
+    /// The API server gave no answer.
+    Unavailable(String),
 }
 
-pub struct Access {
+pub struct AccessChecker {
     reviews: Api<SubjectAccessReview>,
-    at_a_time: Semaphore,
-    /// By user and question.
-    remembered: Mutex<HashMap<(Digest, Question), (bool, Instant)>>,
+    calls: Semaphore,
+    /// Whether it is allowed, and when the API server said so; by user and access.
+    cache: Mutex<Cache>,
     metrics: Metrics,
 }
 
-impl Access {
+type Cache = HashMap<(Digest, CompanionAccess), (bool, Instant)>;
+
+impl AccessChecker {
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self {
             reviews: Api::all(client),
-            at_a_time: Semaphore::new(AT_A_TIME),
-            remembered: Mutex::default(),
+            calls: Semaphore::new(MAX_CONCURRENT_CALLS),
+            cache: Mutex::default(),
             metrics,
         }
     }
 
-    /// Whether a user may do all of it themselves. Rights in all namespaces are asked for first: they answer for
-    /// every single one.
-    pub async fn check(&self, user: &User, kind: Kind, reach: &Reach) -> Result<(), Refusal> {
-        let asker = Asker { user, fingerprint: fingerprint(user) };
-        for (name, verbs) in &reach.wide {
-            self.all(&asker, questions(kind, None, name, *verbs)).await?;
+    /// Whether a user has all of the required access. Access in all namespaces is checked first: it answers for every
+    /// single one.
+    pub async fn check(&self, user: &User, kind: Kind, required: &RequiredAccess) -> Result<(), AccessError> {
+        let check = UserCheck { checker: self, user, fingerprint: fingerprint(user) };
+        for (name, verbs) in &required.cluster_wide {
+            check.all(accesses(kind, None, name, *verbs)).await?;
         }
-        let rest: Vec<_> = reach
-            .places
+        let rest: Vec<_> = required
+            .namespaced
             .iter()
-            .filter(|((_, name), verbs)| reach.wide.get(name).is_none_or(|wide| wide < *verbs))
+            .filter(|((_, name), verbs)| required.cluster_wide.get(name).is_none_or(|wide| wide < *verbs))
             .collect();
-        let mut open = Vec::new();
+        let mut unchecked = Vec::new();
         for ((namespace, name), verbs) in &rest {
-            // For one namespace, asking there is quicker; for many, the answer is remembered.
+            // For a single namespace, a check in that namespace alone takes one round trip less. For several, one check in
+            // all namespaces may answer for the rest, and is cached.
             if rest.len() > 1 {
-                match self.all(&asker, questions(kind, None, name, **verbs)).await {
+                match check.all(accesses(kind, None, name, **verbs)).await {
                     Ok(()) => continue,
-                    Err(Refusal::No(_)) => {}
-                    Err(unanswered) => return Err(unanswered),
+                    Err(AccessError::Forbidden(_)) => {}
+                    Err(unavailable) => return Err(unavailable),
                 }
             }
-            open.extend(questions(kind, Some(namespace), name, **verbs));
+            unchecked.extend(accesses(kind, Some(namespace), name, **verbs));
         }
-        self.all(&asker, open).await
+        check.all(unchecked).await
     }
 
-    /// The first that is not allowed, if any.
-    async fn all(&self, asker: &Asker<'_>, questions: Vec<Question>) -> Result<(), Refusal> {
-        let mut answers =
-            stream::iter(questions).map(|question| self.answer(asker, question)).buffered(FOR_ONE);
-        while let Some(answer) = answers.next().await {
-            answer?;
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The checks for one user, whose fingerprint is computed once.
+struct UserCheck<'a> {
+    checker: &'a AccessChecker,
+    user: &'a User,
+    fingerprint: Digest,
+}
+
+impl UserCheck<'_> {
+    /// Fails with the first access that the user does not have.
+    async fn all(&self, accesses: Vec<CompanionAccess>) -> Result<(), AccessError> {
+        let mut results = stream::iter(accesses)
+            .map(|access| self.cached(access))
+            .buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
+        while let Some(result) = results.next().await {
+            result?;
         }
         Ok(())
     }
 
-    async fn answer(&self, asker: &Asker<'_>, question: Question) -> Result<(), Refusal> {
-        let key = (asker.fingerprint, question);
-        let remembered = self.remembered().get(&key).copied();
-        let allowed = match remembered {
-            Some((allowed, when)) if when.elapsed() < REMEMBERED => allowed,
+    async fn cached(&self, access: CompanionAccess) -> Result<(), AccessError> {
+        let key = (self.fingerprint, access);
+        let cached = self.checker.cache().get(&key).copied();
+        let allowed = match cached {
+            Some((allowed, when)) if when.elapsed() < CACHE_TTL => allowed,
             _ => {
-                let allowed = self.ask(asker.user, &key.1).await?;
-                let mut remembered = self.remembered();
-                if remembered.len() >= MOST {
-                    remembered.clear();
+                let allowed = self.call(&key.1).await?;
+                let mut cache = self.checker.cache();
+                if cache.len() >= MAX_CACHE_ENTRIES {
+                    cache.clear();
                 }
-                remembered.insert(key.clone(), (allowed, Instant::now()));
+                cache.insert(key.clone(), (allowed, Instant::now()));
                 allowed
             }
         };
-        if allowed { Ok(()) } else { Err(Refusal::No(key.1)) }
+        if allowed { Ok(()) } else { Err(AccessError::Forbidden(key.1)) }
     }
 
-    async fn ask(&self, user: &User, question: &Question) -> Result<bool, Refusal> {
-        let unanswered = |failure: Failure| Refusal::Unanswered(failure.to_string());
-        let _permit = self
-            .at_a_time
-            .acquire()
-            .await
-            .map_err(|_| unanswered(Failure::Unavailable("shutting down".to_owned())))?;
-        let review = SubjectAccessReview { spec: spec(user, question), ..SubjectAccessReview::default() };
-        let outcome = self.reviews.create(&PostParams::default(), &review).await;
-        let status = outcome.map_err(|error| unanswered(error.into()))?.status.unwrap_or_default();
-        self.metrics.access_review(status.allowed);
+    async fn call(&self, access: &CompanionAccess) -> Result<bool, AccessError> {
+        let unavailable = |failure: Failure| AccessError::Unavailable(failure.to_string());
+        let permit = self.checker.calls.acquire().await;
+        let _permit = permit.map_err(|_| unavailable(Failure::Unavailable("shutting down".to_owned())))?;
+        let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
+        let outcome = self.checker.reviews.create(&PostParams::default(), &review).await;
+        let status = outcome.map_err(|error| unavailable(error.into()))?.status.unwrap_or_default();
+        self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }
-
-    fn remembered(&self) -> MutexGuard<'_, HashMap<(Digest, Question), (bool, Instant)>> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn questions(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Vec<Question> {
-    let verbs: &[&'static str] = match verbs {
-        Verbs::Delete => &["delete"],
-        Verbs::All => &["create", "update", "delete"],
+fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Vec<CompanionAccess> {
+    let access = |verb: &&'static str| CompanionAccess {
+        verb,
+        kind,
+        namespace: namespace.map(str::to_owned),
+        name: name.to_owned(),
     };
-    verbs
-        .iter()
-        .map(|verb| Question { verb, kind, namespace: namespace.map(str::to_owned), name: name.to_owned() })
-        .collect()
+    verbs.as_rbac().iter().map(access).collect()
 }
 
-fn spec(user: &User, question: &Question) -> SubjectAccessReviewSpec {
-    // RBAC cannot tell objects apart that are not there yet.
-    let name = (question.verb != "create").then(|| question.name.clone());
+fn spec(user: &User, access: &CompanionAccess) -> SubjectAccessReviewSpec {
+    // A create request has no resource name for RBAC to match.
+    let name = (access.verb != "create").then(|| access.name.clone());
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),
         groups: Some(user.groups.clone()),
         extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
         resource_attributes: Some(ResourceAttributes {
-            verb: Some(question.verb.to_owned()),
+            verb: Some(access.verb.to_owned()),
             version: Some("v1".to_owned()),
-            resource: Some(question.kind.plural().to_owned()),
-            namespace: question.namespace.clone(),
+            resource: Some(access.kind.plural().to_owned()),
+            namespace: access.namespace.clone(),
             name,
             ..ResourceAttributes::default()
         }),
@@ -171,7 +176,7 @@ fn spec(user: &User, question: &Question) -> SubjectAccessReviewSpec {
     }
 }
 
-/// Everything that an authorizer may look at.
+/// Covers everything that an authorizer may decide on.
 fn fingerprint(user: &User) -> Digest {
     let mut hasher = Hasher::new();
     hasher.text("name", &user.name);
@@ -180,7 +185,7 @@ fn fingerprint(user: &User) -> Digest {
         hasher.text("group", group);
     }
     for (key, values) in &user.extra {
-        // It may be there without a value.
+        // A key may have no values.
         hasher.text("extra", key);
         for value in values {
             hasher.text(&format!("extra {key}"), value);
@@ -203,30 +208,30 @@ mod tests {
     }
 
     #[test]
-    fn a_question_tells_everything_that_an_authorizer_may_look_at() {
-        let asked = |verbs| questions(Kind::Secret, Some("away"), "x-synced", verbs);
-        let specs: Vec<_> = asked(Verbs::All).iter().map(|question| spec(&user(), question)).collect();
+    fn access_review_has_everything_that_an_authorizer_may_decide_on() {
+        let required = |verbs| accesses(Kind::Secret, Some("away"), "x-synced", verbs);
+        let specs: Vec<_> = required(Verbs::All).iter().map(|access| spec(&user(), access)).collect();
         for spec in &specs {
             assert_eq!(spec.user.as_deref(), Some("alice"));
             assert_eq!(spec.uid.as_deref(), Some("u1"));
             assert_eq!(spec.groups, Some(user().groups));
             assert_eq!(spec.extra, Some(user().extra));
         }
-        let about = |spec: &SubjectAccessReviewSpec| {
-            let asked = spec.resource_attributes.clone().expect("a resource");
-            [asked.verb, asked.resource, asked.namespace, asked.name]
+        let summary = |spec: &SubjectAccessReviewSpec| {
+            let resource = spec.resource_attributes.clone().expect("resource attributes");
+            [resource.verb, resource.resource, resource.namespace, resource.name]
                 .map(|text| text.unwrap_or_else(|| "-".to_owned()))
                 .join(" ")
         };
         assert_eq!(
-            specs.iter().map(about).collect::<Vec<_>>(),
+            specs.iter().map(summary).collect::<Vec<_>>(),
             ["create secrets away -", "update secrets away x-synced", "delete secrets away x-synced"]
         );
-        assert_eq!(asked(Verbs::Delete).len(), 1);
+        assert_eq!(required(Verbs::Delete).len(), 1);
     }
 
     #[test]
-    fn no_two_users_are_taken_for_one() {
+    fn users_that_differ_anywhere_have_different_fingerprints() {
         let user = |name: &str, groups: &[&str], extra: &[(&str, &[&str])]| {
             let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
             let extra = extra.iter().map(|(key, values)| ((*key).to_owned(), texts(values))).collect();

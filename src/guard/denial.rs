@@ -1,44 +1,30 @@
-//! Every reason to say no, and what it says to a person.
+//! Every reason to deny a request, and its message to the user.
 
-use super::text;
+use super::messages;
 use crate::{
     keys::Keys,
     object::{Kind, ObjectKey},
     policy::Fault,
 };
 
-/// Why a request is refused. `at` is the object of the request, `of` the source whose companion it is.
+/// Why a request is denied. `at` is the object of the request, `of` the source whose companion it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Denial {
-    Edit {
-        at: ObjectKey,
-        of: ObjectKey,
-    },
-    Strip {
-        at: ObjectKey,
-        of: ObjectKey,
-    },
-    Delete {
-        at: ObjectKey,
-        of: ObjectKey,
-    },
-    Forged {
-        at: ObjectKey,
-    },
-    Squatting {
-        at: ObjectKey,
-        of: ObjectKey,
-    },
-    Fault {
-        at: ObjectKey,
-        fault: Fault,
-    },
-    /// The place is the companion of another source already.
-    Taken {
-        at: ObjectKey,
-        of: ObjectKey,
-    },
-    /// The user may not do themselves what the mirror would do for them; in no namespace in particular if there is none.
+    /// A companion would be changed.
+    Edit { at: ObjectKey, of: ObjectKey },
+    /// A companion would lose its label.
+    Strip { at: ObjectKey, of: ObjectKey },
+    /// A companion whose source sets `protect: all` would be deleted.
+    Delete { at: ObjectKey, of: ObjectKey },
+    /// Someone else than Lockstep would set a companion's label or annotations.
+    Forged { at: ObjectKey },
+    /// A new object would take the name of a companion that a source wants.
+    Squatting { at: ObjectKey, of: ObjectKey },
+    /// A source is malformed or cannot be mirrored.
+    Fault { at: ObjectKey, fault: Fault },
+    /// A source of another namespace has the companion of that name already.
+    Taken { at: ObjectKey, of: ObjectKey },
+    /// The user may not do themselves what the mirror would do for them; without a namespace, not in all namespaces.
     NoRight {
         user: String,
         verb: &'static str,
@@ -47,13 +33,10 @@ pub enum Denial {
         name: String,
         home: String,
     },
-    /// A deputy reaches a namespace that has not agreed.
-    Deputy {
-        user: String,
-        namespace: Option<String>,
-        home: String,
-    },
-    /// The API server could not be asked about the user's rights.
+    /// A deputy writes a source whose target namespace does not accept it; without a namespace, one that a prefix or a
+    /// selector matches.
+    Deputy { user: String, namespace: Option<String>, home: String },
+    /// The user's access could not be checked.
     Unanswered(String),
 }
 
@@ -75,42 +58,42 @@ impl Denial {
         }
     }
 
-    /// What was refused, and the command that does what was probably wanted.
+    /// What is denied and why, and the command that does what the user probably wants.
     #[must_use]
     pub fn message(&self, keys: &Keys) -> String {
-        let render = |text: &str, at: &ObjectKey, of: Option<&ObjectKey>| {
-            text::render(text, keys, at, of.map(ToString::to_string).as_deref())
+        let render = |template: &str, at: &ObjectKey, of: Option<&ObjectKey>| {
+            messages::render(template, keys, at, of.map(ToString::to_string).as_deref())
         };
         match self {
-            Self::Edit { at, of } => render(text::EDIT, at, Some(of)),
-            Self::Strip { at, of } => render(text::STRIP, at, Some(of)),
+            Self::Edit { at, of } => render(messages::EDIT, at, Some(of)),
+            Self::Strip { at, of } => render(messages::STRIP, at, Some(of)),
             Self::Delete { at, of } => {
-                render(text::DELETE, at, Some(of)) + &render(text::OR_ALLOW_DELETES, at, Some(of))
+                render(messages::DELETE, at, Some(of)) + &render(messages::OR_ALLOW_DELETES, at, Some(of))
             }
-            Self::Forged { at } => render(text::FORGED, at, None),
-            Self::Squatting { at, of } => render(text::SQUATTING, at, Some(of)),
+            Self::Forged { at } => render(messages::FORGED, at, None),
+            Self::Squatting { at, of } => render(messages::SQUATTING, at, Some(of)),
             Self::Fault { at, fault } => {
-                format!("{} {at} cannot be a source: {fault}", text::kind(at.kind))
+                format!("{} {at} cannot be a source: {fault}", messages::kind(at.kind))
             }
             Self::Taken { at, of } => format!(
-                "{at} is the companion of {of} already: choose another name with the annotation {}",
+                "{at} is already the companion of {of}: choose another name with the annotation {}",
                 keys.companion_name
             ),
             Self::NoRight { user, verb, kind, namespace, name, home } => {
-                let refused = format!("{user} may not {verb} {} {name}", kind.plural());
+                let forbidden = format!("{user} may not {verb} {} {name}", kind.plural());
                 match namespace {
                     Some(namespace) if namespace == home => format!(
-                        "{refused} in namespace {home}, so Lockstep does not keep it there on their behalf. \
+                        "{forbidden} in namespace {home}, so Lockstep does not keep it there on their behalf. \
                          Ask for that right, or choose another {}",
                         keys.companion_name
                     ),
                     Some(namespace) => format!(
-                        "{refused} in namespace {namespace}, so Lockstep does not do it on their behalf. \
+                        "{forbidden} in namespace {namespace}, so Lockstep does not do it on their behalf. \
                          Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}",
                         keys.accept_from
                     ),
                     None => format!(
-                        "{refused} in all namespaces, which a prefix or a selector needs. \
+                        "{forbidden} in all namespaces, which a prefix or a selector needs. \
                          Ask for that right, or list the namespaces in {}",
                         keys.target_namespaces
                     ),

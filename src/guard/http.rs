@@ -1,4 +1,4 @@
-//! HTTP: AdmissionReviews in, verdicts out, within limits.
+//! The webhook's HTTP endpoints: AdmissionReviews in, answers out, within bounds of memory, time and concurrency.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -19,12 +19,14 @@ use tokio::{
 };
 
 use super::{
-    access::{Access, Refusal},
+    access::{AccessChecker, AccessError},
+    body_budget::{BodyBudget, BodyError, Reservation, ReservedBody},
+    defaulting::add_defaults,
     denial::Denial,
-    intake::{Intake, Load, Paid, Unfit},
-    pace::Pace,
-    review::{Case, Reach, Request, Rules, User},
-    stamp::stamp,
+    log_rate_limit::LogRateLimit,
+    request::{Request, User},
+    required_access::RequiredAccess,
+    review::{Case, Rules, Verdict},
     wire,
 };
 use crate::{
@@ -33,43 +35,43 @@ use crate::{
     world::SharedWorld,
 };
 
-/// Reviews that are read at a time. Who waits for an answer of the API server holds no place.
-const AT_A_TIME: usize = 16;
-/// Reviews whose users' rights are asked for at a time.
-const ASKING: usize = 64;
-/// A body that takes longer has no reader any more: the API server gives up after three seconds.
-const READ: Duration = Duration::from_secs(3);
-/// All questions about rights together.
-const ASK: Duration = Duration::from_millis(2000);
-/// A namespace that was made just before its first source may not have reached us.
-const NEW_NAMESPACE: Duration = Duration::from_millis(500);
-/// Larger ones are dealt with apart from all others.
-const LARGE: usize = 256 << 10;
+/// A review that waits for a SubjectAccessReview is parsed already and does not count.
+const MAX_CONCURRENT_PARSES: usize = 16;
+/// Reviews whose users' access is checked at a time.
+const MAX_CONCURRENT_ACCESS_CHECKS: usize = 64;
+/// The API server gives up after three seconds, so nobody waits for the answer to a slower body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(3);
+/// For all SubjectAccessReviews of a request together.
+const ACCESS_CHECK_TIMEOUT: Duration = Duration::from_millis(2000);
+/// How long to wait for the watch to show a namespace that was created just before its first source.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Larger bodies are parsed on a thread of their own.
+const MAX_INLINE_PARSE_BYTES: usize = 256 << 10;
 
 /// What the handlers share.
 pub struct Guard {
     pub rules: Rules,
     pub world: SharedWorld,
-    pub access: Access,
+    pub access: AccessChecker,
     pub metrics: Metrics,
-    intake: Intake,
-    places: Arc<Semaphore>,
-    asking: Semaphore,
-    pace: Mutex<Pace>,
+    body_budget: BodyBudget,
+    parses: Arc<Semaphore>,
+    access_checks: Semaphore,
+    log_rate_limit: Mutex<LogRateLimit>,
 }
 
 impl Guard {
     #[must_use]
-    pub fn new(rules: Rules, world: SharedWorld, access: Access, metrics: Metrics) -> Self {
+    pub fn new(rules: Rules, world: SharedWorld, access: AccessChecker, metrics: Metrics) -> Self {
         Self {
             rules,
             world,
             access,
             metrics,
-            intake: Intake::default(),
-            places: Arc::new(Semaphore::new(AT_A_TIME)),
-            asking: Semaphore::new(ASKING),
-            pace: Mutex::default(),
+            body_budget: BodyBudget::default(),
+            parses: Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES)),
+            access_checks: Semaphore::new(MAX_CONCURRENT_ACCESS_CHECKS),
+            log_rate_limit: Mutex::default(),
         }
     }
 }
@@ -79,15 +81,15 @@ pub fn routes(guard: Arc<Guard>) -> Router {
     Router::new().route("/validate", post(validate)).route("/mutate", post(mutate)).with_state(guard)
 }
 
-/// What a peer did wrong, or we cannot do now.
-type Problem = (StatusCode, String);
+/// A request that is no AdmissionReview, or that the guard cannot handle now.
+type HttpError = (StatusCode, String);
 
 async fn validate(State(guard): State<Arc<Guard>>, request: HttpRequest<Body>) -> Response {
-    guard.answer(request, Route::Validate).await
+    guard.respond(request, Route::Validate).await
 }
 
 async fn mutate(State(guard): State<Arc<Guard>>, request: HttpRequest<Body>) -> Response {
-    guard.answer(request, Route::Mutate).await
+    guard.respond(request, Route::Mutate).await
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,157 +98,168 @@ enum Route {
     Mutate,
 }
 
-/// A review that has been read.
-struct Read {
+struct ParsedReview {
     uid: String,
     request: Request,
-    paid: Paid,
+    reservation: Reservation,
 }
 
 impl Guard {
-    async fn answer(&self, request: HttpRequest<Body>, route: Route) -> Response {
+    async fn respond(&self, request: HttpRequest<Body>, route: Route) -> Response {
         let started = Instant::now();
-        let outcome = self.decide(request, route).await;
+        let answer = self.answer(request, route).await;
         self.metrics.review_seconds.observe(started.elapsed().as_secs_f64());
-        match outcome {
+        match answer {
             Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-            Err((status, problem)) => {
+            Err((status, message)) => {
                 self.metrics.review(ReviewResult::Rejected);
-                if let Some(left_out) = self.may_log() {
-                    tracing::info!(status = status.as_u16(), left_out, "turned away: {problem}");
+                if let Some(suppressed) = self.may_log() {
+                    tracing::info!(status = status.as_u16(), suppressed, "rejected: {message}");
                 }
-                (status, format!("{problem}\n")).into_response()
+                (status, format!("{message}\n")).into_response()
             }
         }
     }
 
-    async fn decide(&self, request: HttpRequest<Body>, route: Route) -> Result<Vec<u8>, Problem> {
-        let kind = request.headers().get(header::CONTENT_TYPE).map(|kind| kind.as_bytes());
-        if !kind.is_some_and(|kind| kind.starts_with(b"application/json")) {
+    async fn answer(&self, request: HttpRequest<Body>, route: Route) -> Result<Vec<u8>, HttpError> {
+        let content_type = request.headers().get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+        if !content_type.is_some_and(|value| value.starts_with(b"application/json")) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json".to_owned()));
         }
-        let deadline = Instant::now() + READ;
-        let load = tokio::time::timeout_at(deadline, self.intake.read(request.into_body()))
+        let deadline = Instant::now() + BODY_TIMEOUT;
+        let body = tokio::time::timeout_at(deadline, self.body_budget.read(request.into_body()))
             .await
-            .map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body did not come in time".to_owned()))??;
-        let place = tokio::time::timeout_at(deadline, self.places.clone().acquire_owned());
-        let place = place.await.ok().and_then(Result::ok).ok_or(Unfit::Crowded)?;
-        let read = read(load, place).await?;
-        self.wait_for_namespace(&read.request.namespace).await;
+            .map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()))??;
+        let permit = tokio::time::timeout_at(deadline, self.parses.clone().acquire_owned());
+        let permit = permit.await.ok().and_then(Result::ok).ok_or(BodyError::Overloaded)?;
+        let review = parse(body, permit).await?;
+        self.wait_for_namespace(&review.request.namespace).await;
         Ok(match route {
-            Route::Validate => self.validate(read).await,
-            Route::Mutate => self.mutate(&read),
+            Route::Validate => self.validate(review).await,
+            Route::Mutate => self.mutate(&review),
         })
     }
 
     async fn wait_for_namespace(&self, namespace: &str) {
         let start = Instant::now();
         let unknown = || self.world.read(|world| world.defaults(namespace).is_none());
-        while unknown() && start.elapsed() < NEW_NAMESPACE {
+        while unknown() && start.elapsed() < NAMESPACE_TIMEOUT {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    async fn validate(&self, read: Read) -> Vec<u8> {
-        let Read { uid, request, mut paid } = read;
+    async fn validate(&self, review: ParsedReview) -> Vec<u8> {
+        let ParsedReview { uid, request, mut reservation } = review;
         let case = Case::read(&self.rules, &request);
-        let judged = case.map(|case| self.world.read(|world| case.judge(world)));
-        let mut verdict = judged.unwrap_or_default();
-        // An answer may take its time: all that is kept for it is who asks.
-        let Request { kind, namespace, user, change } = request;
-        drop(change);
-        paid.keep(user.weight());
-        if let Some(reach) = verdict.ask.take()
-            && let Err(refusal) = self.ask(&user, kind, &reach).await
-        {
-            verdict.denial = Some(self.denial(&namespace, &user, refusal));
-        }
-        let refusal = verdict.denial.map(|denial| (denial.label(), denial.message(&self.rules.keys)));
-        if let Some((reason, message)) = &refusal {
-            self.metrics.review(ReviewResult::Denied(reason));
-            self.log(kind, &namespace, &user, reason, message);
-            // Warnings about what did not happen only confuse.
-            verdict.warnings.clear();
-        } else {
-            self.metrics.review(ReviewResult::Allowed);
-        }
-        wire::answer(&uid, refusal, verdict.warnings, None)
-    }
-
-    async fn ask(&self, user: &User, kind: Kind, reach: &Reach) -> Result<(), Refusal> {
-        let unanswered = |why: &str| Refusal::Unanswered(why.to_owned());
-        let asked = async {
-            let _permit = self.asking.acquire().await.map_err(|_| unanswered("shutting down"))?;
-            self.access.check(user, kind, reach).await
+        let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
+        // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
+        let Request { kind, namespace, user, operation } = request;
+        drop(operation);
+        reservation.shrink_to(user.size_bytes());
+        let outcome = match verdict {
+            Verdict::Deny(denial) => Err(denial),
+            Verdict::Allow { warnings } => Ok(warnings),
+            Verdict::CheckAccess { required, then } => {
+                match self.check_access(&user, kind, &required).await {
+                    Ok(()) => then,
+                    Err(error) => Err(access_denial(&namespace, &user, error)),
+                }
+            }
         };
-        tokio::time::timeout(ASK, asked).await.unwrap_or_else(|_| Err(unanswered("no answer in time")))
+        let outcome = outcome.map_err(|denial| (denial.label(), denial.message(&self.rules.keys)));
+        match &outcome {
+            Ok(_) => self.metrics.review(ReviewResult::Allowed),
+            Err((reason, message)) => {
+                self.metrics.review(ReviewResult::Denied(reason));
+                self.log_denial(kind, &namespace, &user, reason, message);
+            }
+        }
+        wire::answer(&uid, outcome, None)
     }
 
-    fn log(&self, kind: Kind, namespace: &str, user: &User, reason: &str, message: &str) {
-        let Some(left_out) = self.may_log() else { return };
+    async fn check_access(
+        &self,
+        user: &User,
+        kind: Kind,
+        required: &RequiredAccess,
+    ) -> Result<(), AccessError> {
+        let unavailable = |why: &str| AccessError::Unavailable(why.to_owned());
+        let check = async {
+            let _permit = self.access_checks.acquire().await.map_err(|_| unavailable("shutting down"))?;
+            self.access.check(user, kind, required).await
+        };
+        let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
+        checked.unwrap_or_else(|_| Err(unavailable("no answer in time")))
+    }
+
+    fn log_denial(&self, kind: Kind, namespace: &str, user: &User, reason: &str, message: &str) {
+        let Some(suppressed) = self.may_log() else { return };
         tracing::info!(
             kind = kind.as_str(),
-            namespace = wire::line(namespace),
-            user = wire::line(&user.name),
+            namespace = wire::single_line(namespace),
+            user = wire::single_line(&user.name),
             reason,
-            left_out,
+            suppressed,
             "denied: {}",
-            wire::line(message)
+            wire::single_line(message)
         );
     }
 
-    /// Whether to write a line now, and how many were left out before it, if any.
+    /// None if the line must be suppressed; otherwise, how many lines were suppressed before it, if any.
     fn may_log(&self) -> Option<Option<u64>> {
         let now = Instant::now().into_std();
-        let left_out = self.pace.lock().unwrap_or_else(PoisonError::into_inner).next(now)?;
-        Some((left_out > 0).then_some(left_out))
+        let suppressed = self.log_rate_limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now)?;
+        Some((suppressed > 0).then_some(suppressed))
     }
 
-    fn denial(&self, home: &str, user: &User, refusal: Refusal) -> Denial {
-        match refusal {
-            Refusal::Unanswered(why) => Denial::Unanswered(why),
-            Refusal::No(question) => Denial::NoRight {
-                user: user.name.clone(),
-                verb: question.verb,
-                kind: question.kind,
-                namespace: question.namespace,
-                name: question.name,
-                home: home.to_owned(),
-            },
-        }
-    }
-
-    fn mutate(&self, read: &Read) -> Vec<u8> {
-        let (patch, warnings) = self.world.read(|world| stamp(&self.rules, world, &read.request));
+    fn mutate(&self, review: &ParsedReview) -> Vec<u8> {
+        let (patch, warnings) = self.world.read(|world| add_defaults(&self.rules, world, &review.request));
         self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
-        wire::answer(&read.uid, None, warnings, patch)
+        wire::answer(&review.uid, Ok(warnings), patch)
     }
 }
 
-/// Reads a review; a large one apart, so that it holds up no other. Its place and what was paid for it go with it: a
-/// peer that is gone before the end frees neither.
-async fn read(load: Load, place: OwnedSemaphorePermit) -> Result<Read, Problem> {
-    let large = load.bytes.len() > LARGE;
-    let read = move || {
-        let Load { bytes, paid } = load;
-        let outcome = wire::read(&bytes);
-        drop(place);
-        outcome.map(|(uid, request)| Read { uid, request, paid })
-    };
-    let outcome =
-        if large { tokio::task::spawn_blocking(read).await.map_err(|_| Unfit::Crowded)? } else { read() };
-    outcome.map_err(|malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
+fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
+    match error {
+        AccessError::Unavailable(why) => Denial::Unanswered(why),
+        AccessError::Forbidden(access) => Denial::NoRight {
+            user: user.name.clone(),
+            verb: access.verb,
+            kind: access.kind,
+            namespace: access.namespace,
+            name: access.name,
+            home: home.to_owned(),
+        },
+    }
 }
 
-impl From<Unfit> for Problem {
-    fn from(unfit: Unfit) -> Self {
-        let status = match unfit {
-            Unfit::Crowded => StatusCode::SERVICE_UNAVAILABLE,
-            Unfit::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Unfit::BrokenOff => StatusCode::BAD_REQUEST,
+/// Parses a review. The thread that parses a large one holds the permit and the reservation until it is done, even when
+/// the peer disconnects meanwhile.
+async fn parse(body: ReservedBody, permit: OwnedSemaphorePermit) -> Result<ParsedReview, HttpError> {
+    let large = body.bytes.len() > MAX_INLINE_PARSE_BYTES;
+    let parse = move || {
+        let ReservedBody { bytes, reservation } = body;
+        let parsed = wire::parse(&bytes);
+        drop(permit);
+        parsed.map(|(uid, request)| ParsedReview { uid, request, reservation })
+    };
+    let parsed = if large {
+        tokio::task::spawn_blocking(parse).await.map_err(|_| BodyError::Overloaded)?
+    } else {
+        parse()
+    };
+    parsed.map_err(|malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
+}
+
+impl From<BodyError> for HttpError {
+    fn from(error: BodyError) -> Self {
+        let status = match error {
+            BodyError::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            BodyError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            BodyError::Incomplete => StatusCode::BAD_REQUEST,
         };
-        (status, unfit.to_string())
+        (status, error.to_string())
     }
 }
 

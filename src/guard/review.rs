@@ -1,469 +1,367 @@
 //! PURE. An admission request and the world in, a verdict out.
 //!
-//! What a verdict asks about the rights of the user is for [`super::access`] to find out: it is no part of the world.
+//! The user's own rights are no part of the world: a verdict names those that it depends on, and [`super::access`]
+//! checks them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use super::denial::Denial;
+use super::{
+    denial::Denial,
+    request::{Operation, Request, Subjects},
+    required_access::{RequiredAccess, Verbs},
+};
 use crate::{
     keys::Keys,
-    object::{Kind, Meta, Object, ObjectKey},
+    object::{Meta, Object, ObjectKey},
     plan::{plan, targets},
     policy::{Fault, MAX_NAMES, Policy, Protect},
     world::state::{Admission, World},
 };
 
-/// Who sends a request, as the API server tells it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct User {
-    pub name: String,
-    pub uid: String,
-    pub groups: Vec<String>,
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-/// What somebody wants to do to one ConfigMap or Secret.
-pub struct Request {
-    pub kind: Kind,
-    pub namespace: String,
-    pub user: User,
-    pub change: Change,
-}
-
-// One at a time, and never moved far.
-#[allow(clippy::large_enum_variant)]
-pub enum Change {
-    Create {
-        new: Object,
-    },
-    /// `idle`: nothing differs but managedFields.
-    Update {
-        old: Object,
-        new: Object,
-        idle: bool,
-    },
-    Delete {
-        old: Object,
-    },
-}
-
-/// Users and groups, by name.
-#[derive(Debug, Clone, Default)]
-pub struct People {
-    pub users: Vec<String>,
-    pub groups: Vec<String>,
-}
-
-/// What the guard goes by.
+/// The guard's configuration.
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub keys: Arc<Keys>,
     /// It holds no sources.
     pub own_namespace: String,
-    /// Whom nothing is refused: ourselves, and whoever was named by a flag.
-    pub exempt: People,
-    /// Who acts for others, so that their own rights count for nothing.
-    pub deputies: People,
+    /// Lockstep itself, and the users and groups that flags exempt: they are denied nothing.
+    pub exempt: Subjects,
+    /// Users and groups that act for others, so that their own rights count for nothing.
+    pub deputies: Subjects,
     pub default_targets: String,
     pub default_protect: Protect,
 }
 
-/// What becomes of a request: first `ask`, and if that is granted, `denial`.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    pub ask: Option<Reach>,
-    pub denial: Option<Denial>,
-    pub warnings: Vec<String>,
+/// What becomes of a request, and in which order that is decided.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Denied whatever the user's rights are: a protected companion, forged marks, a malformed source, a deputy.
+    Deny(Denial),
+    /// Denied unless the user has the required access; if they have it, `then` says what becomes of the request:
+    /// allowed with warnings, or denied after all. `then` may tell about sources in other namespaces, so a user without
+    /// the required access must not learn it.
+    CheckAccess {
+        required: RequiredAccess,
+        then: Result<Vec<String>, Denial>,
+    },
+    Allow {
+        warnings: Vec<String>,
+    },
 }
 
-/// What the mirror would do on behalf of a user: they must be allowed all of it themselves.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reach {
-    /// By the companion's name, in whatever namespace a prefix or a selector may ever match.
-    pub wide: BTreeMap<String, Verbs>,
-    /// By namespace and name.
-    pub places: BTreeMap<(String, String), Verbs>,
+impl Verdict {
+    pub const ALLOWED: Self = Self::Allow { warnings: Vec::new() };
 }
 
-/// What is done to a companion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verbs {
-    Delete,
-    /// Create, update and delete.
-    All,
-}
-
-/// The clean-up that Kubernetes does itself. It has one identity where its controllers have none of their own.
-const CLEANERS: [&str; 3] = [
-    "system:serviceaccount:kube-system:generic-garbage-collector",
-    "system:serviceaccount:kube-system:namespace-controller",
-    "system:kube-controller-manager",
-];
-
-/// A request, and what its objects ask for as sources. They may be large: they are read and compared before the world
-/// is looked at, which others wait for.
+/// A request, and what its object asks for as a source before and after it. Objects may be large: they are parsed and
+/// compared here, before the lock on the world is taken.
 pub struct Case<'a> {
     rules: &'a Rules,
     request: &'a Request,
-    before: Option<Side<'a>>,
-    after: Option<Side<'a>>,
-    /// Something of ours on the object is not as it was.
-    ours_changed: bool,
-    /// Nothing changes that reaches companions.
-    alike: bool,
-}
-
-/// A source as one side of a request shows it.
-struct Side<'a> {
-    object: &'a Object,
-    policy: Result<Policy, Fault>,
+    key: ObjectKey,
+    /// None if the object was no source before the request.
+    before: Option<Result<Policy, Fault>>,
+    /// None if the object is no source after the request.
+    after: Option<Result<Policy, Fault>>,
+    /// The object was a source that was being deleted already.
+    terminating: bool,
+    /// The request changes labels or annotations of Lockstep's domain.
+    settings_changed: bool,
+    /// Companions stay as they are, now and when the source is deleted.
+    companions_unaffected: bool,
 }
 
 impl<'a> Case<'a> {
-    /// `None` for what passes whatever the world is like.
+    /// `None` for a request that is allowed whatever the state of the world.
     #[must_use]
     pub fn read(rules: &'a Rules, request: &'a Request) -> Option<Self> {
-        if rules.exempt.include(&request.user) || CLEANERS.contains(&&*request.user.name) {
+        if rules.exempt.contain(&request.user) || request.user.is_kubernetes_cleanup() {
             return None;
         }
-        let (old, new) = match &request.change {
-            Change::Create { new } => (None, Some(new)),
-            Change::Update { idle: true, .. } => return None,
-            Change::Update { old, new, .. } => (Some(old), Some(new)),
-            Change::Delete { old } => (Some(old), None),
+        let (old, new) = match &request.operation {
+            Operation::Create { new } => (None, Some(new)),
+            Operation::Update { unchanged: true, .. } => return None,
+            Operation::Update { old, new, .. } => (Some(old), Some(new)),
+            Operation::Delete { old } => (Some(old), None),
         };
         let keys = &*rules.keys;
-        let side = |object: &'a Object| {
-            let policy = || Policy::of(keys, &rules.own_namespace, &request.key(object), object);
-            keys.is_source(&object.metadata.labels).then(|| Side { object, policy: policy() })
-        };
-        let (before, after) = (old.and_then(side), new.and_then(side));
-        let (ours_changed, alike) = match (&before, &after) {
-            (Some(before), Some(after)) => (
-                !same_keys(keys, &before.object.metadata, &after.object.metadata),
-                before.means_the_same(keys, after),
-            ),
-            _ => (true, false),
-        };
-        Some(Self { rules, request, before, after, ours_changed, alike })
+        let key = request.key(new.or(old)?);
+        let policy = |object: &Object| Policy::of(keys, &rules.own_namespace, &key, object);
+        let source = |object: &&Object| keys.is_source(&object.metadata.labels);
+        let (before, after) = (old.filter(source).map(policy), new.filter(source).map(policy));
+        let (settings_changed, companions_unaffected) =
+            match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
+                (Some((old, before)), Some((new, after))) => (
+                    !same_settings(keys, &old.metadata, &new.metadata),
+                    same_companions(keys, (old, before), (new, after)),
+                ),
+                _ => (true, false),
+            };
+        let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
+        Some(Self {
+            rules,
+            request,
+            key,
+            before,
+            after,
+            terminating,
+            settings_changed,
+            companions_unaffected,
+        })
     }
 
-    /// Judges a request.
     #[must_use]
     pub fn judge(&self, world: &World) -> Verdict {
-        let Self { rules, request, .. } = self;
-        let court = Court { case: self, rules, world, request, keys: &rules.keys };
-        match &request.change {
-            Change::Create { new } => court.create(new),
-            Change::Update { old, new, .. } => court.update(old, new),
-            Change::Delete { old } => court.delete(old),
-        }
-    }
-}
-
-struct Court<'a> {
-    case: &'a Case<'a>,
-    rules: &'a Rules,
-    world: &'a World,
-    request: &'a Request,
-    keys: &'a Keys,
-}
-
-impl Court<'_> {
-    fn create(&self, new: &Object) -> Verdict {
-        let at = self.request.key(new);
-        if self.keys.has_marks(&new.metadata) {
-            return Verdict::deny(Denial::Forged { at });
-        }
-        if let Some(source) = self.world.claimant(&at, None) {
-            return Verdict::deny(Denial::Squatting { at, of: source });
-        }
-        self.source()
-    }
-
-    fn update(&self, old: &Object, new: &Object) -> Verdict {
-        let edit = match self.companion_of(old) {
-            Some(source) => self.edit(old, new, source),
-            None if self.gains_marks(&old.metadata, &new.metadata) => {
-                Verdict::deny(Denial::Forged { at: self.request.key(new) })
-            }
-            None => Verdict::default(),
+        let verdict = match &self.request.operation {
+            Operation::Create { new } => self.create(world, new),
+            Operation::Update { old, new, .. } => self.update(world, old, new),
+            Operation::Delete { old } => self.delete(world, old),
         };
-        if edit.denial.is_some() {
-            return edit;
-        }
-        // Where a companion may be edited, it may be turned into a source: that takes the rights that any source takes.
-        let mut verdict = self.source();
-        verdict.warnings.splice(..0, edit.warnings);
-        verdict
+        verdict.unwrap_or_else(Verdict::Deny)
     }
 
-    fn delete(&self, old: &Object) -> Verdict {
-        let Some(source) = self.companion_of(old) else { return self.source() };
-        if self.world.is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
-            return Verdict::default();
+    fn create(&self, world: &World, new: &Object) -> Result<Verdict, Denial> {
+        let at = || self.key.clone();
+        if self.keys().has_marks(&new.metadata) {
+            return Err(Denial::Forged { at: at() });
         }
-        let at = self.request.key(old);
-        match self.protection(old, &source) {
-            Protect::All => Verdict::deny(Denial::Delete { at, of: source }),
-            // Nobody brings it back.
-            _ if self.world.source(&source).is_none() => Verdict::default(),
-            Protect::Edits | Protect::None => Verdict::warn(format!(
-                "{at} is a companion: Lockstep creates it again for as long as {source} wants it"
-            )),
+        if let Some(of) = world.claimant(&self.key, None) {
+            return Err(Denial::Squatting { at: at(), of });
+        }
+        self.change_of_source(world, Vec::new())
+    }
+
+    fn update(&self, world: &World, old: &Object, new: &Object) -> Result<Verdict, Denial> {
+        let warnings = match self.companion_of(world, old) {
+            Some(source) => self.edit_of_companion(world, old, new, source)?,
+            None if self.gains_marks(&old.metadata, &new.metadata) => {
+                return Err(Denial::Forged { at: self.key.clone() });
+            }
+            None => Vec::new(),
+        };
+        // Where a companion may be edited, it may be turned into a source: that takes the access that any source takes.
+        self.change_of_source(world, warnings)
+    }
+
+    fn delete(&self, world: &World, old: &Object) -> Result<Verdict, Denial> {
+        let Some(source) = self.companion_of(world, old) else {
+            return self.change_of_source(world, Vec::new());
+        };
+        if world.is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
+            return Ok(Verdict::ALLOWED);
+        }
+        match self.protection(world, old, &source) {
+            Protect::All => Err(Denial::Delete { at: self.key.clone(), of: source }),
+            // Without its source, the companion is not created again.
+            _ if world.source(&source).is_none() => Ok(Verdict::ALLOWED),
+            Protect::Edits | Protect::None => Ok(Verdict::Allow {
+                warnings: vec![format!(
+                    "{} is a companion: Lockstep creates it again for as long as {source} wants it",
+                    self.key
+                )],
+            }),
         }
     }
 
     // --- companions
 
-    /// Whose companion an object is. One that bears our label and nothing else is nobody's.
-    fn companion_of(&self, object: &Object) -> Option<ObjectKey> {
-        let meta = &object.metadata;
-        if !meta.labels.contains_key(&self.keys.companion) {
+    /// The source of an object that is a companion. An object with our label that names no source is nobody's companion.
+    fn companion_of(&self, world: &World, object: &Object) -> Option<ObjectKey> {
+        let (keys, meta) = (self.keys(), &object.metadata);
+        if !meta.labels.contains_key(&keys.companion) {
             return None;
         }
-        let known = self.world.companion(&self.request.key(object)).filter(|known| known.uid == meta.uid);
+        let known = world.companion(&self.key).filter(|known| known.uid == meta.uid);
         known
             .and_then(|known| known.source.clone())
-            .or_else(|| ObjectKey::parse(self.request.kind, meta.annotations.get(&self.keys.source)?))
+            .or_else(|| ObjectKey::parse(self.key.kind, meta.annotations.get(&keys.source)?))
     }
 
-    fn edit(&self, old: &Object, new: &Object, source: ObjectKey) -> Verdict {
-        if self.world.is_terminating(&self.request.namespace) {
-            return Verdict::default();
+    /// Warnings, where the edit is allowed.
+    fn edit_of_companion(
+        &self,
+        world: &World,
+        old: &Object,
+        new: &Object,
+        source: ObjectKey,
+    ) -> Result<Vec<String>, Denial> {
+        if world.is_terminating(&self.request.namespace) {
+            return Ok(Vec::new());
         }
-        let at = self.request.key(old);
-        // Its marks are never anybody else's to write: they tell the mirror whose it is.
-        if self.protection(old, &source) == Protect::None && !self.gains_marks(&old.metadata, &new.metadata) {
-            return Verdict::warn(format!("{at} is a companion: Lockstep makes it equal to {source} again"));
-        }
-        if new.metadata.labels.contains_key(&self.keys.companion) {
-            Verdict::deny(Denial::Edit { at, of: source })
+        let at = self.key.clone();
+        // Marks are never anybody else's to write, even where edits are allowed: the mirror trusts them.
+        let protect = self.protection(world, old, &source);
+        if protect == Protect::None && !self.gains_marks(&old.metadata, &new.metadata) {
+            Ok(vec![format!("{at} is a companion: Lockstep makes it equal to {source} again")])
+        } else if new.metadata.labels.contains_key(&self.keys().companion) {
+            Err(Denial::Edit { at, of: source })
         } else {
-            Verdict::deny(Denial::Strip { at, of: source })
+            Err(Denial::Strip { at, of: source })
         }
     }
 
-    /// The source says how its companions are protected; what stands on a companion is a copy of that.
-    fn protection(&self, companion: &Object, source: &ObjectKey) -> Protect {
-        let policy = self.world.source(source).and_then(|source| source.wish.as_ref().ok());
-        let copied = || companion.metadata.annotations.get(&self.keys.protect)?.parse().ok();
+    /// The source says how its companions are protected. The annotation on a companion is a copy of that, and counts only
+    /// where the source is not known.
+    fn protection(&self, world: &World, companion: &Object, source: &ObjectKey) -> Protect {
+        let policy = world.source(source).and_then(|source| source.wish.as_ref().ok());
+        let copied = || companion.metadata.annotations.get(&self.keys().protect)?.parse().ok();
         policy.map(|wish| wish.policy.protect).or_else(copied).unwrap_or_default()
     }
 
-    /// Whether a mark is put on an object, or changed. That some of them were there counts for nothing: annotations of
-    /// what bears no label of ours are written without anybody being asked.
+    /// Whether the request adds or changes a mark. Marks that were there before do not excuse this: no webhook sees who
+    /// writes annotations of an object without our label.
     fn gains_marks(&self, old: &Meta, new: &Meta) -> bool {
         let gains = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>, key: &str| {
             new.contains_key(key) && new.get(key) != old.get(key)
         };
-        gains(&old.labels, &new.labels, &self.keys.companion)
-            || self.keys.source_annotations().iter().any(|key| gains(&old.annotations, &new.annotations, key))
+        let keys = self.keys();
+        gains(&old.labels, &new.labels, &keys.companion)
+            || keys.source_annotations().iter().any(|key| gains(&old.annotations, &new.annotations, key))
     }
 
     // --- sources
 
-    /// Judges what becomes of a source: made, changed, or no source any more.
-    fn source(&self) -> Verdict {
-        let Case { before, after, ours_changed, alike, .. } = self.case;
-        let Some(side) = after.as_ref().or(before.as_ref()) else { return Verdict::default() };
-        // Its end has been reviewed, and nothing is written for it until then.
-        if before.as_ref().is_some_and(|before| before.object.metadata.is_terminating()) {
-            return Verdict::default();
+    /// Decides about a source that is created, changed, unlabelled or deleted. `warnings` are those about the object as a
+    /// companion.
+    fn change_of_source(&self, world: &World, mut warnings: Vec<String>) -> Result<Verdict, Denial> {
+        let is_source = self.before.is_some() || self.after.is_some();
+        // The delete of a terminating source was reviewed when it began, and its companions are no longer written.
+        if !is_source || self.terminating {
+            return Ok(Verdict::Allow { warnings });
         }
-        let key = self.request.key(side.object);
-        let mut verdict = Verdict::default();
-        match after.as_ref().map(|after| &after.policy) {
-            Some(Err(fault)) if *ours_changed => {
-                return Verdict::deny(Denial::Fault { at: key, fault: fault.clone() });
+        let own_warnings = match &self.after {
+            Some(Err(fault)) if self.settings_changed => {
+                return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
             }
-            Some(Ok(policy)) if *ours_changed => self.names(&key, policy, &mut verdict),
-            // What the mirror will find, on whichever replica it runs. Whether companions are settled changes no trouble.
+            Some(Ok(policy)) if self.settings_changed => self.claim_targets(world, policy),
+            // Troubles do not depend on whether the companions are settled.
             Some(Ok(_)) => {
-                verdict
-                    .warnings
-                    .extend(plan(self.world, &key, false).troubles.iter().map(ToString::to_string));
+                Ok(plan(world, &self.key, false).troubles.iter().map(ToString::to_string).collect())
             }
-            Some(Err(_)) | None => {}
+            Some(Err(_)) | None => Ok(Vec::new()),
+        };
+        let then = own_warnings.map(|own_warnings| {
+            warnings.extend(own_warnings);
+            warnings
+        });
+        let required =
+            if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
+        if required.is_empty() {
+            return then.map(|warnings| Verdict::Allow { warnings });
         }
-        if *alike {
-            return verdict;
+        if self.is_by_deputy() {
+            return Err(Denial::Deputy {
+                user: self.request.user.name.clone(),
+                home: self.key.namespace.to_string(),
+                namespace: required.first_namespace().map(str::to_owned),
+            });
         }
-        let reach = self.reach(&key);
-        if self.rules.deputies.include(&self.request.user) {
-            match reach.first() {
-                None => verdict,
-                Some(namespace) => Verdict::deny(Denial::Deputy {
-                    user: self.request.user.name.clone(),
-                    home: key.namespace.to_string(),
-                    namespace,
-                }),
-            }
-        } else {
-            verdict.ask = (!reach.is_empty()).then_some(reach);
-            verdict
-        }
+        Ok(Verdict::CheckAccess { required, then })
     }
 
-    /// Whether the places a source asks for are free, and may be targets at all.
-    fn names(&self, key: &ObjectKey, policy: &Policy, verdict: &mut Verdict) {
-        let home = &*key.namespace;
-        for target in targets(self.world, home, &policy.targets) {
-            verdict.warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
-            match target.admission {
-                Admission::Admitted => {}
-                Admission::Absent if target.outright => {
-                    verdict.warnings.push(format!(
-                        "namespace {} does not exist (yet): no companion there",
-                        target.namespace
-                    ));
-                    continue;
-                }
-                _ => continue,
+    /// Whether the names that a source wants for its companions are free. Warnings, where they are.
+    fn claim_targets(&self, world: &World, policy: &Policy) -> Result<Vec<String>, Denial> {
+        let home = &*self.key.namespace;
+        let mut warnings = Vec::new();
+        for target in targets(world, home, &policy.targets) {
+            warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
+            let namespace = target.namespace;
+            if target.admission == Admission::Absent && target.outright {
+                warnings.push(format!("namespace {namespace} does not exist (yet): no companion there"));
             }
-            let at = ObjectKey::new(key.kind, target.namespace, &policy.companion);
-            match self.world.claimant(&at, Some(key)) {
+            if target.admission != Admission::Admitted {
+                continue;
+            }
+            let at = ObjectKey::new(self.key.kind, namespace, &policy.companion);
+            match world.claimant(&at, Some(&self.key)) {
                 None => {}
-                Some(other) if other.namespace == key.namespace => verdict
-                    .warnings
-                    .push(format!("{at} belongs to {other}: it is handed over when that one lets go of it")),
-                Some(other) => {
-                    verdict.denial = Some(Denial::Taken { at, of: other });
-                    return;
+                Some(of) if of.namespace == self.key.namespace => {
+                    warnings.push(format!(
+                        "{at} is the companion of {of}; it is handed over once {of} gives it up"
+                    ));
                 }
+                Some(of) => return Err(Denial::Taken { at, of }),
             }
         }
+        Ok(warnings)
     }
 
-    /// Everything that the mirror would do, or undo, because of this change.
-    fn reach(&self, key: &ObjectKey) -> Reach {
-        let mut reach = Reach::default();
-        for (side, verbs) in [(&self.case.before, Verbs::Delete), (&self.case.after, Verbs::All)] {
-            let Some(Side { policy: Ok(policy), .. }) = side else { continue };
+    /// Everything that the mirror would do because of this request.
+    fn required_access(&self, world: &World) -> RequiredAccess {
+        let mut required = RequiredAccess::default();
+        for (policy, verbs) in [(&self.before, Verbs::Delete), (&self.after, Verbs::All)] {
+            let Some(Ok(policy)) = policy else { continue };
             if !policy.targets.prefixes.is_empty() || policy.targets.selector.is_some() {
-                reach.widen(&policy.companion, verbs);
+                required.add_cluster_wide(&policy.companion, verbs);
             }
-            let own = policy.targets.own.then(|| key.namespace.to_string());
+            let own = policy.targets.own.then(|| self.key.namespace.to_string());
             for namespace in policy.targets.names.iter().cloned().chain(own) {
-                reach.add(namespace, &policy.companion, verbs);
+                required.add_namespaced(namespace, &policy.companion, verbs);
             }
         }
-        // What there is from an earlier policy, or an earlier source of that name, goes, too, unless it is going anyway.
-        let strays: BTreeSet<&ObjectKey> = self
-            .world
-            .companions_of(key)
-            .filter(|(at, found)| !found.terminating && !self.world.is_terminating(&at.namespace))
+        // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of that name,
+        // unless they are terminating anyway.
+        let leftover: BTreeSet<&ObjectKey> = world
+            .companions_of(&self.key)
+            .filter(|(at, found)| !found.terminating && !world.is_terminating(&at.namespace))
             .map(|(at, _)| at)
-            .filter(|at| !reach.covers(at))
+            .filter(|at| !required.covers(at))
             .collect();
-        let many = strays.len() > MAX_NAMES;
-        for at in strays {
+        let many = leftover.len() > MAX_NAMES;
+        for at in leftover {
             if many {
-                reach.widen(&at.name, Verbs::Delete);
+                required.add_cluster_wide(&at.name, Verbs::Delete);
             } else {
-                reach.add(at.namespace.to_string(), &at.name, Verbs::Delete);
+                required.add_namespaced(at.namespace.to_string(), &at.name, Verbs::Delete);
             }
         }
-        // An invitation is for others: to its own people a namespace gives rights by name. A deputy has none that count.
-        let deputy = self.rules.deputies.include(&self.request.user);
+        // `accept-from` stands in for the rights of users from other namespaces. Within its own namespace, a user's rights
+        // come from RBAC; only a deputy has none that count.
         let invited = |namespace: &str| {
-            (deputy || *namespace != *key.namespace) && self.world.invites(&key.namespace, namespace)
+            (self.is_by_deputy() || *namespace != *self.key.namespace)
+                && world.invites(&self.key.namespace, namespace)
         };
-        reach.places.retain(|(namespace, _), _| !invited(namespace));
-        reach
+        required.namespaced.retain(|(namespace, _), _| !invited(namespace));
+        required
+    }
+
+    fn keys(&self) -> &Keys {
+        &self.rules.keys
+    }
+
+    fn is_by_deputy(&self) -> bool {
+        self.rules.deputies.contain(&self.request.user)
     }
 }
 
-impl Side<'_> {
-    /// Whether a change leaves everything alone that reaches companions, now or when the source goes.
-    fn means_the_same(&self, keys: &Keys, other: &Self) -> bool {
-        let (a, b) = (&self.object.metadata, &other.object.metadata);
-        let wishes = || match (&self.policy, &other.policy) {
-            (Ok(before), Ok(after)) => {
-                before == after && after.same_companion(keys, self.object, other.object)
-            }
-            // Neither reaches anything.
-            (Err(_), Err(_)) => true,
-            _ => false,
-        };
-        a.owner_references == b.owner_references && a.finalizers == b.finalizers && wishes()
-    }
+/// Whether an update of a source leaves its companions as they are, now and when the source is deleted: finalizers and
+/// owners decide when that happens.
+fn same_companions(
+    keys: &Keys,
+    (old, before): (&Object, &Result<Policy, Fault>),
+    (new, after): (&Object, &Result<Policy, Fault>),
+) -> bool {
+    let same_copies = || match (before, after) {
+        (Ok(before), Ok(after)) => before == after && after.same_companion(keys, old, new),
+        // The mirror leaves the companions of a faulty source alone.
+        (Err(_), Err(_)) => true,
+        _ => false,
+    };
+    old.metadata.owner_references == new.metadata.owner_references
+        && old.metadata.finalizers == new.metadata.finalizers
+        && same_copies()
 }
 
-/// Whether everything of ours on an object is as it was.
-fn same_keys(keys: &Keys, old: &Meta, new: &Meta) -> bool {
+/// Whether all labels and annotations of Lockstep's domain are the same.
+fn same_settings(keys: &Keys, old: &Meta, new: &Meta) -> bool {
     let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
         let ours = |(key, _): &(&String, &String)| keys.is_ours(key);
         old.iter().filter(ours).eq(new.iter().filter(ours))
     };
     same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
-}
-
-impl Request {
-    fn key(&self, object: &Object) -> ObjectKey {
-        ObjectKey::new(self.kind, &self.namespace, &object.metadata.name)
-    }
-}
-
-impl Reach {
-    fn widen(&mut self, name: &str, verbs: Verbs) {
-        let entry = self.wide.entry(name.to_owned()).or_insert(verbs);
-        *entry = verbs.max(*entry);
-    }
-
-    fn add(&mut self, namespace: String, name: &str, verbs: Verbs) {
-        let entry = self.places.entry((namespace, name.to_owned())).or_insert(verbs);
-        *entry = verbs.max(*entry);
-    }
-
-    fn covers(&self, at: &ObjectKey) -> bool {
-        self.wide.contains_key(&*at.name)
-            || self.places.contains_key(&(at.namespace.to_string(), at.name.to_string()))
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.wide.is_empty() && self.places.is_empty()
-    }
-
-    /// One namespace of it; `None` within if it is any that a pattern matches.
-    fn first(&self) -> Option<Option<String>> {
-        if self.wide.is_empty() {
-            self.places.keys().next().map(|(namespace, _)| Some(namespace.clone()))
-        } else {
-            Some(None)
-        }
-    }
-}
-
-impl User {
-    /// How many bytes there are in it.
-    #[must_use]
-    pub fn weight(&self) -> usize {
-        let extra = self.extra.iter().flat_map(|(key, values)| std::iter::once(key).chain(values));
-        let texts = [&self.name, &self.uid].into_iter().chain(&self.groups).chain(extra);
-        texts.map(|text| size_of::<String>() + text.len()).sum()
-    }
-}
-
-impl People {
-    #[must_use]
-    pub fn include(&self, user: &User) -> bool {
-        self.users.contains(&user.name) || user.groups.iter().any(|group| self.groups.contains(group))
-    }
-}
-
-impl Verdict {
-    fn deny(denial: Denial) -> Self {
-        Self { denial: Some(denial), ..Self::default() }
-    }
-
-    fn warn(warning: String) -> Self {
-        Self { warnings: vec![warning], ..Self::default() }
-    }
 }
 
 #[cfg(test)]

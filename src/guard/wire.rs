@@ -1,4 +1,4 @@
-//! AdmissionReview v1, in and out.
+//! Parses AdmissionReviews (admission.k8s.io/v1) and writes the answers.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -9,15 +9,15 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::review::{Change, Request, User};
+use super::request::{Operation, Request, User};
 use crate::object::{Kind, Object};
 
-/// What cannot be read as a review of ours. The message holds nothing of the body.
+/// Why a body is no AdmissionReview that the guard handles. The message repeats nothing of the body: it may hold a Secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    #[error("the body is no AdmissionReview: {0} error at line {1} column {2}")]
+    #[error("the body is not an AdmissionReview: {0} error at line {1} column {2}")]
     Json(&'static str, usize, usize),
-    #[error("only AdmissionReview of admission.k8s.io/v1 is understood: set admissionReviewVersions to [v1]")]
+    #[error("only AdmissionReview of admission.k8s.io/v1 is supported: set admissionReviewVersions to [v1]")]
     Version,
     #[error("the review has no request")]
     NoRequest,
@@ -29,30 +29,33 @@ pub enum Malformed {
     Operation,
     #[error("a {0} needs {1}")]
     Missing(&'static str, &'static str),
-    #[error("the groups and extra fields of the user are more than {} KiB", MOST_USER >> 10)]
+    #[error("the groups and extra fields of the user are more than {} KiB", MAX_USER_BYTES >> 10)]
     User,
 }
 
-/// What a user may weigh: every question about their rights holds all of it, and it is kept until they are answered.
-/// A token of the API server's clients cannot hold more.
-const MOST_USER: usize = 1 << 20;
-/// How much of a text is shown, in characters: what people chose themselves may be of any length.
-const MOST_TEXT: usize = 2000;
+/// Every SubjectAccessReview repeats the whole user, who is kept in memory until the last answer. No token that an API
+/// server accepts is larger.
+const MAX_USER_BYTES: usize = 1 << 20;
+/// A message may repeat names and annotations of any length.
+const MAX_MESSAGE_CHARS: usize = 2000;
+/// Once all warnings of a request exceed 4096 characters, the API server shows 256 of each and drops those beyond 4096.
+/// With this many, none is dropped.
+const MAX_WARNINGS: usize = 10;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Envelope<'a> {
+struct AdmissionReview<'a> {
     #[serde(default)]
     api_version: String,
     #[serde(default)]
     kind: String,
     #[serde(borrow, default)]
-    request: Option<Body<'a>>,
+    request: Option<AdmissionRequest<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Body<'a> {
+struct AdmissionRequest<'a> {
     uid: String,
     resource: Resource,
     #[serde(default)]
@@ -87,13 +90,13 @@ struct UserInfo {
     extra: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
-/// Reads a review: the uid to answer with, and the request.
-pub fn read(bytes: &[u8]) -> Result<(String, Request), Malformed> {
-    let envelope: Envelope = serde_json::from_slice(bytes).map_err(|error| unreadable(&error))?;
-    if envelope.api_version != "admission.k8s.io/v1" || envelope.kind != "AdmissionReview" {
+/// The uid to answer with, and the request.
+pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
+    let review: AdmissionReview = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
+    if review.api_version != "admission.k8s.io/v1" || review.kind != "AdmissionReview" {
         return Err(Malformed::Version);
     }
-    let body = envelope.request.ok_or(Malformed::NoRequest)?;
+    let body = review.request.ok_or(Malformed::NoRequest)?;
     let Resource { group, version, resource } = &body.resource;
     let kind = Kind::ALL
         .into_iter()
@@ -110,62 +113,62 @@ pub fn read(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         return Err(Malformed::Missing("review", "a namespace"));
     }
 
-    let object = |raw: Option<&RawValue>, what: &'static str| {
-        let raw = raw.ok_or(Malformed::Missing("review of this operation", what))?;
-        let mut object: Object = serde_json::from_str(raw.get()).map_err(|error| unreadable(&error))?;
+    let object = |raw: Option<&RawValue>, name: &'static str| {
+        let raw = raw.ok_or(Malformed::Missing("review of this operation", name))?;
+        let mut object: Object = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
         if object.metadata.name.is_empty() {
             object.metadata.name.clone_from(&body.name);
         }
         Ok(object)
     };
-    let change = match &*body.operation {
-        "CREATE" => Change::Create { new: object(body.object, "an object")? },
+    let operation = match &*body.operation {
+        "CREATE" => Operation::Create { new: object(body.object, "an object")? },
         "UPDATE" => {
             let (old, new) = (object(body.old_object, "an oldObject")?, object(body.object, "an object")?);
-            // Where content differs, as it does in most large reviews, nothing else need be looked at.
-            let idle = old.data == new.data
-                && body.old_object.zip(body.object).is_some_and(|(old, new)| is_idle(old, new));
-            Change::Update { old, new, idle }
+            // In most large reviews the content differs: then nothing else is compared.
+            let unchanged = old.data == new.data
+                && body.old_object.zip(body.object).is_some_and(|(old, new)| is_unchanged(old, new));
+            Operation::Update { old, new, unchanged }
         }
-        // The object is null, and in a deletecollection the name is empty.
-        "DELETE" => Change::Delete { old: object(body.old_object, "an oldObject")? },
+        // The object is null, and in a deletecollection the name of the request is empty.
+        "DELETE" => Operation::Delete { old: object(body.old_object, "an oldObject")? },
         _ => return Err(Malformed::Operation),
     };
     let UserInfo { username: name, uid, groups, extra } = body.user_info;
-    // Go writes an empty list as null.
+    // Go serializes an empty list as null.
     let extra = extra.unwrap_or_default().into_iter().map(|(key, values)| (key, values.unwrap_or_default()));
     let user = User { name, uid, groups: groups.unwrap_or_default(), extra: extra.collect() };
-    if user.weight() > MOST_USER {
+    if user.size_bytes() > MAX_USER_BYTES {
         return Err(Malformed::User);
     }
-    Ok((body.uid, Request { kind, namespace: body.namespace, user, change }))
+    Ok((body.uid, Request { kind, namespace: body.namespace, user, operation }))
 }
 
-/// Whether an update changes nothing but managedFields: storage migration and empty applies do that. The API server
-/// writes equal values alike, so texts are compared, and nothing is built of objects that may be anything.
-fn is_idle(old: &RawValue, new: &RawValue) -> bool {
-    fn essence(raw: &RawValue) -> Option<Vec<(bool, Cow<'_, str>, &str)>> {
-        let mut essence = Vec::new();
+/// Whether an update changes nothing but managedFields and the resourceVersion, as storage migration and empty applies
+/// do. The API server serializes equal values alike, so this compares JSON texts, which may be of any shape, unparsed.
+fn is_unchanged(old: &RawValue, new: &RawValue) -> bool {
+    fn compared_fields(raw: &RawValue) -> Option<Vec<(bool, Cow<'_, str>, &str)>> {
+        let mut compared = Vec::new();
         for (key, value) in Fields::of(raw)? {
             if key == "metadata" {
                 let fields = Fields::of(value)?.into_iter();
-                let lasting = fields.filter(|(key, _)| key != "managedFields" && key != "resourceVersion");
-                essence.extend(lasting.map(|(key, value)| (true, key, value.get())));
+                let fields = fields.filter(|(key, _)| key != "managedFields" && key != "resourceVersion");
+                compared.extend(fields.map(|(key, value)| (true, key, value.get())));
             } else {
-                essence.push((false, key, value.get()));
+                compared.push((false, key, value.get()));
             }
         }
-        Some(essence)
+        Some(compared)
     }
-    old.get() == new.get() || essence(old).is_some_and(|old| Some(old) == essence(new))
+    old.get() == new.get() || compared_fields(old).is_some_and(|old| Some(old) == compared_fields(new))
 }
 
-/// The fields of an object, unread.
+/// The fields of a JSON object, unparsed.
 struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'a> Fields<'a> {
-    /// More than Kubernetes has for metadata, or for a ConfigMap or a Secret.
-    const MOST: usize = 64;
+    /// More than metadata, a ConfigMap or a Secret has in Kubernetes.
+    const MAX: usize = 64;
 
     fn of(raw: &'a RawValue) -> Option<Vec<(Cow<'a, str>, &'a RawValue)>> {
         serde_json::from_str::<Self>(raw.get()).ok().map(|fields| fields.0)
@@ -174,9 +177,9 @@ impl<'a> Fields<'a> {
 
 impl<'de> Deserialize<'de> for Fields<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Each;
+        struct FieldsVisitor;
 
-        impl<'de> Visitor<'de> for Each {
+        impl<'de> Visitor<'de> for FieldsVisitor {
             type Value = Fields<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,7 +189,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
                 let mut fields = Vec::new();
                 while let Some(field) = map.next_entry()? {
-                    if fields.len() == Fields::MOST {
+                    if fields.len() == Fields::MAX {
                         return Err(A::Error::custom("too many fields"));
                     }
                     fields.push(field);
@@ -195,18 +198,18 @@ impl<'de> Deserialize<'de> for Fields<'de> {
             }
         }
 
-        deserializer.deserialize_map(Each)
+        deserializer.deserialize_map(FieldsVisitor)
     }
 }
 
-/// serde's own text would quote the body.
-fn unreadable(error: &serde_json::Error) -> Malformed {
-    let what = match error.classify() {
+/// Leaves out serde's own message, which quotes the body.
+fn json_error(error: &serde_json::Error) -> Malformed {
+    let category = match error.classify() {
         serde_json::error::Category::Io | serde_json::error::Category::Syntax => "syntax",
         serde_json::error::Category::Data => "data",
         serde_json::error::Category::Eof => "end of input",
     };
-    Malformed::Json(what, error.line(), error.column())
+    Malformed::Json(category, error.line(), error.column())
 }
 
 #[derive(Serialize)]
@@ -242,24 +245,26 @@ struct Status {
     message: String,
 }
 
-/// Why a request is refused, in a word and in sentences.
-pub type Refused = (&'static str, String);
+/// The label and the message of a denial.
+pub type Denied = (&'static str, String);
 
-/// The answer to a review: `patch` is a JSON patch, in bytes.
+/// The answer to a review: allowed with warnings, or denied. `patch` is a serialized JSON patch.
 #[must_use]
-pub fn answer(uid: &str, refusal: Option<Refused>, warnings: Vec<String>, patch: Option<Vec<u8>>) -> Vec<u8> {
-    let (reason, message) = refusal.unzip();
+pub fn answer(uid: &str, outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Vec<u8> {
+    let (warnings, denied) =
+        outcome.map_or_else(|denied| (Vec::new(), Some(denied)), |warnings| (warnings, None));
+    let (reason, message) = denied.unzip();
     let status = message.map(|message| Status {
         status: "Failure",
         code: 403,
         reason: "Forbidden",
-        message: line(&message),
+        message: single_line(&message),
     });
     let response = Response {
         uid,
         allowed: status.is_none(),
         status,
-        warnings: shortened(warnings),
+        warnings: shorten_warnings(warnings),
         audit_annotations: reason.map(|reason| ("denied", reason)).into_iter().collect(),
         patch_type: patch.as_ref().map(|_| "JSONPatch"),
         patch: patch.map(ByteString),
@@ -268,23 +273,21 @@ pub fn answer(uid: &str, refusal: Option<Refused>, warnings: Vec<String>, patch:
     serde_json::to_vec(&answer).unwrap_or_default()
 }
 
-/// Once all warnings of a request have more than 4096 characters, the API server shows 256 of each and forgets what
-/// is beyond 4096; so many always show. It drops one with a control character in it.
-fn shortened(mut warnings: Vec<String>) -> Vec<String> {
-    const SHOWN: usize = 10;
-    let more = warnings.len().saturating_sub(SHOWN);
-    warnings.truncate(SHOWN);
-    warnings.iter_mut().for_each(|warning| *warning = line(warning));
+fn shorten_warnings(mut warnings: Vec<String>) -> Vec<String> {
+    let more = warnings.len().saturating_sub(MAX_WARNINGS);
+    warnings.truncate(MAX_WARNINGS);
+    // The API server drops a warning with a control character in it.
+    warnings.iter_mut().for_each(|warning| *warning = single_line(warning));
     if more > 0 {
         warnings.push(format!("and {more} more"));
     }
     warnings
 }
 
-/// A text that may hold what anybody wrote, as one line that is not too long.
+/// A text that users may have chosen, as one line without control characters and of bounded length.
 #[must_use]
-pub fn line(text: &str) -> String {
-    let line = crate::text::shorten(text, MOST_TEXT);
+pub fn single_line(text: &str) -> String {
+    let line = crate::text::shorten(text, MAX_MESSAGE_CHARS);
     line.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 

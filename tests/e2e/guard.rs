@@ -183,13 +183,17 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
             let line = format!("{line} -n {home}");
             // A name to be made up cannot be applied.
             if !(line.starts_with("apply") && forged.contains("generateName")) {
-                assert_refused(&line, &alice.fails_with(&line, &forged), "bears the marks of a companion");
+                assert_refused(
+                    &line,
+                    &alice.fails_with(&line, &forged),
+                    "carries the companion label or annotations",
+                );
             }
         }
     }
     alice.succeeds(&format!("create cm plain -n {home}"));
     let line = format!("label cm plain -n {home} {}=true", key("companion"));
-    assert_refused(&line, &alice.fails(&line), "bears the marks of a companion");
+    assert_refused(&line, &alice.fails(&line), "carries the companion label or annotations");
 
     // A source whose companion is not there yet: its target is made too late for it.
     let late = scene.cluster.ns("late");
@@ -301,7 +305,7 @@ async fn a_name_that_belongs_to_another_source() {
     assert_refused(
         &line,
         &alice.fails(&line),
-        &format!("{away}/colors-synced is the companion of {home}/colors already"),
+        &format!("{away}/colors-synced is already the companion of {home}/colors"),
     );
     // From the same: handed over when the other goes.
     let new = json!({
@@ -315,7 +319,7 @@ async fn a_name_that_belongs_to_another_source() {
     let mut create = alice.kubectl(&format!("create -f - -n {home}"));
     let output = crate::harness::output(&mut create, &new.to_string());
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("it is handed over when that one lets go"), "{said}");
+    assert!(output.status.success() && said.contains("it is handed over once"), "{said}");
     alice.succeeds(&format!("delete cm colors -n {home}"));
     for namespace in [home, away] {
         scene.cluster.wait_data(namespace, "colors-synced", json!({"sky": "red"})).await;

@@ -1,10 +1,11 @@
 //! The guard is down: what it guards cannot be written by people, and nobody else notices.
 
+use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{
     harness::{Cluster, InstalledManifests, configmap, eventually},
-    users::{KUBERNETES_CLEANUP_USERS, User},
+    users::User,
 };
 
 /// Webhooks that nobody answers, and somebody to whom that happens.

@@ -1,11 +1,12 @@
 //! The second lock: the policy protects companions with nothing of Lockstep running.
 
+use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{
     harness::{Cluster, InstalledManifests, configmap, eventually},
     kubectl_commands::{Subject, assert_refused},
-    users::{KUBERNETES_CLEANUP_USERS, User},
+    users::User,
 };
 
 /// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is gone again.
@@ -78,7 +79,7 @@ impl Scene {
         let (home, companion, managed) =
             (&self.home, self.cluster.key("companion"), self.cluster.key("managed"));
         format!(
-            "{kind} {home}/{name} bears the marks of a companion, which only Lockstep writes. \
+            "{kind} {home}/{name} carries the companion label or annotations of Lockstep; only Lockstep may set these. \
              Leave out {companion}; to mirror an object, label the original: \
              kubectl label {kind} NAME {managed}=true\n"
         )
@@ -150,7 +151,7 @@ async fn what_poses_as_a_companion_is_refused() {
         // A name that is yet to be made up is no way around.
         let nameless = forged.replace(r#""name":"forged""#, r#""generateName":"forged-""#);
         let complaint = alice.fails_with(&format!("create -f - -n {home}"), &nameless);
-        assert!(complaint.contains("bears the marks of a companion"), "{complaint}");
+        assert!(complaint.contains("carries the companion label or annotations"), "{complaint}");
 
         alice.succeeds(&format!(
             "create {kind} {} plain -n {home}",

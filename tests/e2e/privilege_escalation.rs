@@ -552,7 +552,7 @@ async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source()
         cluster.key("source-uid")
     ));
     let line = format!("label cm x -n {home} {}=true", cluster.key("companion"));
-    assert_refused(&line, &bob.fails(&line), "bears the marks of a companion");
+    assert_refused(&line, &bob.fails(&line), "carries the companion label or annotations");
     scene.come_round().await;
     carl.succeeds(&format!(r#"patch cm colors -n {away} --type merge -p {{"data":{{"sky":"red"}}}}"#));
     carl.succeeds(&format!("delete cm colors -n {away}"));

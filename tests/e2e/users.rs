@@ -10,13 +10,6 @@ use serde_json::{Value, json};
 
 use crate::harness::{Cluster, eventually, output, run};
 
-/// Under which names Kubernetes cleans up: the last one where its controllers have no identities of their own.
-pub const KUBERNETES_CLEANUP_USERS: [&str; 3] = [
-    "system:serviceaccount:kube-system:generic-garbage-collector",
-    "system:serviceaccount:kube-system:namespace-controller",
-    "system:kube-controller-manager",
-];
-
 pub struct User {
     plane: &'static ControlPlane,
     kubeconfig: PathBuf,

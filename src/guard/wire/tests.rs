@@ -1,4 +1,4 @@
-//! Reviews as the API server sends them, and as it never would.
+//! Reviews as the API server sends them, and malformed ones.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ fn configmap_named(name: &str) -> Value {
     })
 }
 
-/// A review as the API server writes it, with everything that it puts in.
+/// A review with every field that the API server sends.
 fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
     json!({
         "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
@@ -42,12 +42,12 @@ fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
     })
 }
 
-fn read_value(review: &Value) -> Result<(String, Request), Malformed> {
-    read(&serde_json::to_vec(review).unwrap())
+fn parse_value(review: &Value) -> Result<(String, Request), Malformed> {
+    parse(&serde_json::to_vec(review).unwrap())
 }
 
 fn request(review: &Value) -> Request {
-    match read_value(review) {
+    match parse_value(review) {
         Ok((uid, request)) => {
             assert_eq!(uid, "11111111-2222-3333-4444-555555555555");
             request
@@ -57,7 +57,7 @@ fn request(review: &Value) -> Request {
 }
 
 fn problem(review: &Value) -> Malformed {
-    read_value(review).err().expect("it is malformed")
+    parse_value(review).err().expect("a malformed review")
 }
 
 fn edited(path: &str, value: Value) -> Value {
@@ -73,45 +73,46 @@ fn without(parent: &str, field: &str) -> Value {
 }
 
 #[test]
-fn a_create_shows_the_new_object() {
-    let Request { kind, namespace, user, change } =
+fn create_has_the_new_object() {
+    let Request { kind, namespace, user, operation } =
         request(&review_of("CREATE", &Value::Null, &configmap_named("colors")));
     assert_eq!((kind, &*namespace), (Kind::ConfigMap, "home"));
     assert_eq!((&*user.name, &*user.uid), ("alice", "a-1"));
     assert_eq!(user.groups, ["dev", "system:authenticated"]);
     assert_eq!(user.extra["scopes"], ["a", "b"]);
-    let Change::Create { new } = change else { panic!("no create") };
+    let Operation::Create { new } = operation else { panic!("no create") };
     assert_eq!(new.metadata.name, "colors");
     assert_eq!(new.data.unwrap()["sky"], "hush");
 }
 
 #[test]
-fn an_update_shows_both_objects() {
+fn update_has_both_objects() {
     let new = configmap_named("colors");
     let mut old = new.clone();
     old["data"]["sky"] = "grey".into();
-    let Change::Update { old, new, idle } = request(&review_of("UPDATE", &old, &new)).change else {
+    let Operation::Update { old, new, unchanged } = request(&review_of("UPDATE", &old, &new)).operation
+    else {
         panic!("no update")
     };
-    assert_eq!((&*old.data.unwrap()["sky"], &*new.data.unwrap()["sky"], idle), ("grey", "hush", false));
+    assert_eq!((&*old.data.unwrap()["sky"], &*new.data.unwrap()["sky"], unchanged), ("grey", "hush", false));
 }
 
 #[test]
-fn a_delete_shows_the_old_object_whose_name_the_request_may_lack() {
+fn delete_has_the_old_object_even_if_the_request_has_no_name() {
     for name in ["colors", ""] {
         let mut review = review_of("DELETE", &configmap_named("colors"), &Value::Null);
         review["request"]["name"] = name.into();
-        let Change::Delete { old } = request(&review).change else { panic!("no delete") };
+        let Operation::Delete { old } = request(&review).operation else { panic!("no delete") };
         assert_eq!(old.metadata.name, "colors");
     }
 }
 
 #[test]
-fn an_object_without_a_name_has_that_of_the_request() {
+fn object_without_a_name_gets_the_name_of_the_request() {
     let mut review = review_of("CREATE", &Value::Null, &configmap_named("colors"));
     review["request"]["object"]["metadata"].as_object_mut().unwrap().remove("name");
-    let named = |review: &Value| match request(review).change {
-        Change::Create { new } => new.metadata.name,
+    let named = |review: &Value| match request(review).operation {
+        Operation::Create { new } => new.metadata.name,
         _ => panic!("no create"),
     };
     assert_eq!(named(&review), "colors");
@@ -122,17 +123,17 @@ fn an_object_without_a_name_has_that_of_the_request() {
 }
 
 #[test]
-fn a_secret_is_read_as_a_configmap_is() {
+fn secret_is_parsed_like_a_configmap() {
     let mut review = edited("/request/resource/resource", "secrets".into());
     review["request"]["object"]["type"] = "Opaque".into();
     let request = request(&review);
     assert_eq!(request.kind, Kind::Secret);
-    let Change::Update { new, .. } = request.change else { panic!("no update") };
+    let Operation::Update { new, .. } = request.operation else { panic!("no update") };
     assert_eq!(new.type_.as_deref(), Some("Opaque"));
 }
 
 #[test]
-fn a_user_may_have_no_groups_and_nothing_extra() {
+fn user_may_have_no_groups_and_no_extra_fields() {
     for review in [
         without("/request/userInfo", "groups"),
         edited("/request/userInfo/groups", Value::Null),
@@ -153,9 +154,9 @@ fn a_user_may_have_no_groups_and_nothing_extra() {
 }
 
 #[test]
-fn a_user_larger_than_any_token_is_refused() {
+fn user_larger_than_any_token_is_rejected() {
     let groups = |many: usize| edited("/request/userInfo/groups", json!(vec!["a".repeat(1000); many]));
-    assert!(read_value(&groups(1000)).is_ok());
+    assert!(parse_value(&groups(1000)).is_ok());
     assert_eq!(problem(&groups(1100)), Malformed::User);
     assert_eq!(problem(&edited("/request/userInfo/groups", json!(vec![""; 50_000]))), Malformed::User);
     let extra = json!({"k".repeat(2 << 20): []});
@@ -163,7 +164,7 @@ fn a_user_larger_than_any_token_is_refused() {
 }
 
 #[test]
-fn what_is_no_review_of_ours_is_told_apart() {
+fn unsupported_reviews_are_rejected_with_their_reason() {
     let missing = Malformed::Missing;
     for (review, expected) in [
         (edited("/apiVersion", "admission.k8s.io/v1beta1".into()), Malformed::Version),
@@ -202,7 +203,7 @@ fn what_is_no_review_of_ours_is_told_apart() {
 }
 
 #[test]
-fn what_cannot_be_read_is_never_quoted() {
+fn malformed_body_is_never_quoted() {
     let whole = serde_json::to_string(&edited("/request/uid", "u".into())).unwrap();
     let replaced = |from: &str, to: &str| {
         assert!(whole.contains(from), "{from}");
@@ -225,16 +226,16 @@ fn what_cannot_be_read_is_never_quoted() {
     ];
     bodies.extend((0..whole.len()).step_by(7).map(|at| whole.as_bytes()[..at].to_vec()));
     for body in bodies {
-        let Err(malformed) = read(&body) else { panic!("{} was read", String::from_utf8_lossy(&body)) };
-        let (shown, told) = (malformed.to_string(), format!("{malformed:?}"));
-        assert!(!shown.contains("hush") && !told.contains("hush"), "{shown}");
+        let Err(malformed) = parse(&body) else { panic!("{} was parsed", String::from_utf8_lossy(&body)) };
+        let (shown, debug) = (malformed.to_string(), format!("{malformed:?}"));
+        assert!(!shown.contains("hush") && !debug.contains("hush"), "{shown}");
     }
 }
 
-/// serde refuses a field that is there twice, so no reader can see one and we the other. Of keys that people choose,
-/// the last counts, as in Go.
+/// serde rejects a duplicate field, so the API server cannot see one value and the guard the other. Of duplicate keys
+/// that users choose (data, labels), the last one counts, as in Go.
 #[test]
-fn a_field_that_is_there_twice_is_refused() {
+fn duplicate_field_is_rejected() {
     let review = review_of("CREATE", &Value::Null, &configmap_named("colors"));
     let whole = review.to_string();
     for path in [
@@ -257,55 +258,56 @@ fn a_field_that_is_there_twice_is_refused() {
         let field = format!("\"{name}\":{}", review.pointer(path).unwrap());
         let twice = whole.replace(&field, &format!("{field},{field}"));
         assert_ne!(twice, whole, "{path}");
-        assert!(matches!(read(twice.as_bytes()), Err(Malformed::Json("data", _, _))), "{path}");
+        assert!(matches!(parse(twice.as_bytes()), Err(Malformed::Json("data", _, _))), "{path}");
     }
     let twice = whole.replacen(r#""sky":"hush""#, r#""sky":"first","sky":"last""#, 1);
-    let (_, Request { change: Change::Create { new }, .. }) = read(twice.as_bytes()).ok().unwrap() else {
+    let (_, Request { operation: Operation::Create { new }, .. }) = parse(twice.as_bytes()).ok().unwrap()
+    else {
         panic!("no create")
     };
     assert_eq!(new.data.unwrap()["sky"], "last");
 }
 
 #[test]
-fn nesting_and_numbers_of_any_size_cost_nothing() {
+fn deep_nesting_and_huge_numbers_do_no_harm() {
     const DEEP: usize = 1 << 17;
     let whole = serde_json::to_string(&edited("/request/uid", "u".into())).unwrap();
     let hidden = format!("{}{}", "[".repeat(DEEP), "]".repeat(DEEP));
     for value in [hidden.as_str(), &"9".repeat(DEEP), "1e999999999", "-0.0e-400"] {
-        // Where nobody looks, and where everything is compared.
+        // In fields that are skipped, and in fields that are compared.
         let bodies = [
             whole.replacen("\"dryRun\":false", &format!("\"dryRun\":{value}"), 1),
             whole.replacen("\"fieldsV1\":{", &format!("\"fieldsV0\":{value},\"fieldsV1\":{{"), 1),
             whole.replacen("\"data\":{", &format!("\"other\":{value},\"data\":{{"), 1),
         ];
         for body in bodies {
-            assert!(body.len() > whole.len() - 10 && read(body.as_bytes()).is_ok(), "{}", &value[..9]);
+            assert!(body.len() > whole.len() - 10 && parse(body.as_bytes()).is_ok(), "{}", &value[..9]);
         }
         let typed = whole.replacen("\"sky\":\"hush\"", &format!("\"sky\":{value}"), 1);
-        assert!(read(typed.as_bytes()).is_err());
+        assert!(parse(typed.as_bytes()).is_err());
     }
-    assert!(read("[".repeat(DEEP).as_bytes()).is_err());
-    assert!(read("{\"request\":".repeat(DEEP).as_bytes()).is_err());
+    assert!(parse("[".repeat(DEEP).as_bytes()).is_err());
+    assert!(parse("{\"request\":".repeat(DEEP).as_bytes()).is_err());
 }
 
-fn idle(old: &Value, new: &Value) -> bool {
-    match request(&review_of("UPDATE", old, new)).change {
-        Change::Update { idle, .. } => idle,
+fn unchanged(old: &Value, new: &Value) -> bool {
+    match request(&review_of("UPDATE", old, new)).operation {
+        Operation::Update { unchanged, .. } => unchanged,
         _ => panic!("no update"),
     }
 }
 
 #[test]
-fn an_object_of_many_fields_is_not_compared() {
+fn object_with_too_many_fields_counts_as_changed() {
     let old = configmap_named("colors");
     let mut new = old.clone();
     new["metadata"]["resourceVersion"] = "8".into();
-    assert!(idle(&old, &new));
-    let crowded = |mut object: Value| {
-        (0..=Fields::MOST).for_each(|number| object[format!("field{number}")] = 1.into());
+    assert!(unchanged(&old, &new));
+    let with_many_fields = |mut object: Value| {
+        (0..=Fields::MAX).for_each(|number| object[format!("field{number}")] = 1.into());
         object
     };
-    assert!(!idle(&crowded(old), &crowded(new)));
+    assert!(!unchanged(&with_many_fields(old), &with_many_fields(new)));
 }
 
 fn text() -> impl Strategy<Value = String> {
@@ -331,8 +333,8 @@ fn any_object() -> impl Strategy<Value = Value> {
     )
 }
 
-/// One difference, somewhere that counts.
-fn change(object: &mut Value, at: usize, key: &str, value: &str) {
+/// Changes one field that is compared.
+fn change_field(object: &mut Value, at: usize, key: &str, value: &str) {
     let meta = &mut object["metadata"];
     match at {
         0 => meta["labels"][key] = value.into(),
@@ -355,39 +357,39 @@ fn change(object: &mut Value, at: usize, key: &str, value: &str) {
 
 proptest! {
     #[test]
-    fn an_update_is_idle_if_and_only_if_nothing_but_managed_fields_differs(
+    fn update_is_unchanged_if_and_only_if_nothing_but_managed_fields_differs(
         old in any_object(), manager in text(), version in text(), at in 0_usize..13, key in text(), value in text(),
     ) {
         let mut new = old.clone();
         new["metadata"]["resourceVersion"] = version.into();
         new["metadata"]["managedFields"] = json!([{"manager": manager, "fieldsV1": {"f:data": {&key: {}}}}]);
-        prop_assert!(idle(&old, &old) && idle(&old, &new));
+        prop_assert!(unchanged(&old, &old) && unchanged(&old, &new));
         new["metadata"].as_object_mut().unwrap().remove("managedFields");
-        prop_assert!(idle(&old, &new) && idle(&new, &old));
+        prop_assert!(unchanged(&old, &new) && unchanged(&new, &old));
 
-        let lasting = |object: &Value| {
+        let compared = |object: &Value| {
             let mut object = object.clone();
             let meta = object["metadata"].as_object_mut().unwrap();
             drop((meta.remove("managedFields"), meta.remove("resourceVersion")));
             object
         };
-        change(&mut new, at, &key, &value);
-        let same = lasting(&old) == lasting(&new);
-        prop_assert_eq!(idle(&old, &new), same);
-        prop_assert_eq!(idle(&new, &old), same);
+        change_field(&mut new, at, &key, &value);
+        let same = compared(&old) == compared(&new);
+        prop_assert_eq!(unchanged(&old, &new), same);
+        prop_assert_eq!(unchanged(&new, &old), same);
     }
 }
 
-fn answered(denial: Option<Refused>, warnings: Vec<String>, patch: Option<Vec<u8>>) -> Value {
-    serde_json::from_slice(&answer("u-1", denial, warnings, patch)).unwrap()
+fn answered(outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Value {
+    serde_json::from_slice(&answer("u-1", outcome, patch)).unwrap()
 }
 
 #[test]
-fn a_denial_is_a_403_that_says_why() {
+fn denial_is_a_403_with_message_and_audit_annotation() {
     let denial = Denial::Edit { at: configmap("home", "colors-synced"), of: configmap("home", "colors") };
     let denial = (denial.label(), denial.message(&keys()));
     assert_eq!(
-        answered(Some(denial.clone()), Vec::new(), None),
+        answered(Err(denial.clone()), None),
         json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "response": {
@@ -400,9 +402,9 @@ fn a_denial_is_a_403_that_says_why() {
 }
 
 #[test]
-fn what_is_allowed_says_nothing_more() {
+fn allowed_answer_without_warnings_has_no_other_fields() {
     assert_eq!(
-        answered(None, Vec::new(), None),
+        answered(Ok(Vec::new()), None),
         json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
             "response": {"uid": "u-1", "allowed": true},
@@ -411,13 +413,13 @@ fn what_is_allowed_says_nothing_more() {
 }
 
 #[test]
-fn a_patch_travels_in_base64_with_its_type() {
-    let response = &answered(None, Vec::new(), Some(br#"[{"op":"add"}]"#.to_vec()))["response"];
+fn patch_is_base64_with_its_type() {
+    let response = &answered(Ok(Vec::new()), Some(br#"[{"op":"add"}]"#.to_vec()))["response"];
     assert_eq!(response["patchType"], "JSONPatch");
     assert_eq!(response["patch"], "W3sib3AiOiJhZGQifV0=");
 }
 
-/// As `WithWarningRecorder` of the API server does it: what a person sees of these warnings.
+/// What a user sees of these warnings, as `WithWarningRecorder` of the API server decides it.
 fn shown(warnings: &[Value]) -> Vec<String> {
     let texts = || warnings.iter().map(|text| text.as_str().unwrap());
     let total: usize = texts().map(|text| text.chars().count()).sum();
@@ -435,11 +437,11 @@ fn shown(warnings: &[Value]) -> Vec<String> {
 }
 
 #[test]
-fn every_warning_shows_or_is_counted() {
+fn every_warning_is_shown_or_counted() {
     for (number, length) in [(1, 300), (10, 5), (11, 400), (60, 5000)] {
         let warnings: Vec<String> =
             (0..number).map(|number| format!("{number}\n{}", "ü".repeat(length))).collect();
-        let response = answered(None, warnings, None);
+        let response = answered(Ok(warnings), None);
         let shown = shown(response["response"]["warnings"].as_array().unwrap());
         assert_eq!(shown.len(), number.min(11), "{shown:?}");
         for (number, warning) in shown.iter().take(10).enumerate() {
@@ -452,12 +454,12 @@ fn every_warning_shows_or_is_counted() {
 }
 
 #[test]
-fn a_message_is_one_line_that_is_not_too_long() {
+fn message_is_a_single_line_of_bounded_length() {
     let text = format!("colors-synced is {}", "x\u{1b}\r\n".repeat(10_000));
-    let response = answered(Some(("edit", text)), Vec::new(), None);
+    let response = answered(Err(("edit", text)), None);
     let message = response["response"]["status"]["message"].as_str().unwrap();
     assert!(message.starts_with("colors-synced is x") && message.ends_with('…'));
-    assert_eq!(message.chars().count(), MOST_TEXT + 1);
+    assert_eq!(message.chars().count(), MAX_MESSAGE_CHARS + 1);
     assert!(!message.contains(char::is_control));
-    assert_eq!(line("just this"), "just this");
+    assert_eq!(single_line("just this"), "just this");
 }

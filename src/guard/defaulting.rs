@@ -1,20 +1,23 @@
-//! PURE. The defaults that a source lacks, as a JSON patch.
+//! PURE. The mutating webhook: adds the defaults that a source lacks, as a JSON patch.
 
 use json_patch::Patch;
 use serde_json::json;
 
-use super::review::{Change, Request, Rules};
+use super::{
+    request::{Operation, Request},
+    review::Rules,
+};
 use crate::{
     patch,
     policy::{Protect, Targets, selector},
     world::state::World,
 };
 
-/// What is added to a source. Present values are never touched, so that stamping twice is stamping once.
+/// The defaults that are added to a source, and warnings. Present values are never changed, so this is idempotent.
 #[must_use]
-pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
+pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
     let keys = &rules.keys;
-    let (Change::Create { new } | Change::Update { new, .. }) = &request.change else {
+    let (Operation::Create { new } | Operation::Update { new, .. }) = &request.operation else {
         return (Patch(Vec::new()), Vec::new());
     };
     let meta = &new.metadata;
@@ -28,55 +31,55 @@ pub fn stamp(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<Str
     if targeted && protected {
         return (Patch(Vec::new()), Vec::new());
     }
-    // What is stamped stays: rather nothing than what the namespace did not want.
-    let Some(wanted) = world.defaults(&request.namespace) else {
+    // A default that was added once stays: better none than one that the namespace overrides.
+    let Some(defaults) = world.defaults(&request.namespace) else {
         let warning = format!(
             "namespace {} is not known yet: its defaults are added when this source is next changed",
             request.namespace
         );
         return (Patch(Vec::new()), vec![warning]);
     };
-    let mut stamps = Stamps { namespace: &request.namespace, values: Vec::new(), warnings: Vec::new() };
+    let mut added = Added { namespace: &request.namespace, values: Vec::new(), warnings: Vec::new() };
     if !targeted {
         let names =
-            stamps.checked(&keys.default_target_namespaces, wanted.target_namespaces.as_ref(), |text| {
+            added.valid(&keys.default_target_namespaces, defaults.target_namespaces.as_ref(), |text| {
                 Targets::default().add(text)
             });
         let selector =
-            stamps.checked(&keys.default_target_selector, wanted.target_selector.as_ref(), |text| {
+            added.valid(&keys.default_target_selector, defaults.target_selector.as_ref(), |text| {
                 selector::parse(text).map(drop).map_err(|error| error.to_string())
             });
         match (names, selector) {
-            (None, None) => stamps.put(&keys.target_namespaces, &rules.default_targets),
+            (None, None) => added.put(&keys.target_namespaces, &rules.default_targets),
             (names, selector) => {
-                names.into_iter().for_each(|text| stamps.put(&keys.target_namespaces, text));
-                selector.into_iter().for_each(|text| stamps.put(&keys.target_selector, text));
+                names.into_iter().for_each(|text| added.put(&keys.target_namespaces, text));
+                selector.into_iter().for_each(|text| added.put(&keys.target_selector, text));
             }
         }
     }
     if !protected {
-        let protect = stamps.checked(&keys.default_protect, wanted.protect.as_ref(), |text| {
+        let protect = added.valid(&keys.default_protect, defaults.protect.as_ref(), |text| {
             text.parse::<Protect>().map(drop)
         });
-        stamps.put(&keys.protect, protect.map_or(rules.default_protect.as_str(), String::as_str));
+        added.put(&keys.protect, protect.map_or(rules.default_protect.as_str(), String::as_str));
     }
-    let Stamps { values, warnings, .. } = stamps;
-    (operations(values, !meta.annotations.is_empty()), warnings)
+    let Added { values, warnings, .. } = added;
+    (patch_of(values, !meta.annotations.is_empty()), warnings)
 }
 
-struct Stamps<'a> {
+struct Added<'a> {
     namespace: &'a str,
     values: Vec<(String, String)>,
     warnings: Vec<String>,
 }
 
-impl Stamps<'_> {
+impl Added<'_> {
     fn put(&mut self, key: &str, value: &str) {
         self.values.push((key.to_owned(), value.to_owned()));
     }
 
-    /// A default that cannot be used is not stamped: the source would be refused for what its author never wrote.
-    fn checked<'a>(
+    /// Leaves out an invalid default: the source would be denied for something that its author never wrote.
+    fn valid<'a>(
         &mut self,
         key: &str,
         text: Option<&'a String>,
@@ -87,23 +90,23 @@ impl Stamps<'_> {
             Ok(()) => Some(text),
             Err(problem) => {
                 self.warnings
-                    .push(format!("namespace {}: {key}: {problem}; it was passed over", self.namespace));
+                    .push(format!("namespace {}: {key}: {problem}; this default is ignored", self.namespace));
                 None
             }
         }
     }
 }
 
-/// An object without annotations has no place to add them to.
-fn operations(values: Vec<(String, String)>, has_annotations: bool) -> Patch {
+/// A JSON patch can add an annotation only to a map that exists.
+fn patch_of(values: Vec<(String, String)>, has_annotations: bool) -> Patch {
     if values.is_empty() {
         return Patch(Vec::new());
     }
-    let place = (!has_annotations).then(|| patch::add(&["metadata", "annotations"], json!({})));
+    let create_map = (!has_annotations).then(|| patch::add(&["metadata", "annotations"], json!({})));
     let values = values
         .into_iter()
         .map(|(key, value)| patch::add(&["metadata", "annotations", key.as_str()], json!(value)));
-    Patch(place.into_iter().chain(values).collect())
+    Patch(create_map.into_iter().chain(values).collect())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What people read who are refused a companion: one wording, for the guard and for the policy in `deploy/`.
+//! Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in `deploy/`.
 
 use crate::{
     keys::Keys,
@@ -6,36 +6,36 @@ use crate::{
     substitute::substitute,
 };
 
-/// A companion was to be changed.
+/// [`Denial::Edit`](super::denial::Denial::Edit)
 pub const EDIT: &str = "{kind} {namespace}/{name} is a companion, kept equal to {source} by Lockstep. \
     Change the source instead: kubectl edit {kind} {source name} -n {source namespace}";
 
-/// A companion was to be deleted.
+/// [`Denial::Delete`](super::denial::Denial::Delete)
 pub const DELETE: &str = "{kind} {namespace}/{name} is a companion, kept by Lockstep for as long as {source} wants it. \
     To remove it, delete the source or stop mirroring it: \
     kubectl label {kind} {source name} -n {source namespace} {managed}-";
 
-/// Something was to pose as a companion.
-pub const FORGED: &str = "{kind} {namespace}/{name} bears the marks of a companion, which only Lockstep writes. \
+/// [`Denial::Forged`](super::denial::Denial::Forged)
+pub const FORGED: &str = "{kind} {namespace}/{name} carries the companion label or annotations of Lockstep; only Lockstep may set these. \
     Leave out {companion}; to mirror an object, label the original: kubectl label {kind} NAME {managed}=true";
 
-/// A companion was to lose its label.
-pub const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}, and its label shows it. \
+/// [`Denial::Strip`](super::denial::Denial::Strip)
+pub const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}; only Lockstep may remove its label {companion}. \
     To stop mirroring, unlabel the source: kubectl label {kind} {source name} -n {source namespace} {managed}-";
 
-/// A companion that is protected from deletes was to be deleted: what else can be done.
+/// The guard appends this to [`DELETE`]; the policy does not.
 pub const OR_ALLOW_DELETES: &str = "; to allow deletes: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {protect}=edits";
 
-/// Something was to take the name that a companion needs.
+/// [`Denial::Squatting`](super::denial::Denial::Squatting)
 pub const SQUATTING: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
     Choose another name, or another for the companion: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {companion-name}=NAME";
 
-/// One of the texts above about the object `at`, whose `source` annotation is `source`.
+/// Fills in a message about the object `at`, whose `source` annotation is `source`.
 #[must_use]
-pub fn render(text: &str, keys: &Keys, at: &ObjectKey, source: Option<&str>) -> String {
-    // Anybody may have written the annotation: it is repeated only where it names an object.
+pub fn render(template: &str, keys: &Keys, at: &ObjectKey, source: Option<&str>) -> String {
+    // Anybody may have written the annotation: the message repeats it only where it names an object.
     let source = source.and_then(|source| ObjectKey::parse(at.kind, source));
     let named = source.as_ref().map(ToString::to_string);
     let pairs = [
@@ -50,10 +50,10 @@ pub fn render(text: &str, keys: &Keys, at: &ObjectKey, source: Option<&str>) -> 
         ("{companion-name}", &keys.companion_name),
         ("{protect}", &keys.protect),
     ];
-    substitute(text, &pairs)
+    substitute(template, &pairs)
 }
 
-/// A kind as it is typed on the command line.
+/// A kind as kubectl takes it.
 #[must_use]
 pub const fn kind(kind: Kind) -> &'static str {
     match kind {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_to_do_instead() {
+    fn message_names_the_command_to_use_instead() {
         let at = ObjectKey::new(Kind::ConfigMap, "away", "colors-synced");
         assert_eq!(
             render(EDIT, &keys(), &at, Some("home/colors")),
@@ -87,14 +87,14 @@ mod tests {
         let secret = ObjectKey::new(Kind::Secret, "home", "token");
         assert_eq!(
             render(FORGED, &keys(), &secret, None),
-            "secret home/token bears the marks of a companion, which only Lockstep writes. \
+            "secret home/token carries the companion label or annotations of Lockstep; only Lockstep may set these. \
              Leave out workshop.io/companion; to mirror an object, label the original: \
              kubectl label secret NAME workshop.io/managed=true"
         );
     }
 
     #[test]
-    fn an_annotation_that_names_no_object_is_not_repeated() {
+    fn source_annotation_that_names_no_object_is_not_repeated() {
         let at = ObjectKey::new(Kind::ConfigMap, "away", "{name}");
         for source in [None, Some("; rm -rf /"), Some("home")] {
             assert_eq!(
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_says_the_same() {
+    fn policy_has_the_same_messages() {
         let policy = include_str!("../../deploy/components/policy/policy.yaml");
         let found: Vec<String> = policy
             .split("messageExpression: >-")

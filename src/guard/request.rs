@@ -1,0 +1,116 @@
+//! An admission request, reduced to what the guard decides on.
+
+use std::collections::BTreeMap;
+
+use crate::object::{Kind, Object, ObjectKey};
+
+/// The users under which Kubernetes itself deletes and updates objects: the garbage collector, the namespace
+/// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match conditions
+/// in `deploy/` list the same users.
+pub const KUBERNETES_CLEANUP_USERS: [&str; 3] = [
+    "system:serviceaccount:kube-system:generic-garbage-collector",
+    "system:serviceaccount:kube-system:namespace-controller",
+    "system:kube-controller-manager",
+];
+
+/// The user of a request, as the API server authenticated it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// A write of one ConfigMap or Secret.
+pub struct Request {
+    pub kind: Kind,
+    pub namespace: String,
+    pub user: User,
+    pub operation: Operation,
+}
+
+// A request is moved a few times at most, and is boxed nowhere.
+#[allow(clippy::large_enum_variant)]
+pub enum Operation {
+    Create {
+        new: Object,
+    },
+    Update {
+        old: Object,
+        new: Object,
+        /// Nothing differs but managedFields and the resourceVersion.
+        unchanged: bool,
+    },
+    Delete {
+        old: Object,
+    },
+}
+
+/// Users and groups, by name.
+#[derive(Debug, Clone, Default)]
+pub struct Subjects {
+    pub users: Vec<String>,
+    pub groups: Vec<String>,
+}
+
+impl Request {
+    pub(super) fn key(&self, object: &Object) -> ObjectKey {
+        ObjectKey::new(self.kind, &self.namespace, &object.metadata.name)
+    }
+}
+
+impl User {
+    /// How much memory the user's texts take.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        let extra = self.extra.iter().flat_map(|(key, values)| std::iter::once(key).chain(values));
+        let texts = [&self.name, &self.uid].into_iter().chain(&self.groups).chain(extra);
+        texts.map(|text| size_of::<String>() + text.len()).sum()
+    }
+
+    #[must_use]
+    pub fn is_kubernetes_cleanup(&self) -> bool {
+        KUBERNETES_CLEANUP_USERS.contains(&&*self.name)
+    }
+}
+
+impl Subjects {
+    #[must_use]
+    pub fn contain(&self, user: &User) -> bool {
+        self.users.contains(&user.name) || user.groups.iter().any(|group| self.groups.contains(group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lists of user names in a manifest's CEL expressions, without Lockstep's own ServiceAccount.
+    fn exempted_users(manifest: &str) -> Vec<Vec<&str>> {
+        let lists = manifest.split("request.userInfo.username in [").skip(1);
+        lists
+            .map(|rest| rest.split(']').next().unwrap())
+            .map(|list| list.split('\'').skip(1).step_by(2).collect::<Vec<_>>())
+            .filter(|users| !users.is_empty())
+            .map(|users| {
+                assert!(users[0].ends_with(":lockstep"), "Lockstep's own ServiceAccount is first: {users:?}");
+                users[1..].to_vec()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn match_conditions_in_deploy_exempt_the_same_cleanup_users() {
+        for (manifest, lists) in [
+            (include_str!("../../deploy/base/webhook.yaml"), 4),
+            (include_str!("../../deploy/components/policy/policy.yaml"), 1),
+        ] {
+            let found = exempted_users(manifest);
+            assert_eq!(found.len(), lists);
+            for users in found {
+                assert_eq!(users, KUBERNETES_CLEANUP_USERS);
+            }
+        }
+    }
+}
