@@ -6,7 +6,7 @@ pub mod run;
 
 use clap::{Parser, Subcommand};
 
-/// Keeps read-only companions of ConfigMaps and Secrets in step with their sources
+/// Mirrors ConfigMaps and Secrets to other namespaces as read-only companions
 #[derive(Debug, Parser)]
 #[command(name = "lockstep", version, propagate_version = true)]
 pub struct Cli {
@@ -16,11 +16,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run mirror and guard until Ctrl+C or SIGTERM
+    /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
-    /// Make a CA and a certificate as files, for development
+    /// Write a CA and a serving certificate to files, for development
     Certs(certs::Certs),
-    /// Print what has to be installed in the cluster, for `kubectl apply -f -`
+    /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
 }
 

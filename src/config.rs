@@ -1,4 +1,4 @@
-//! Settings as they are given, and the checks that make them valid.
+//! The flags of `lockstep run`, their validation, and the settings of each part that follow from them.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,119 +19,119 @@ use crate::{
     world::{Scope, state::Limits},
 };
 
-/// The domain, suffix and namespace where nothing else is said, as they stand in `deploy/`.
+/// The defaults of `--domain`, `--suffix` and `--namespace`. The files in `deploy/` contain the same.
 pub const DOMAIN: &str = "workshop.io";
 pub const SUFFIX: &str = "-synced";
 pub const NAMESPACE: &str = "lockstep-system";
 
-/// `lockstep run`: every flag is also an environment variable, `LOCKSTEP_…`.
+/// The flags of `lockstep run`. Each is also an environment variable, `LOCKSTEP_…`.
 #[derive(Debug, Clone, Args)]
 pub struct Run {
-    /// Prefix of all labels and annotations; instances with different domains live side by side
+    /// Prefix of all labels and annotations; instances with different domains can share a cluster
     #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
     pub domain: String,
 
-    /// Appended to a source's name to make its companion's
+    /// Suffix of companion names: source `config` gets companion `config-synced`
     #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = SUFFIX, allow_hyphen_values = true, value_parser = suffix)]
     pub suffix: String,
 
-    /// What is mirrored; Secrets need the RBAC of deploy/components/secrets
+    /// Kinds to mirror; Secrets need the RBAC of deploy/components/secrets
     #[arg(long, env = "LOCKSTEP_KINDS", default_value = "configmaps", value_delimiter = ',')]
     pub kinds: Vec<KindName>,
 
-    /// Sources planned at a time
+    /// Sources reconciled concurrently
     #[arg(long, env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: u16,
 
-    /// Requests to the API server at a time
+    /// Concurrent writes to the API server
     #[arg(long, env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub writes: u16,
 
-    /// How often every source is looked at, changed or not
+    /// How often every source is reconciled even if nothing changed
     #[arg(long, env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
 
-    /// Lockstep's own namespace, which holds neither sources nor targets [default: the pod's, else lockstep-system]
+    /// Lockstep's own namespace; sources and companions are not allowed in it [default: the pod's, else lockstep-system]
     #[arg(long, env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
     pub namespace: Option<String>,
 
-    /// Namespaces (names or prefixes) that are targets only where their accept-from allows; kube-* always is one
+    /// Names or prefixes of namespaces that get companions only if their accept-from allows it, in addition to kube-*
     #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_delimiter = ',', value_parser = pattern)]
     pub exclude_namespaces: Vec<Pattern>,
 
-    /// How long companions stay when more than half of them would go at once; 0s turns this off
+    /// How long deletes are held when more than half of all companions would be deleted at once; 0s disables this
     #[arg(long, env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
     pub delete_grace: Duration,
 
-    /// Run the guard alone, without the mirror
+    /// Run only the guard, without the mirror
     #[arg(long, env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
     pub no_controller: bool,
 
-    /// Write without asking other replicas: only where there are none
+    /// Write without leader election; use it only with a single replica
     #[arg(long, env = "LOCKSTEP_NO_LEADER_ELECT")]
     pub no_leader_elect: bool,
 
-    /// How long the Lease of a replica that is gone keeps the others from writing
+    /// How long after a leader dies before another takes over
     #[arg(long, env = "LOCKSTEP_LEASE_DURATION", default_value = "15s", value_parser = lease_duration)]
     pub lease_duration: Duration,
 
-    /// Where the guard serves admission reviews over HTTPS
+    /// Address on which the guard serves admission reviews over HTTPS
     #[arg(long, env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
     pub webhook_bind: SocketAddr,
 
-    /// Run the mirror alone, without the guard: nobody then checks who may mirror where
+    /// Run only the mirror, without the guard; then nothing checks that the author of a source may write to its targets
     #[arg(long, env = "LOCKSTEP_NO_WEBHOOK")]
     pub no_webhook: bool,
 
-    /// target-namespaces of sources that set no targets, where their namespace has no default
+    /// target-namespaces of sources that set no targets, unless their namespace has a default
     #[arg(long, env = "LOCKSTEP_DEFAULT_TARGETS", default_value = ".", value_parser = targets)]
     pub default_targets: String,
 
-    /// protect of sources that do not set it, where their namespace has no default
+    /// protect of sources that do not set it, unless their namespace has a default
     #[arg(long, env = "LOCKSTEP_DEFAULT_PROTECT", default_value = "edits")]
     pub default_protect: Protect,
 
-    /// Users whom the guard lets do anything
+    /// Users that the guard does not restrict
     #[arg(long, env = "LOCKSTEP_EXEMPT_USER", value_name = "NAME", value_delimiter = ',')]
     pub exempt_user: Vec<String>,
 
-    /// Groups whose members the guard lets do anything
+    /// Groups whose members the guard does not restrict
     #[arg(long, env = "LOCKSTEP_EXEMPT_GROUP", value_name = "NAME", value_delimiter = ',')]
     pub exempt_group: Vec<String>,
 
-    /// Users who write sources on behalf of others (cert-manager, Argo CD): only accept-from counts, not their rights
+    /// Users that write sources on behalf of others (cert-manager, Argo CD): accept-from decides, not their RBAC
     #[arg(long, env = "LOCKSTEP_DEPUTY_USER", value_name = "NAME", value_delimiter = ',')]
     pub deputy_user: Vec<String>,
 
-    /// Groups whose members write sources on behalf of others
+    /// Groups whose members write sources on behalf of others: accept-from decides, not their RBAC
     #[arg(long, env = "LOCKSTEP_DEPUTY_GROUP", value_name = "NAME", value_delimiter = ',')]
     pub deputy_group: Vec<String>,
 
-    /// Certificate chain of the guard, PEM, read again when it changes [default: generated]
+    /// The guard's certificate chain, PEM; reloaded when the file changes [default: generated]
     #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
-    /// Private key of the guard, PEM
+    /// The guard's private key, PEM
     #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// How long a generated CA is valid; it is replaced well before
+    /// How long a generated CA is valid; it is replaced before it expires
     #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = validity)]
     pub ca_validity: Duration,
 
-    /// How long a generated certificate is valid; it is replaced well before
+    /// How long a generated serving certificate is valid; it is replaced before it expires
     #[arg(long, env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = validity)]
     pub leaf_validity: Duration,
 
-    /// How long the guard serves on after SIGTERM, while others learn that we go
+    /// How long the guard keeps serving after SIGTERM, while it is removed from the Service endpoints
     #[arg(long, env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
     pub drain: Duration,
 
-    /// Where /metrics, /healthz and /readyz are served
+    /// Address on which /metrics, /healthz and /readyz are served
     #[arg(long, env = "LOCKSTEP_OPS_BIND", default_value = "0.0.0.0:8080")]
     pub ops_bind: SocketAddr,
 
-    /// [default: text on a terminal, else json]
+    /// Format of the log [default: text on a terminal, else json]
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT")]
     pub log_format: Option<log::Format>,
 }
@@ -143,7 +143,7 @@ pub enum KindName {
 }
 
 impl Run {
-    /// What this instance looks at.
+    /// What this instance watches.
     #[must_use]
     pub fn scope(&self) -> Scope {
         let mut kinds: Vec<Kind> = self.kinds.iter().map(|kind| Kind::from(*kind)).collect();
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    /// What the guard goes by, when we are `identity`.
+    /// The rules of the guard. `identity` is the user of this process, which the guard does not restrict.
     #[must_use]
     pub fn rules(&self, scope: &Scope, identity: String) -> Rules {
         let mut exempt = Subjects { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
@@ -216,7 +216,7 @@ impl From<KindName> for Kind {
     }
 }
 
-/// The pod's namespace, if we are in a pod.
+/// The namespace of the pod, or the default outside of a pod.
 fn own_namespace() -> String {
     std::fs::read_to_string("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
         .ok()
@@ -225,33 +225,29 @@ fn own_namespace() -> String {
         .unwrap_or_else(|| NAMESPACE.to_owned())
 }
 
-/// A domain, as `--domain` takes it.
+/// Parses `--domain`.
 pub fn domain(text: &str) -> Result<String, String> {
-    // `lockstep.<domain>` must fit into a field manager's 128 characters.
+    // `lockstep.<domain>` is the field manager, which has at most 128 characters.
     if names::is_subdomain(text) && text.len() <= 100 {
         Ok(text.to_owned())
     } else {
-        Err("a DNS name of at most 100 characters is needed, such as `workshop.io`".to_owned())
+        Err("expected a DNS name of at most 100 characters, such as `workshop.io`".to_owned())
     }
 }
 
-/// A suffix, as `--suffix` takes it.
+/// Parses `--suffix`.
 pub fn suffix(text: &str) -> Result<String, String> {
     let fits = (1..=63).contains(&text.len()) && names::is_subdomain(&format!("x{text}"));
     if fits {
         Ok(text.to_owned())
     } else {
-        Err("a name must be able to end with it, as with `-synced`".to_owned())
+        Err("expected at most 63 characters that can end the name of an object, such as `-synced`".to_owned())
     }
 }
 
-/// A namespace, as `--namespace` takes it.
+/// Parses `--namespace`.
 pub fn namespace(text: &str) -> Result<String, String> {
-    if names::is_label(text) {
-        Ok(text.to_owned())
-    } else {
-        Err("that is not the name of a namespace".to_owned())
-    }
+    if names::is_label(text) { Ok(text.to_owned()) } else { Err("not a valid namespace name".to_owned()) }
 }
 
 fn pattern(text: &str) -> Result<Pattern, String> {
@@ -264,34 +260,30 @@ fn targets(text: &str) -> Result<String, String> {
 
 /// `90s`, `5m`, `1h30m`, `365d`.
 fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || "a duration is needed, such as `30s`, `5m` or `365d`".to_owned();
+    let bad = || "expected a duration such as `30s`, `5m` or `365d`".to_owned();
     let span: Span = text.parse().map_err(|_| bad())?;
     let signed = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| bad())?;
     Duration::try_from(signed).map_err(|_| bad())
 }
 
-/// A Lease knows whole seconds.
+/// A Lease has its duration in whole seconds.
 fn lease_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| match duration.subsec_nanos() {
         0 if duration.as_secs() >= 2 => Ok(duration),
-        _ => Err("whole seconds are needed, two at least".to_owned()),
+        _ => Err("expected whole seconds, at least 2s".to_owned()),
     })
 }
 
-/// Certificates know whole seconds, and are replaced well before they end: with less, again and again without a pause.
+/// Times in certificates are whole seconds, so a shorter validity would have certificates replaced without a pause.
 pub(crate) fn validity(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
-        if duration < Duration::from_secs(5) {
-            Err("it must be 5s at least".to_owned())
-        } else {
-            Ok(duration)
-        }
+        if duration < Duration::from_secs(5) { Err("expected at least 5s".to_owned()) } else { Ok(duration) }
     })
 }
 
 fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
-        if duration.is_zero() { Err("it must be longer than nothing".to_owned()) } else { Ok(duration) }
+        if duration.is_zero() { Err("expected more than 0s".to_owned()) } else { Ok(duration) }
     })
 }
 
@@ -300,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_people_write_them() {
+    fn durations_have_units_and_lower_bounds() {
         for (text, seconds) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("365d", 31_536_000), ("0s", 0)] {
             assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
         }
@@ -315,11 +307,11 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_flag_with_its_default() {
+    fn reference_lists_every_flag_with_its_default() {
         let reference = include_str!("../docs/reference.md");
         let (_, table) = reference.split_once("## Flags of `lockstep run`").unwrap();
         let (table, _) = table.split_once("\n## ").unwrap();
-        let told: Vec<&str> =
+        let documented: Vec<&str> =
             table.lines().filter_map(|line| line.strip_prefix("| `--")?.split('`').next()).collect();
         let command = Run::augment_args(clap::Command::new("run"));
         let flags: Vec<&clap::Arg> =
@@ -335,11 +327,11 @@ mod tests {
             let row = format!("| `--{name}` | {default}");
             assert!(table.contains(&row), "{row}");
         }
-        assert_eq!(told.len(), flags.len(), "{told:?}");
+        assert_eq!(documented.len(), flags.len(), "{documented:?}");
     }
 
     #[test]
-    fn names_are_checked() {
+    fn invalid_domains_and_suffixes_are_rejected() {
         assert!(
             domain("example.com").is_ok()
                 && domain("Not A Domain").is_err()

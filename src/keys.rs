@@ -1,17 +1,17 @@
-//! Every label, annotation and name that Lockstep reads or writes, derived from the domain.
+//! Every label and annotation key that Lockstep reads or writes, derived from the domain.
 
 use std::collections::BTreeMap;
 
 use crate::object::Meta;
 
-/// The vocabulary of one instance. Several instances with different domains live side by side in a cluster.
+/// The keys of one instance. Several instances with different domains can share a cluster.
 #[derive(Debug, Clone)]
 pub struct Keys {
-    /// `<domain>/`, the prefix of everything that is ours.
+    /// `<domain>/`, the prefix of all keys.
     prefix: String,
-    /// Appended to a source's name to make its companion's.
+    /// Appended to the name of a source to make the default name of its companions.
     pub suffix: String,
-    /// Who we are: the field manager, and the name of what there is once an instance.
+    /// `lockstep.<domain>`: the field manager, and the name of the Lease, the CA Secret and the webhook configurations.
     pub instance: String,
 
     // on a source
@@ -78,14 +78,14 @@ impl Keys {
         labels.get(&self.managed).is_some_and(|value| value == "true")
     }
 
-    /// Whether an object looks like a companion, with or without a source. Such an object is never a source itself.
+    /// Whether an object has any of a companion's marks. Such an object is never a source.
     #[must_use]
     pub fn has_marks(&self, meta: &Meta) -> bool {
         meta.labels.contains_key(&self.companion)
             || self.source_annotations().iter().any(|key| meta.annotations.contains_key(*key))
     }
 
-    /// The annotations that say whose companion an object is.
+    /// The annotations that name the source of a companion.
     #[must_use]
     pub fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
@@ -97,12 +97,23 @@ impl Keys {
         key.starts_with(&self.prefix)
     }
 
-    /// Whether a label or annotation may be carried over to a companion.
+    /// Whether a label or annotation may be copied to a companion. These may not:
     ///
-    /// Left out is what is ours, what holds values (`last-applied-configuration`), and what makes Argo CD,
-    /// Flux, Helm or `kubectl apply --prune` take the companion for a part of theirs and delete it. And what makes a
-    /// source or a companion of another instance: its guard takes our writes for its own mirror's where both run as one
-    /// ServiceAccount, and asks nobody.
+    /// - keys under our domain;
+    /// - `last-applied-configuration`, which contains the values of a Secret;
+    /// - keys by which Argo CD, Flux, Helm or `kubectl apply --prune` would take the companion for one of their own
+    ///   objects and delete it;
+    /// - keys that would make it a source or a companion of another instance, whose guard trusts our writes if both
+    ///   run with the same ServiceAccount.
+    ///
+    /// ```
+    /// use lockstep::keys::Keys;
+    ///
+    /// let keys = Keys::new("workshop.io", "-synced");
+    /// assert!(keys.may_copy("team"));
+    /// assert!(!keys.may_copy("workshop.io/protect"));
+    /// assert!(!keys.may_copy("argocd.argoproj.io/tracking-id"));
+    /// ```
     #[must_use]
     pub fn may_copy(&self, key: &str) -> bool {
         const NEVER: [&str; 3] = [
@@ -133,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_tracks_ownership_or_holds_values_is_never_carried_over() {
+    fn keys_that_track_ownership_or_contain_values_are_never_copied() {
         let keys = Keys::new("workshop.io", "-synced");
         for key in [
             "workshop.io/protect",

@@ -1,4 +1,4 @@
-//! Crypto provider, parse, run, exit code.
+//! Runs the command line, and turns an error into one line and exit code 1.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // The only error is that one is installed already.
+    // It fails only if a provider is already installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     match lockstep::cli::Cli::parse().run().await {
         Ok(()) => ExitCode::SUCCESS,

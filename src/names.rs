@@ -1,18 +1,25 @@
-//! The naming rules of Kubernetes that we check before the API server does.
+//! The naming rules of Kubernetes, checked before a request reaches the API server.
 
-/// A namespace's name: an RFC 1123 label.
+/// Whether a text is an RFC 1123 label, such as the name of a namespace.
+///
+/// ```
+/// use lockstep::names::{is_label, is_subdomain};
+///
+/// assert!(is_label("team-a") && !is_label("team.a") && !is_label("Team"));
+/// assert!(is_subdomain("team.a") && !is_subdomain("team_a"));
+/// ```
 #[must_use]
 pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_dns(text) && !text.contains('.')
 }
 
-/// The name of a ConfigMap or Secret: an RFC 1123 subdomain.
+/// Whether a text is an RFC 1123 subdomain, such as the name of a ConfigMap or Secret.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns)
 }
 
-/// A label or annotation key: `name` or `prefix.example/name`.
+/// Whether a text is a label or annotation key: `name` or `prefix.example/name`.
 #[must_use]
 pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
@@ -21,7 +28,7 @@ pub fn is_label_key(text: &str) -> bool {
     }
 }
 
-/// A label's value, which may be empty.
+/// Whether a text is the value of a label, which may be empty.
 #[must_use]
 pub fn is_label_value(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
@@ -31,7 +38,7 @@ pub fn is_label_value(text: &str) -> bool {
         && edge(text.chars().last())
 }
 
-/// A key in `data` of a ConfigMap or Secret.
+/// Whether a text is a key in `data` of a ConfigMap or Secret.
 #[must_use]
 pub fn is_data_key(text: &str) -> bool {
     !matches!(text, "" | "." | "..")

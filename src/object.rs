@@ -1,4 +1,4 @@
-//! ConfigMaps, Secrets and Namespaces as they come over the wire: one type for both kinds, only the fields we use.
+//! ConfigMaps, Secrets and Namespaces as the API server sends them: one type for both kinds, with the fields we use.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ pub enum Kind {
     Secret,
 }
 
-/// Where an object lives: kind, namespace and name.
+/// Identifies an object: kind, namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     pub kind: Kind,
@@ -36,7 +36,7 @@ pub struct Object {
     pub immutable: Option<bool>,
 }
 
-/// The part of `metadata` that matters here. Parsing `fieldsV1` would cost more than all the rest.
+/// The fields of `metadata` that we use. Parsing `fieldsV1` would cost more than the rest of the object.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
@@ -72,7 +72,7 @@ pub struct ManagedFields {
     pub time: String,
 }
 
-/// A Namespace: its metadata says all we need.
+/// A Namespace, of which we use just the metadata.
 #[derive(Clone, Deserialize)]
 pub struct NamespaceObject {
     pub metadata: Meta,
@@ -110,16 +110,24 @@ impl ObjectKey {
         Self::new(kind, &meta.namespace, &meta.name)
     }
 
-    /// Reads `namespace/name`, as in the `source` annotation of a companion.
+    /// Parses `namespace/name`, as in the `source` annotation of a companion.
+    ///
+    /// ```
+    /// use lockstep::object::{Kind, ObjectKey};
+    ///
+    /// let key = ObjectKey::parse(Kind::Secret, "team-a/db").unwrap();
+    /// assert_eq!((&*key.namespace, &*key.name), ("team-a", "db"));
+    /// assert_eq!(ObjectKey::parse(Kind::Secret, "../db"), None);
+    /// ```
     #[must_use]
     pub fn parse(kind: Kind, text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/')?;
-        // Anybody may have written it, and it ends up in URLs and logs.
+        // Validated, because anybody can write the annotation, and the key is used in URLs and logs.
         (names::is_label(namespace) && names::is_subdomain(name)).then(|| Self::new(kind, namespace, name))
     }
 }
 
-/// `namespace/name`, without the kind: what the `source` annotation holds and logs show.
+/// `namespace/name` without the kind, as in the `source` annotation and in logs.
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -138,8 +146,8 @@ impl Meta {
         self.deletion_timestamp.is_some()
     }
 
-    /// The resourceVersion as a number. Kubernetes guarantees that they compare as numbers since 1.35; a server
-    /// whose versions are no numbers makes every event the newest.
+    /// The resourceVersion as a number. Kubernetes guarantees since 1.35 that they compare as numbers; on a server with
+    /// other versions every event counts as the newest.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or(u64::MAX)
@@ -156,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_annotation_that_names_no_object_is_not_believed() {
+    fn invalid_source_annotations_are_rejected() {
         assert!(ObjectKey::parse(Kind::ConfigMap, "home/colors.v1").is_some());
         for text in [
             "",

@@ -1,4 +1,4 @@
-//! `lockstep manifests`: prints the files of `deploy/`, with the names of one instance in them.
+//! `lockstep manifests`: prints the files of `deploy/` with the domain, suffix and namespace of one instance.
 
 pub mod cert_manager;
 mod dashboard;
@@ -26,44 +26,45 @@ const CERTIFICATES_FILE: &str = include_str!("../../deploy/components/cert-manag
 const PODMONITOR_FILE: &str = include_str!("../../deploy/components/monitoring/podmonitor.yaml");
 const RULES_FILE: &str = include_str!("../../deploy/components/monitoring/rules.yaml");
 
-/// How webhooks reach the guard, up to the path: an address takes the place of all of it.
+/// The `clientConfig` of webhooks up to the path: `--webhook-url` replaces it.
 const SERVICE: &str = "service:
         name: lockstep
         namespace: lockstep-system
         path: ";
-/// The kinds that webhooks and policy look at.
+/// The kinds that webhooks and policy match.
 const KINDS: &str = "resources: [configmaps]";
-/// Whom the policy lets do anything: nobody, as the file stands.
+/// The users that the policy does not restrict: none in the file.
 const EXEMPT_USERS: &str = "username in []";
 const EXEMPT_GROUPS: &str = "group in []";
-/// The image that `make image` makes.
+/// The image that `make image` builds.
 const IMAGE: &str = concat!("lockstep:", env!("CARGO_PKG_VERSION"));
-/// The kinds that the Deployment mirrors; further settings follow here.
+/// The kinds that the Deployment mirrors: further environment variables are inserted after it.
 const DEPLOYED_KINDS: &str = "value: configmaps
 ";
 
-/// Names as for `lockstep run`, and from the same environment variables: both must be given the same.
+/// The flags of `lockstep manifests`. Domain, suffix and namespace must be the same as for `lockstep run`, so they have
+/// the same environment variables.
 #[derive(Debug, Clone, Args)]
 pub struct Manifests {
-    /// Where the API server reaches the guard, a process outside the cluster, such as `https://10.0.0.7:9443`: neither
-    /// Deployment nor Service
+    /// URL at which the API server reaches a guard outside the cluster, such as `https://10.0.0.7:9443`; leaves out
+    /// Deployment and Service
     #[arg(long, value_name = "URL", value_parser = webhook_url)]
     pub webhook_url: Option<String>,
 
-    /// Mirror and guard Secrets too
+    /// Mirror and guard Secrets as well
     #[arg(long)]
     pub secrets: bool,
 
-    /// Add a ValidatingAdmissionPolicy that protects companions while no replica runs; it refuses all deletes of them,
-    /// whatever protect says, but for none
+    /// Add a ValidatingAdmissionPolicy that protects companions while no replica runs; it refuses deletes of all
+    /// companions except those with `protect: none`
     #[arg(long)]
     pub policy: bool,
 
-    /// Have cert-manager make the guard's certificate and publish its CA
+    /// Have cert-manager issue the guard's certificate and inject its CA
     #[arg(long, conflicts_with = "webhook_url")]
     pub cert_manager: bool,
 
-    /// Add a PodMonitor and alerts for the Prometheus operator, and a dashboard for Grafana
+    /// Add a PodMonitor and alerts for the Prometheus operator, and a Grafana dashboard
     #[arg(long, conflicts_with = "webhook_url")]
     pub monitoring: bool,
 
@@ -71,7 +72,7 @@ pub struct Manifests {
     #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
     pub domain: String,
 
-    /// Appended to a source's name to make its companion's
+    /// Suffix of companion names: source `config` gets companion `config-synced`
     #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = config::SUFFIX, allow_hyphen_values = true, value_parser = config::suffix)]
     pub suffix: String,
 
@@ -79,19 +80,19 @@ pub struct Manifests {
     #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
     pub namespace: String,
 
-    /// Users whom guard and policy let do anything; a guard outside the cluster must be told itself
+    /// Users that guard and policy do not restrict; a guard outside the cluster needs the flag as well
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub exempt_user: Vec<String>,
 
-    /// Groups whose members guard and policy let do anything
+    /// Groups whose members guard and policy do not restrict
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub exempt_group: Vec<String>,
 
-    /// Users who write sources on behalf of others (cert-manager, Argo CD): only accept-from counts, not their rights
+    /// Users that write sources on behalf of others (cert-manager, Argo CD): accept-from decides, not their RBAC
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "webhook_url")]
     pub deputy_user: Vec<String>,
 
-    /// Groups whose members write sources on behalf of others
+    /// Groups whose members write sources on behalf of others: accept-from decides, not their RBAC
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "webhook_url")]
     pub deputy_group: Vec<String>,
 
@@ -100,8 +101,8 @@ pub struct Manifests {
     pub image: String,
 }
 
-pub fn run(wanted: &Manifests) -> anyhow::Result<()> {
-    stdout().write_all(wanted.render().as_bytes()).context("cannot print")
+pub fn run(manifests: &Manifests) -> anyhow::Result<()> {
+    stdout().write_all(manifests.render().as_bytes()).context("cannot write to standard output")
 }
 
 impl Manifests {
@@ -117,14 +118,14 @@ impl Manifests {
         if self.monitoring {
             files.extend([PODMONITOR_FILE, RULES_FILE, &dashboard]);
         }
-        files.into_iter().map(|file| self.fill_in(file)).collect::<Vec<_>>().join("---\n")
+        files.into_iter().map(|file| self.substitute_names(file)).collect::<Vec<_>>().join("---\n")
     }
 
-    fn fill_in(&self, file: &str) -> String {
+    fn substitute_names(&self, file: &str) -> String {
         let users = format!("username in {}", cel_list(&self.exempt_user));
         let groups = format!("group in {}", cel_list(&self.exempt_group));
         let url = self.webhook_url.as_ref().map(|url| format!("url: {url}"));
-        let settings = self.settings();
+        let environment = self.environment();
         let cert_manager =
             if self.cert_manager { cert_manager::changes(&self.namespace) } else { Vec::new() };
         let mut pairs = vec![
@@ -134,21 +135,21 @@ impl Manifests {
             (EXEMPT_USERS, &users),
             (EXEMPT_GROUPS, &groups),
             (IMAGE, &self.image),
-            (DEPLOYED_KINDS, &settings),
+            (DEPLOYED_KINDS, &environment),
         ];
         pairs.extend(cert_manager.iter().map(|(word, value)| (*word, value.as_str())));
         pairs.extend(url.as_ref().map(|url| (SERVICE, url.as_str())));
-        // Rights on Secrets are in a file of their own.
+        // The RBAC for Secrets is a file of its own.
         if self.secrets && file != RBAC_FILE {
             pairs.push((KINDS, "resources: [configmaps, secrets]"));
         }
         substitute(file, &pairs)
     }
 
-    /// The Deployment's kinds, and whatever else is not in the file.
-    fn settings(&self) -> String {
+    /// The Deployment's kinds, and the environment variables that the file does not have.
+    fn environment(&self) -> String {
         let kinds = if self.secrets { "configmaps,secrets" } else { "configmaps" };
-        let mut settings = format!("value: {kinds}\n");
+        let mut environment = format!("value: {kinds}\n");
         for (variable, names) in [
             ("LOCKSTEP_EXEMPT_USER", &self.exempt_user),
             ("LOCKSTEP_EXEMPT_GROUP", &self.exempt_group),
@@ -156,27 +157,27 @@ impl Manifests {
             ("LOCKSTEP_DEPUTY_GROUP", &self.deputy_group),
         ] {
             if !names.is_empty() {
-                // A JSON string is one of YAML, and a lone dollar might begin a reference to a variable.
+                // A JSON string is valid YAML. Kubernetes expands `$(NAME)` in values, and `$$` is a literal dollar.
                 let value = Value::from(names.join(",").replace('$', "$$"));
                 // Writing to a string cannot fail.
-                let _ = write!(settings, "            - name: {variable}\n              value: {value}\n");
+                let _ = write!(environment, "            - name: {variable}\n              value: {value}\n");
             }
         }
-        settings
+        environment
     }
 }
 
-/// A reference to an image. Only what it is made of is checked: it must not break the file it lands in.
+/// Parses `--image`. Only the characters are checked: the image must not break the YAML.
 fn image(text: &str) -> Result<String, String> {
-    let part_of_a_name = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
-    if text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(part_of_a_name) {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
+    if text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(is_allowed) {
         Ok(text.to_owned())
     } else {
-        Err("the name of an image is needed, such as `registry.example.com/lockstep:0.1.0`".to_owned())
+        Err("expected an image such as `registry.example.com/lockstep:0.1.0`".to_owned())
     }
 }
 
-/// A list of strings in CEL. It lands in a block of YAML, which takes printable ASCII as it is.
+/// A list of strings in CEL, in printable ASCII, which needs no escaping in a YAML block.
 fn cel_list(names: &[String]) -> String {
     let literals: Vec<String> = names.iter().map(|name| cel_string(name)).collect();
     format!("[{}]", literals.join(", "))
@@ -195,10 +196,10 @@ fn cel_string(text: &str) -> String {
     literal + "'"
 }
 
-/// An address such as the API server takes in `clientConfig.url`, without the path, which differs.
+/// Parses `--webhook-url`: a `clientConfig.url` without its path, which differs between webhooks.
 fn webhook_url(text: &str) -> Result<String, String> {
-    let bad = || "an address such as `https://10.0.0.7:9443` is needed: https, a host, no path".to_owned();
-    // A fragment is dropped by the parser, credentials are part of the authority.
+    let bad = || "expected a URL such as `https://10.0.0.7:9443`: https, a host, no path".to_owned();
+    // The parser would drop a fragment, and accept credentials as a part of the authority.
     if text.contains(['#', '?', '@']) {
         return Err(bad());
     }
@@ -206,20 +207,20 @@ fn webhook_url(text: &str) -> Result<String, String> {
     let authority = uri.authority().ok_or_else(bad)?;
     let host = authority.host();
     let v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host_is_right = match v6 {
+    let valid_host = match v6 {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
         None => names::is_subdomain(&host.to_ascii_lowercase()),
     };
-    let port_is_right = authority.as_str() == host || authority.port_u16().is_some_and(|port| port > 0);
-    let right = uri.scheme_str() == Some("https") && host_is_right && port_is_right && uri.path() == "/";
-    if right { Ok(format!("https://{authority}")) } else { Err(bad()) }
+    let valid_port = authority.as_str() == host || authority.port_u16().is_some_and(|port| port > 0);
+    let valid = uri.scheme_str() == Some("https") && valid_host && valid_port && uri.path() == "/";
+    if valid { Ok(format!("https://{authority}")) } else { Err(bad()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn wanted() -> Manifests {
+    fn manifests() -> Manifests {
         Manifests {
             webhook_url: None,
             secrets: true,
@@ -238,8 +239,8 @@ mod tests {
     }
 
     #[test]
-    fn names_are_replaced_everywhere_even_by_each_other() {
-        let everything = || Manifests { cert_manager: true, monitoring: true, ..wanted() };
+    fn names_are_replaced_everywhere_even_where_they_contain_each_other() {
+        let everything = || Manifests { cert_manager: true, monitoring: true, ..manifests() };
         let other = Manifests {
             domain: "lockstep-system.example".into(),
             suffix: "-workshop.io".into(),
@@ -262,33 +263,35 @@ mod tests {
     }
 
     #[test]
-    fn an_address_takes_the_place_of_the_service_in_every_webhook() {
+    fn webhook_url_replaces_the_service_in_every_webhook() {
         let url = Some("https://127.0.0.1:9443".to_owned());
-        let text = Manifests { webhook_url: url, ..wanted() }.render();
+        let text = Manifests { webhook_url: url, ..manifests() }.render();
         assert_eq!(text.matches("      url: https://127.0.0.1:9443/validate\n").count(), 3, "{text}");
         assert_eq!(text.matches("      url: https://127.0.0.1:9443/mutate\n").count(), 1, "{text}");
         assert!(!text.contains("service:\n") && !text.contains("kind: Service\n"), "{text}");
         for kind in ["Deployment", "PodDisruptionBudget", "NetworkPolicy"] {
             assert!(!text.contains(&format!("kind: {kind}\n")), "{kind}");
-            assert!(wanted().render().contains(&format!("kind: {kind}\n")), "{kind}");
+            assert!(manifests().render().contains(&format!("kind: {kind}\n")), "{kind}");
         }
     }
 
     #[test]
-    fn webhooks_and_policy_look_at_secrets_only_where_asked_to() {
-        assert_eq!(wanted().render().matches("resources: [configmaps, secrets]").count(), 5);
+    fn webhooks_and_policy_match_secrets_only_with_the_flag() {
+        assert_eq!(manifests().render().matches("resources: [configmaps, secrets]").count(), 5);
         assert!(
-            wanted().render().contains("- name: LOCKSTEP_KINDS\n              value: configmaps,secrets\n")
+            manifests()
+                .render()
+                .contains("- name: LOCKSTEP_KINDS\n              value: configmaps,secrets\n")
         );
-        let without = Manifests { secrets: false, ..wanted() }.render();
+        let without = Manifests { secrets: false, ..manifests() }.render();
         assert!(!without.contains("configmaps, secrets") && !without.contains("workshop.io-secrets"));
         assert!(without.contains("- name: LOCKSTEP_KINDS\n              value: configmaps\n"));
     }
 
     #[test]
-    fn whoever_is_exempt_is_named_in_the_policy_and_cannot_break_it() {
+    fn names_of_exempt_users_are_escaped_in_the_policy() {
         let exempt_user = vec!["alice".to_owned(), "o'brien\\ \n- ü workshop.io".to_owned()];
-        let text = Manifests { exempt_user, exempt_group: vec!["ops".to_owned()], ..wanted() }.render();
+        let text = Manifests { exempt_user, exempt_group: vec!["ops".to_owned()], ..manifests() }.render();
         let users = r"username in ['alice', 'o\'brien\\ \U0000000a- \U000000fc workshop.io'])";
         assert!(text.contains(users), "{text}");
         assert!(text.contains("exists(group, group in ['ops']))"), "{text}");
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deployment_is_told_what_differs_from_the_file() {
+    fn flags_become_environment_variables_of_the_deployment() {
         let exempt_user = vec!["a\"b: #$(X)".to_owned(), "bob".to_owned()];
         let text = Manifests {
             exempt_user,
@@ -306,7 +309,7 @@ mod tests {
             domain: "example.com".into(),
             suffix: "-1".into(),
             image: "registry.example.com/lockstep@sha256:0".into(),
-            ..wanted()
+            ..manifests()
         }
         .render();
         for part in [
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_is_that_of_this_version_and_cannot_break_the_file() {
+    fn default_image_is_this_version_and_invalid_images_are_rejected() {
         assert!(DEPLOYMENT_FILE.contains(&format!("image: {IMAGE}\n")), "deploy/base has another version");
         for text in ["", " ", "-x", "a b", "a\n- b", "a'b", "a#b"] {
             assert!(image(text).is_err(), "{text}");
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_address_of_a_host_is_taken() {
+    fn webhook_url_is_https_with_a_host_and_no_path() {
         for text in ["https://10.0.0.7:9443", "https://guard.example.com", "https://[::1]:9443"] {
             assert_eq!(webhook_url(text).as_deref(), Ok(text));
         }

@@ -1,4 +1,4 @@
-//! `lockstep run`: puts the parts together and takes them down in order.
+//! `lockstep run`: starts the parts, and stops them in order.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -36,7 +36,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let scope = settings.scope();
     let readiness = Readiness::new(conditions(&settings, &scope));
 
-    // Ports are taken first: that one is not to be had should not show after everything else.
+    // First, so that a port in use is reported at once.
     let ops_listener = bind(settings.ops_bind, "--ops-bind").await?;
     let webhook_listener = match settings.no_webhook {
         true => None,
@@ -54,7 +54,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         limits: ops_limits(),
     };
     tasks.spawn(async move {
-        // Served to the very end: a probe must not fail while what is under way is finished.
+        // Never stopped: the probes must not fail while requests and writes under way are finished.
         let (_never, stop) = watch::channel(false);
         ops.serve(ops_listener, stop).await;
         "ops server"
@@ -63,7 +63,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let identity = tokio::select! {
         biased;
         () = stopped(stop.clone()) => return Ok(()),
-        identity = introduce(&client) => identity,
+        identity = identify(&client) => identity,
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -89,8 +89,8 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             if !identity.starts_with("system:serviceaccount:") {
                 tracing::warn!(
                     identity,
-                    "the guard lets us do anything, and with us everybody who is {identity}: \
-                     use a ServiceAccount of our own, as in `lockstep manifests`"
+                    "the guard does not restrict {identity}, the user that Lockstep runs as, nor anybody else with \
+                     this identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
                 );
             }
             let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &readiness)?;
@@ -114,11 +114,11 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         tracing::info!(
             sources = world.read(World::source_count),
             companions = world.read(World::companion_count),
-            "everything is listed"
+            "all watches have listed"
         );
         let webhook = async {
             if let Some((listener, config, router)) = guard {
-                // Not before everything is listed: a verdict needs the world. Until then, peers wait in line.
+                // Only now, because a review needs the complete world. Connections made before wait in the backlog.
                 readiness.mark_true(Condition::Serving);
                 let tls = Some(Tls { config, metrics: metrics.clone() });
                 let server =
@@ -154,7 +154,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The right to write: by election, or without rivals.
+/// The right to write: by leader election, or permanent with `--no-leader-elect`.
 fn claim(
     settings: &config::Run,
     scope: &Scope,
@@ -184,8 +184,8 @@ async fn bind(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address}: choose another {flag}"))
 }
 
-/// Asks who we are, for as long as it takes: an API server that is away for a while is no reason to give up.
-async fn introduce(client: &Client) -> String {
+/// The user of this process. Retries without end, because an outage of the API server must not end the process.
+async fn identify(client: &Client) -> String {
     let mut retry = Retry::new(Backoff::new(Duration::from_millis(250), Duration::from_secs(5)));
     let mut log_once = LogOnce::default();
     loop {
@@ -195,11 +195,11 @@ async fn introduce(client: &Client) -> String {
                 let text = match failure {
                     Failure::Forbidden(detail) => {
                         format!(
-                            "the API server does not know us ({detail}): check the token or certificate of the kubeconfig"
+                            "the API server does not accept the credentials ({detail}): check the token or certificate of the kubeconfig"
                         )
                     }
                     other => format!(
-                        "the API server cannot be reached ({other}): check the address in the kubeconfig and that it is up"
+                        "the API server cannot be reached ({other}): check its address in the kubeconfig and that it is running"
                     ),
                 };
                 if log_once.is_new(&text) {
@@ -211,7 +211,7 @@ async fn introduce(client: &Client) -> String {
     }
 }
 
-/// Turns true on Ctrl+C, and on SIGTERM when others have had time to learn that we go.
+/// Becomes true on Ctrl+C at once, and on SIGTERM after `drain`, when the endpoints no longer list this replica.
 fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl+C")?;
@@ -220,7 +220,7 @@ fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::R
         tokio::select! {
             _ = terminate.recv() => {
                 readiness.mark_false(Condition::NotStopping);
-                tracing::info!(drain = ?drain, "asked to stop: serving on until endpoints have dropped us");
+                tracing::info!(drain = ?drain, "SIGTERM received: serving until the endpoints no longer list this replica");
                 tokio::select! {
                     () = tokio::time::sleep(drain) => {}
                     _ = terminate.recv() => {}
@@ -229,15 +229,15 @@ fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::R
             }
             _ = interrupt.recv() => readiness.mark_false(Condition::NotStopping),
         }
-        tracing::info!("stopping: what is under way is finished first");
+        tracing::info!("stopping: finishing requests and writes under way");
         sender.send_replace(true);
-        // The channel stays open: a closed one would read as an error, not as a stop.
+        // The sender lives on, because a closed channel would be an error for its receivers.
         sender.closed().await;
     });
     Ok(receiver)
 }
 
-/// Probes and scrapes are few and short. Who scrapes over HTTP/1.1 asks again on a new connection.
+/// Probes and scrapes are few and short.
 fn ops_limits() -> tls::Limits {
     tls::Limits { connections: 64, leaving: 16, headers: Duration::from_secs(10), ..tls::Limits::default() }
 }
@@ -257,7 +257,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn who_has_no_rivals_leads() {
+    async fn without_leader_election_the_claim_is_held_at_once() {
         let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));

@@ -1,7 +1,7 @@
-//! What the component `cert-manager` changes in other files, as its kustomization does: certificates come from a Secret
-//! that it fills, and the rights to make our own go.
+//! What the component `cert-manager` changes in other files, as its kustomization does: the certificate comes from a
+//! Secret that cert-manager writes, and the RBAC for generated certificates is removed.
 
-/// Where the Deployment's environment ends.
+/// The text after the Deployment's environment.
 pub const AFTER_ENVIRONMENT: &str = "          ports:
             - name: webhook
 ";
@@ -10,7 +10,7 @@ pub const ENVIRONMENT: &str = "            - name: LOCKSTEP_TLS_CERT
             - name: LOCKSTEP_TLS_KEY
               value: /etc/lockstep/tls/tls.key
 ";
-/// Where the Deployment ends.
+/// The end of the Deployment.
 pub const END_OF_CONTAINER: &str = "              drop: [ALL]
 ";
 pub const VOLUMES: &str = "          volumeMounts:
@@ -22,11 +22,11 @@ pub const VOLUMES: &str = "          volumeMounts:
           secret:
             secretName: lockstep-tls
 ";
-/// Where the metadata of webhook configurations ends.
+/// The text after the metadata of webhook configurations.
 const WEBHOOKS: &str = "
 webhooks:
 ";
-/// The rights to look after certificates of our own.
+/// The RBAC for generated certificates.
 pub const BUNDLE_RIGHTS: &str = "  # the caBundle of the guard's own webhooks
   - apiGroups: [admissionregistration.k8s.io]
     resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]
@@ -42,7 +42,7 @@ pub const SECRET_RIGHTS: &str = "  - apiGroups: [\"\"]
     verbs: [list, watch, patch]
 ";
 
-/// Words of the files, and what takes their place.
+/// Texts in the files, and their replacements.
 pub(super) fn changes(namespace: &str) -> Vec<(&'static str, String)> {
     let annotation = format!("cert-manager.io/inject-ca-from: {namespace}/lockstep-tls");
     vec![
@@ -60,15 +60,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_word_is_in_its_file() {
-        for (file, word, times) in [
+    fn replaced_texts_are_in_their_files() {
+        for (file, text, times) in [
             (DEPLOYMENT_FILE, AFTER_ENVIRONMENT, 1),
             (DEPLOYMENT_FILE, END_OF_CONTAINER, 1),
             (WEBHOOK_FILE, WEBHOOKS, 2),
             (RBAC_FILE, BUNDLE_RIGHTS, 1),
             (RBAC_FILE, SECRET_RIGHTS, 1),
         ] {
-            assert_eq!(file.matches(word).count(), times, "{word}");
+            assert_eq!(file.matches(text).count(), times, "{text}");
         }
     }
 }

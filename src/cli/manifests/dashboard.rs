@@ -1,9 +1,9 @@
-//! The ConfigMap that kustomize generates around the dashboard, for Grafana's sidecar to find.
+//! The ConfigMap with the dashboard for Grafana's sidecar, as kustomize generates it.
 
 use std::fmt::Write as _;
 
 const DASHBOARD_FILE: &str = include_str!("../../../deploy/components/monitoring/dashboard.json");
-const AROUND: &str = "apiVersion: v1
+const HEADER: &str = "apiVersion: v1
 kind: ConfigMap
 metadata:
   name: lockstep-dashboard
@@ -16,7 +16,7 @@ data:
 ";
 
 pub(super) fn configmap() -> String {
-    let mut text = AROUND.to_owned();
+    let mut text = HEADER.to_owned();
     for line in DASHBOARD_FILE.lines() {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "    {line}");
