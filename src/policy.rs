@@ -1,4 +1,4 @@
-//! What a source asks for: its annotations, parsed once, with defaults and every reason to say no.
+//! The policy of a source: its annotations, parsed and validated, or the [`Fault`] that keeps it from being mirrored.
 
 pub mod pattern;
 pub mod selector;
@@ -19,11 +19,17 @@ use crate::{
 };
 use pattern::{Pattern, Patterns, items};
 
-/// More names than this in `target-namespaces` belong in a prefix or a selector. Nor are there more of anything else
-/// that is compared with every namespace or every label: an annotation has room for a hundred thousand.
-pub const MAX_NAMES: usize = 50;
+/// The maximum of items in each list of an annotation. Every item is compared with every namespace or label, and an
+/// annotation could have a hundred thousand.
+pub const MAX_ITEMS: usize = 50;
+/// The maximum length of the name of an object.
+const MAX_NAME_BYTES: usize = 253;
+/// How much of an annotation a message quotes.
+const MAX_QUOTED_BYTES: usize = 60;
+/// The maximum length of what a message says about an annotation.
+const MAX_PROBLEM_BYTES: usize = 200;
 
-/// What a source asks for.
+/// What the annotations of a source ask for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
     pub targets: Targets,
@@ -36,16 +42,17 @@ pub struct Policy {
     pub paused: bool,
 }
 
-/// The namespaces in which a source wants a companion. One matches if any of the fields matches it.
+/// The namespaces in which a source wants companions. A namespace is wanted if any of the fields matches it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Targets {
+    /// `.`: the source's own namespace.
     pub own: bool,
     pub names: BTreeSet<String>,
     pub prefixes: Vec<String>,
     pub selector: Option<Selector>,
 }
 
-/// What the guard keeps people from doing to a companion.
+/// Which requests for a companion the guard refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum Protect {
     #[default]
@@ -54,26 +61,26 @@ pub enum Protect {
     None,
 }
 
-/// Why a source gets no companion. The message says what is wrong and what to do.
+/// Why a source is not mirrored. The message says what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error("annotation {key}: {problem}")]
     Annotation { key: String, problem: String },
-    #[error("the companion's name `{name}` is {} characters long, 253 are allowed: set {key} to a shorter one", name.len())]
+    #[error("the companion's name `{name}` has {} characters, {MAX_NAME_BYTES} are allowed: set {key} to a shorter one", name.len())]
     NameTooLong { name: String, key: String },
-    #[error("the companion would have its source's own name and place: choose another {key}")]
+    #[error("the companion would overwrite its source: choose another {key}, or other target namespaces")]
     OwnName { key: String },
     #[error("the name kube-root-ca.crt belongs to Kubernetes in every namespace: choose another {key}")]
     ReservedName { key: String },
     #[error(
-        "it is itself a companion of {source_key}: label that one, or remove our annotations from this copy"
+        "it is itself a companion of {source_key}: label that source, or remove Lockstep's labels and annotations from this copy"
     )]
     IsCompanion { source_key: String },
-    #[error("Secrets of type {0} are bound to one place and are never mirrored")]
+    #[error("Secrets of type {0} are valid in one place only and are never mirrored")]
     SecretType(String),
-    #[error("a Secret of type {type_} needs the key {missing}: leave it in the annotation {key}")]
+    #[error("a Secret of type {type_} needs the key {missing}: add it to the annotation {key}")]
     KeysBreakType { type_: String, missing: &'static str, key: String },
-    #[error("Lockstep's own namespace holds no sources: move it to another namespace")]
+    #[error("sources are not allowed in Lockstep's own namespace: move this one to another namespace")]
     OwnNamespace,
 }
 
@@ -94,42 +101,42 @@ impl Fault {
 }
 
 impl Policy {
-    /// What an object asks for as a source, or why it gets nothing. Of its content, only the names of keys are read.
+    /// The policy of a source, or why it is not mirrored. Reads the names of keys, not their values.
     pub fn of(keys: &Keys, own_namespace: &str, key: &ObjectKey, object: &Object) -> Result<Self, Fault> {
         if *key.namespace == *own_namespace {
             return Err(Fault::OwnNamespace);
         }
         let policy = Self::parse(keys, &object.metadata)?;
-        policy.refusal(keys, key.kind, object)?;
+        policy.check_secret(keys, key.kind, object)?;
         Ok(policy)
     }
 
-    /// Reads the annotations of a source. Defaults are the built-in ones: those of a namespace count only once
-    /// they are stamped on the source, for only then were they reviewed.
+    /// Parses the annotations of a source. The defaults of its namespace are not read here: they apply once the webhook
+    /// has written them to the source, because only then are they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
-        let read = Reader { keys, meta };
+        let parser = Parser { keys, meta };
         if keys.has_marks(meta) {
             let source_key = meta
                 .annotations
                 .get(&keys.source)
-                .map_or_else(|| "another source".to_owned(), |text| shorten(text, 200));
+                .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_BYTES));
             return Err(Fault::IsCompanion { source_key });
         }
-        let targets = read.targets()?;
+        let targets = parser.targets()?;
         Ok(Self {
-            companion: read.companion_name(&targets)?,
+            companion: parser.companion_name(&targets)?,
             targets,
-            keys: read.key_selection()?,
-            copy_labels: read.patterns(&keys.copy_labels)?,
-            copy_annotations: read.patterns(&keys.copy_annotations)?,
-            protect: read.protect()?,
-            adopt: read.flag(&keys.adopt)?,
-            paused: read.flag(&keys.paused)?,
+            keys: parser.key_selection()?,
+            copy_labels: parser.patterns(&keys.copy_labels)?,
+            copy_annotations: parser.patterns(&keys.copy_annotations)?,
+            protect: parser.protect()?,
+            adopt: parser.flag(&keys.adopt)?,
+            paused: parser.flag(&keys.paused)?,
         })
     }
 
-    /// What may not be mirrored, whatever the annotations say.
-    fn refusal(&self, keys: &Keys, kind: Kind, object: &Object) -> Result<(), Fault> {
+    /// Secrets that may not be mirrored, whatever the annotations say.
+    fn check_secret(&self, keys: &Keys, kind: Kind, object: &Object) -> Result<(), Fault> {
         if kind != Kind::Secret {
             return Ok(());
         }
@@ -148,7 +155,7 @@ impl Policy {
         }
     }
 
-    /// Whether companions of two objects that both ask for this are the same.
+    /// Whether two sources with this policy have the same companions.
     #[must_use]
     pub fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
         type Map = BTreeMap<String, String>;
@@ -175,7 +182,7 @@ pub fn copied<'a>(
     from.iter().filter(|(key, _)| patterns.matches(key) && keys.may_copy(key))
 }
 
-/// The keys that the API server demands of a Secret's type; of each group, one.
+/// The keys that the API server requires for a type of Secret: at least one of each group.
 fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
     let required: &'static [&'static [&'static str]] = match type_ {
         "kubernetes.io/tls" => &[&["tls.crt"], &["tls.key"]],
@@ -189,7 +196,20 @@ fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
 }
 
 impl Targets {
-    /// Adds what a comma list of `.`, names and prefixes stands for. An error says what is wrong with the list.
+    /// Adds a comma-separated list of `.`, names and prefixes. The error says what is wrong with the list.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    /// use lockstep::policy::Targets;
+    ///
+    /// let mut targets = Targets::default();
+    /// targets.add("., team-*").unwrap();
+    /// let labels = BTreeMap::new();
+    /// assert!(targets.wants("home", "home", &labels));
+    /// assert!(targets.wants("home", "team-a", &labels));
+    /// assert!(!targets.wants("home", "other", &labels));
+    /// assert!(targets.add("*-team").is_err());
+    /// ```
     pub fn add(&mut self, text: &str) -> Result<(), String> {
         for pattern in text.parse::<Patterns>().map_err(|error| error.to_string())?.0 {
             match pattern {
@@ -207,19 +227,19 @@ impl Targets {
                 }
             }
         }
-        if self.names.len() > MAX_NAMES {
+        if self.names.len() > MAX_ITEMS {
             return Err(format!(
-                "{} names, {MAX_NAMES} are allowed: use a prefix such as `team-*` or a selector",
+                "{} names, {MAX_ITEMS} are allowed: use a prefix such as `team-*` or a selector",
                 self.names.len()
             ));
         }
-        if self.prefixes.len() > MAX_NAMES {
-            return Err(format!("{} prefixes, {MAX_NAMES} are allowed: use a selector", self.prefixes.len()));
+        if self.prefixes.len() > MAX_ITEMS {
+            return Err(format!("{} prefixes, {MAX_ITEMS} are allowed: use a selector", self.prefixes.len()));
         }
         Ok(())
     }
 
-    /// Whether a namespace is wanted, by a source that lives in `home`.
+    /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels.
     #[must_use]
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
         (self.own && home == namespace)
@@ -228,13 +248,13 @@ impl Targets {
             || self.selector.as_ref().is_some_and(|selector| selector.matches(labels))
     }
 
-    /// Whether nothing but the source's own namespace can ever match.
+    /// Whether only the source's own namespace can match.
     #[must_use]
     pub fn only_own(&self) -> bool {
         self.names.is_empty() && self.prefixes.is_empty() && self.selector.is_none()
     }
 
-    /// Whether a namespace was asked for by its name, not by a pattern.
+    /// Whether a namespace is wanted by its name, not by a pattern: then it is worth a warning if it gets no companion.
     #[must_use]
     pub fn names_explicitly(&self, home: &str, namespace: &str) -> bool {
         self.names.contains(namespace) || (self.own && home == namespace)
@@ -260,18 +280,18 @@ impl FromStr for Protect {
             "edits" => Ok(Self::Edits),
             "all" => Ok(Self::All),
             "none" => Ok(Self::None),
-            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, 60))),
+            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, MAX_QUOTED_BYTES))),
         }
     }
 }
 
-/// Reads one annotation after the other; an error names the annotation.
-struct Reader<'a> {
+/// Parses one annotation at a time; an error names the annotation.
+struct Parser<'a> {
     keys: &'a Keys,
     meta: &'a Meta,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Parser<'a> {
     fn get(&self, key: &str) -> Option<&'a str> {
         self.meta.annotations.get(key).map(String::as_str)
     }
@@ -295,21 +315,24 @@ impl<'a> Reader<'a> {
         let key = &self.keys.companion_name;
         let name = match self.get(key) {
             Some(name) if names::is_subdomain(name) => name.to_owned(),
-            Some(name) if name.len() > 253 => {
+            Some(name) if name.len() > MAX_NAME_BYTES => {
                 return Err(Fault::NameTooLong { name: name.to_owned(), key: key.clone() });
             }
             Some(name) => {
-                return Err(fault(key, &format!("`{}` is not a name for an object", shorten(name, 60))));
+                return Err(fault(
+                    key,
+                    &format!("`{}` is not a valid name of an object", shorten(name, MAX_QUOTED_BYTES)),
+                ));
             }
             None => format!("{}{}", self.meta.name, self.keys.suffix),
         };
-        if name.len() > 253 {
+        if name.len() > MAX_NAME_BYTES {
             return Err(Fault::NameTooLong { name, key: key.clone() });
         }
         if name == "kube-root-ca.crt" {
             return Err(Fault::ReservedName { key: key.clone() });
         }
-        // Only here: elsewhere, the same name in another place is what many people want.
+        // In other namespaces, companions with the name of their source are common.
         let home = &self.meta.namespace;
         if name == self.meta.name && targets.names_explicitly(home, home) {
             return Err(Fault::OwnName { key: key.clone() });
@@ -320,12 +343,12 @@ impl<'a> Reader<'a> {
     fn key_selection(&self) -> Result<KeySelection, Fault> {
         let key = &self.keys.keys;
         let Some(text) = self.get(key) else { return Ok(KeySelection(None)) };
-        let mut chosen = BTreeMap::new();
+        let mut selected = BTreeMap::new();
         let mut taken = BTreeSet::new();
         for item in items(text) {
             let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
             if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
-                return Err(fault(key, &format!("`{}` is not a key", shorten(bad, 60))));
+                return Err(fault(key, &format!("`{}` is not a valid key", shorten(bad, MAX_QUOTED_BYTES))));
             }
             if !taken.insert(to) {
                 return Err(fault(
@@ -333,22 +356,22 @@ impl<'a> Reader<'a> {
                     &format!("two keys would be copied to `{to}`: give one another name"),
                 ));
             }
-            if chosen.insert(from.to_owned(), to.to_owned()).is_some() {
+            if selected.insert(from.to_owned(), to.to_owned()).is_some() {
                 return Err(fault(key, &format!("`{from}` is named twice")));
             }
         }
-        if chosen.is_empty() {
+        if selected.is_empty() {
             return Err(fault(key, &pattern::BadPattern::Empty));
         }
-        Ok(KeySelection(Some(chosen)))
+        Ok(KeySelection(Some(selected)))
     }
 
     fn patterns(&self, key: &str) -> Result<Patterns, Fault> {
         let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
         let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
-        if patterns.0.len() > MAX_NAMES {
+        if patterns.0.len() > MAX_ITEMS {
             let problem = format!(
-                "{} items, {MAX_NAMES} are allowed: use a prefix such as `example.com/*`",
+                "{} items, {MAX_ITEMS} are allowed: use a prefix such as `example.com/*`",
                 patterns.0.len()
             );
             return Err(fault(key, &problem));
@@ -375,20 +398,21 @@ impl<'a> Reader<'a> {
         match self.get(key) {
             None | Some("false") => Ok(false),
             Some("true") => Ok(true),
-            Some(other) => {
-                Err(fault(key, &format!("`{}` is neither `true` nor `false`", shorten(other, 60))))
-            }
+            Some(other) => Err(fault(
+                key,
+                &format!("`{}` is neither `true` nor `false`", shorten(other, MAX_QUOTED_BYTES)),
+            )),
         }
     }
 }
 
-/// Whether some namespace's name can start like this.
+/// Whether the name of a namespace can start with this.
 fn is_prefix(prefix: &str) -> bool {
     names::is_label(&format!("{prefix}x"))
 }
 
 fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
-    Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), 200) }
+    Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_BYTES) }
 }
 
 #[cfg(test)]
@@ -416,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn without_annotations_the_built_in_defaults_apply() {
+    fn source_without_annotations_has_the_built_in_defaults() {
         let policy = parse(&[]).unwrap();
         assert!(policy.targets.own && policy.targets.only_own());
         assert_eq!(policy.companion, "colors-synced");
@@ -425,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_own_names_prefixes_and_a_selector() {
+    fn targets_match_own_namespace_names_prefixes_and_selector() {
         let policy =
             parse(&[("target-namespaces", "., other, team-*"), ("target-selector", "env in (dev)")]).unwrap();
         let dev = BTreeMap::from([("env".to_owned(), "dev".to_owned())]);
@@ -442,12 +466,12 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_alone_does_not_mean_the_own_namespace() {
+    fn selector_alone_does_not_match_the_own_namespace() {
         assert!(!parse(&[("target-selector", "env=dev")]).unwrap().targets.own);
     }
 
     #[test]
-    fn malformed_annotations_name_the_annotation() {
+    fn fault_of_a_malformed_annotation_names_it() {
         let fifty_one = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
         let prefixes = fifty_one.replace(',', "*,") + "*";
         for (key, value) in [
@@ -479,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_are_faults() {
+    fn impossible_companion_names_are_faults() {
         assert!(matches!(parse(&[("companion-name", "kube-root-ca.crt")]), Err(Fault::ReservedName { .. })));
         assert!(matches!(parse(&[("companion-name", "colors")]), Err(Fault::OwnName { .. })));
         assert!(parse(&[("companion-name", "colors"), ("target-namespaces", "other")]).is_ok());
@@ -488,14 +512,14 @@ mod tests {
     }
 
     #[test]
-    fn a_companion_is_no_source() {
+    fn companion_as_a_source_is_a_fault() {
         let mut meta = source(&[("source", "a/b")]);
         meta.labels.insert("workshop.io/companion".into(), "true".into());
         assert!(matches!(Policy::parse(&keys(), &meta), Err(Fault::IsCompanion { .. })));
     }
 
     #[test]
-    fn secrets_that_are_bound_to_one_place_or_lose_a_needed_key_are_refused() {
+    fn token_secrets_and_secrets_without_a_required_key_are_faults() {
         let policy = parse(&[]).unwrap();
         let secret = |type_: &str, held: &[&str]| Object {
             metadata: source(&[]),
@@ -504,7 +528,7 @@ mod tests {
             binary_data: None,
             immutable: None,
         };
-        let check = |object: &Object| policy.refusal(&keys(), Kind::Secret, object);
+        let check = |object: &Object| policy.check_secret(&keys(), Kind::Secret, object);
         for type_ in ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"] {
             assert!(matches!(check(&secret(type_, &["token"])), Err(Fault::SecretType(_))));
         }

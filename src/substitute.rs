@@ -5,7 +5,7 @@
 /// ```
 /// use lockstep::substitute::substitute;
 ///
-/// assert_eq!(substitute("a and b", &[("a", "b"), ("b", "c")]), "b and c");
+/// assert_eq!(substitute("x-y", &[("x", "y"), ("y", "z")]), "y-z");
 /// ```
 #[must_use]
 pub fn substitute(text: &str, pairs: &[(&str, &str)]) -> String {

@@ -2,15 +2,15 @@
 //! and clients of the guard.
 
 pub mod api;
-mod captured;
+mod captured_logs;
 pub mod cluster;
 pub mod peer;
-mod scratch;
+mod temp_dir;
 
 use std::sync::Arc;
 
-pub use captured::CapturedLogs;
-pub use scratch::TempDir;
+pub use captured_logs::CapturedLogs;
+pub use temp_dir::TempDir;
 
 use crate::{
     keys::Keys,

@@ -310,14 +310,14 @@ mod tests {
     use super::*;
     use crate::{
         object::Object,
-        testing::api::{Asked, api_server, refusal},
+        testing::api::{ApiRequest, api_server, refusal},
     };
 
     #[tokio::test(start_paused = true)]
     async fn watches_that_end_at_once_back_off_on_a_server_without_streaming_lists() {
         let (watches, enough) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()));
         let (asked_at, full) = (watches.clone(), enough.clone());
-        let client = api_server(move |asked: Asked| {
+        let client = api_server(move |asked: ApiRequest| {
             let answer = if asked.uri.contains("sendInitialEvents") {
                 refusal(422, "Invalid")
             } else if asked.uri.contains("watch=true") {

@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{plan, targets},
-    policy::{Fault, MAX_NAMES, Policy, Protect},
+    policy::{Fault, MAX_ITEMS, Policy, Protect},
     world::state::{Admission, World},
 };
 
@@ -310,7 +310,7 @@ impl<'a> Case<'a> {
             .map(|(at, _)| at)
             .filter(|at| !required.covers(at))
             .collect();
-        let many = leftover.len() > MAX_NAMES;
+        let many = leftover.len() > MAX_ITEMS;
         for at in leftover {
             if many {
                 required.add_cluster_wide(&at.name, Verbs::Delete);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::*;
-use crate::testing::api::{Asked, api_server, refusal};
+use crate::testing::api::{ApiRequest, api_server, refusal};
 
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -133,7 +133,7 @@ impl Server {
         api_server(move |asked| server.clone().answer(asked))
     }
 
-    async fn answer(self, asked: Asked) -> (u16, Value) {
+    async fn answer(self, asked: ApiRequest) -> (u16, Value) {
         if asked.method == Method::GET {
             return match &*self.lease.lock().unwrap() {
                 Some(lease) => (200, json!(lease)),

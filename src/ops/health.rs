@@ -20,9 +20,9 @@ pub enum Condition {
     Certificate,
     /// The webhook configurations hold the CA that signed it.
     Bundle,
-    /// The guard's port answers.
+    /// The webhook's port serves requests.
     Serving,
-    /// The process was not asked to stop.
+    /// The process has not received SIGTERM or Ctrl+C.
     NotStopping,
 }
 
@@ -95,19 +95,19 @@ impl fmt::Display for Condition {
         match self {
             Self::Listed(watch) => write!(f, "not yet listed: {watch}"),
             Self::Certificate => f.write_str("no valid certificate"),
-            Self::Bundle => f.write_str("our CA is not in the webhook configurations"),
+            Self::Bundle => f.write_str("the CA is not in the webhook configurations"),
             Self::NotStopping => f.write_str("stopping"),
-            Self::Serving => f.write_str("the webhook's port does not answer"),
+            Self::Serving => f.write_str("the webhook does not serve yet"),
         }
     }
 }
 
 /// `/readyz`. The guard serves it on its own port, too: an answer there proves that the port serves.
 pub fn readyz(readiness: Readiness) -> Router {
-    Router::new().route("/readyz", get(|| async move { answer(&readiness) }))
+    Router::new().route("/readyz", get(|| async move { readyz_response(&readiness) }))
 }
 
-/// The routes. `/healthz` says only that the process answers, because a task that ends, ends the process.
+/// All routes. `/healthz` always answers 200: the process ends when one of its tasks does, so an answer is enough.
 pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
     readyz(readiness.clone()).route("/healthz", get(|| async { "ok\n" })).route(
         "/metrics",
@@ -122,7 +122,7 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
     )
 }
 
-fn answer(readiness: &Readiness) -> impl IntoResponse + use<> {
+fn readyz_response(readiness: &Readiness) -> impl IntoResponse + use<> {
     let unmet: Vec<String> = readiness.unmet().iter().map(ToString::to_string).collect();
     if unmet.is_empty() {
         (StatusCode::OK, "ok\n".to_owned())
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    async fn asked(router: &Router, path: &str) -> (StatusCode, String) {
+    async fn get_text(router: &Router, path: &str) -> (StatusCode, String) {
         let request = Request::get(path).body(Body::empty()).unwrap();
         let answer = router.clone().oneshot(request).await.unwrap();
         let status = answer.status();
@@ -150,12 +150,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_metric_says_what_readyz_says() {
+    async fn ready_metric_agrees_with_readyz() {
         let readiness = Readiness::new([Condition::Serving]);
         let router = routes(Metrics::new(), readiness.clone());
         let ready = async |status: StatusCode, line: &str| {
-            assert_eq!(asked(&router, "/readyz").await.0, status);
-            let (_, text) = asked(&router, "/metrics").await;
+            assert_eq!(get_text(&router, "/readyz").await.0, status);
+            let (_, text) = get_text(&router, "/metrics").await;
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         };
         ready(StatusCode::SERVICE_UNAVAILABLE, "lockstep_ready 0").await;

@@ -1,4 +1,4 @@
-//! Logs: text on a terminal, JSON elsewhere. Content of ConfigMaps and Secrets never reaches them.
+//! Logs: text on a terminal, JSON elsewhere. They never contain values of ConfigMaps and Secrets.
 
 use std::io::IsTerminal;
 
@@ -35,8 +35,8 @@ impl LogOnce {
     }
 }
 
-/// The levels, whatever `RUST_LOG` adds: kube-client logs whole answers that it cannot decode, Secrets included,
-/// and hyper logs what it reads, so both stay silent.
+/// A filter with these levels in which some crates stay silent: kube-client logs whole responses that it cannot decode,
+/// Secrets included, and hyper logs what it reads.
 #[must_use]
 pub fn filter(levels: &str) -> EnvFilter {
     const SILENT: [&str; 6] =
@@ -50,9 +50,11 @@ pub fn filter(levels: &str) -> EnvFilter {
 /// Installs the global subscriber. Logs go to standard error.
 pub fn init(format: Option<Format>) {
     let format = format.unwrap_or(if std::io::stderr().is_terminal() { Format::Text } else { Format::Json });
-    // A more specific directive for a module below a silent crate would win over it: only our own are taken.
-    let levels =
-        std::env::var("RUST_LOG").ok().filter(|levels| is_plain(levels)).unwrap_or_else(|| "info".into());
+    // A directive for a module of a silent crate would override the crate's, so only directives for ours are accepted.
+    let levels = std::env::var("RUST_LOG")
+        .ok()
+        .filter(|levels| names_only_our_crate(levels))
+        .unwrap_or_else(|| "info".into());
     let builder = fmt().with_env_filter(filter(&levels)).with_writer(std::io::stderr).with_target(false);
     match format {
         Format::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
@@ -60,8 +62,8 @@ pub fn init(format: Option<Format>) {
     }
 }
 
-/// Whether a filter names no crate but ours. A word alone is a level, or a crate at every level.
-fn is_plain(levels: &str) -> bool {
+/// Whether a filter names no other crate. A directive without `=` is a level, or a crate with all levels.
+fn names_only_our_crate(levels: &str) -> bool {
     levels.split(',').all(|directive| {
         let level = directive.parse::<LevelFilter>().is_ok();
         level || directive.starts_with("lockstep")
@@ -83,11 +85,11 @@ mod tests {
     }
 
     #[test]
-    fn what_kube_logs_of_an_answer_it_cannot_decode_never_shows() {
+    fn logs_of_kube_and_hyper_never_show() {
         for levels in ["info", "trace", "lockstep=trace"] {
             let captured = CapturedLogs::default();
             let capturing = captured.start(levels);
-            // As in kube_client::client::Client::request.
+            // kube_client::client::Client::request logs like this.
             tracing::warn!(target: "kube_client::client", "hush");
             tracing::trace!(target: "hyper::proto::h1::io", "hush");
             tracing::info!(target: "lockstep::mirror", "shown");
@@ -99,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_that_names_other_crates_is_not_taken() {
+    fn filter_that_names_other_crates_is_rejected() {
         for levels in ["debug", "OFF", "lockstep=debug,info", "lockstep", "warn,lockstep::guard=trace"] {
-            assert!(is_plain(levels), "{levels}");
+            assert!(names_only_our_crate(levels), "{levels}");
         }
         for levels in ["kube_client::client=warn", "info,kube=trace", "h2", "info,h2", "[span]=trace"] {
-            assert!(!is_plain(levels), "{levels}");
+            assert!(!names_only_our_crate(levels), "{levels}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Every metric, in one place. Labels come from closed sets, never from content; `manager` alone is what others chose,
-//! and bounded in number.
+//! All metrics. Label values come from closed sets, never from content. Only `manager` is chosen by others, and the
+//! number of its values is limited.
 
 use std::{
     collections::HashSet,
@@ -47,14 +47,14 @@ pub struct Metrics {
     pub bundle_writes: Counter,
 }
 
-/// What became of a review.
+/// How an admission review ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReviewResult {
     Allowed,
     /// Defaults were added.
     Stamped,
     Denied(&'static str),
-    /// It was no review of ours, or too much at a time.
+    /// The request was not an admission review, or there were too many at a time.
     Rejected,
 }
 
@@ -122,48 +122,48 @@ impl Metrics {
             reconcile_seconds: duration(
                 r,
                 "reconcile_duration_seconds",
-                "Time from taking a source to having carried out its plan",
+                "Time from taking a source from the queue until its plan is carried out",
             ),
-            reconciles: add(r, "reconciles", "Looks at a source, by result"),
+            reconciles: add(r, "reconciles", "Reconciles of a source, by result"),
             writes: add(r, "companion_writes", "Companions written, by action"),
-            heals: add(r, "heals", "Companions put right, by what had been done to them"),
-            conflicts: add(r, "conflicts", "Companion names held by something that is not ours"),
-            troubles: add(r, "troubles", "What keeps sources from having their companions"),
-            fights: add(r, "fights", "Heals put off because somebody undoes them"),
+            heals: add(r, "heals", "Companions healed, by what had been changed"),
+            conflicts: add(
+                r,
+                "conflicts",
+                "Companions that cannot be written because a foreign object has their name",
+            ),
+            troubles: add(r, "troubles", "Reasons for which sources do not have their companions"),
+            fights: add(r, "fights", "Heals that were delayed because another field manager overwrites them"),
             managers: Arc::default(),
-            sources: add(r, "sources", "Sources known"),
-            companions: add(r, "companions", "Companions known"),
+            sources: add(r, "sources", "Sources"),
+            companions: add(r, "companions", "Companions"),
             deletes_held: add(
                 r,
                 "deletes_held",
                 "1 while deletes are held because they look like an accident",
             ),
-            watch_age: add(r, "watch_age_seconds", "Time since a watch last showed life"),
-            watch_restarts: add(r, "watch_restarts", "Watches begun anew with a fresh list"),
+            watch_age: add(r, "watch_age_seconds", "Time since a watch last received anything"),
+            watch_restarts: add(r, "watch_restarts", "Lists that watches started with"),
             api_calls: add(r, "api_calls", "Calls to the API server, by verb and code"),
             events_dropped: add(r, "events_dropped", "Events that could not be written"),
-            ready: add(r, "ready", "1 while /readyz says yes"),
-            leader: add(r, "leader", "1 while this replica is the one that writes"),
+            ready: add(r, "ready", "1 while /readyz answers 200"),
+            leader: add(r, "leader", "1 while this replica is the leader"),
             review_seconds: duration(
                 r,
                 "review_duration_seconds",
-                "Time from a review's first byte to its answer",
+                "Time from the first byte of a review to its response",
             ),
             reviews: add(r, "reviews", "Admission reviews, by verdict"),
             denials: add(r, "denials", "Requests refused by the guard, by reason"),
-            access_reviews: add(
-                r,
-                "access_reviews",
-                "Questions to the API server about a user's rights, by answer",
-            ),
-            connections: add(r, "webhook_connections", "Connections to the guard"),
-            handshakes: add(r, "webhook_handshakes", "TLS handshakes with the guard, by result"),
+            access_reviews: add(r, "access_reviews", "SubjectAccessReviews, by result"),
+            connections: add(r, "webhook_connections", "Open connections to the webhook"),
+            handshakes: add(r, "webhook_handshakes", "TLS handshakes of the webhook, by result"),
             certificate_expiry: add(r, "certificate_expiry_timestamp_seconds", "When a certificate expires"),
             certificate_rotations: add(r, "certificate_rotations", "Certificates replaced by this replica"),
-            bundle_writes: add(r, "bundle_writes", "CA bundles written"),
+            bundle_writes: add(r, "bundle_writes", "Writes of the CA to webhook configurations"),
             registry: Arc::new(registry),
         };
-        // Where all values of a label are known, series begin at zero: the first count is an increase, too.
+        // Series with known labels start at zero, so that `increase()` sees the first count.
         for verdict in ["allowed", "stamped", "denied", "rejected"] {
             drop(metrics.reviews.get_or_create(&VerdictLabel { verdict }));
         }
@@ -177,11 +177,11 @@ impl Metrics {
         metrics
     }
 
-    /// Anybody can choose the name of a field manager: so many are told apart, the rest are `other`.
+    /// Anybody can choose the name of a field manager, so all beyond a maximum count as `other`.
     pub fn fight(&self, manager: &str) {
-        const TOLD_APART: usize = 50;
+        const MAX_MANAGERS: usize = 50;
         let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = managers.contains(manager) || managers.len() < TOLD_APART;
+        let known = managers.contains(manager) || managers.len() < MAX_MANAGERS;
         let manager = if known { manager } else { "other" }.to_owned();
         managers.insert(manager.clone());
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
@@ -222,7 +222,7 @@ impl Metrics {
         self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
     }
 
-    /// When the certificate in use expires, in seconds since 1970.
+    /// When the certificate in use expires, as a Unix time.
     pub fn certificate_expiry(&self, role: Role, at: i64) {
         self.certificate_expiry.get_or_create(&role.into()).set(at);
     }
@@ -231,7 +231,7 @@ impl Metrics {
         self.certificate_rotations.get_or_create(&role.into()).inc();
     }
 
-    /// The text that `/metrics` serves.
+    /// The response body of `/metrics`.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
@@ -242,7 +242,7 @@ impl Metrics {
     }
 }
 
-/// Makes a metric that is known under this name.
+/// Creates and registers a metric.
 fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     registry.register(name, help, metric.clone());
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_rendered_under_its_name() {
+    fn metrics_are_rendered_with_their_prefix_and_labels() {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));
         metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }).inc();

@@ -1,4 +1,4 @@
-//! Alert rules and dashboard ask for metrics that exist, in expressions that can be right.
+//! Tests that alert rules and dashboard use metrics and labels that exist, in well-formed expressions.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ const DASHBOARD: &str = include_str!("../../deploy/components/monitoring/dashboa
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// Labels that Prometheus adds.
-const FROM_OUTSIDE: [&str; 2] = ["job", "pod"];
+const TARGET_LABELS: [&str; 2] = ["job", "pod"];
 
-/// What `/metrics` serves once everything has happened: a family without series does not show.
-fn everything_happened() -> String {
+/// The response of `/metrics` with a series of every metric: a family without series is left out.
+fn every_series() -> String {
     let metrics = Metrics::new();
     drop(metrics.reconciles.get_or_create(&ResultLabel { result: "changed" }));
     drop(metrics.writes.get_or_create(&ActionLabel { action: "created" }));
@@ -32,7 +32,7 @@ fn everything_happened() -> String {
     metrics.render()
 }
 
-/// An alert, as far as it matters here. Each is written the same way, so lines are all there is to read.
+/// An alert rule as text. All rules are formatted alike, so no YAML parser is needed.
 struct Alert {
     name: String,
     text: String,
@@ -46,7 +46,7 @@ impl Alert {
             .collect()
     }
 
-    /// A field, with what follows on lines that are indented further.
+    /// The value of a field, with its continuation lines.
     fn field(&self, name: &str) -> Option<String> {
         let mut lines = self.text.lines().skip_while(|line| !line.trim_start().starts_with(name));
         let first = lines.next()?;
@@ -58,7 +58,7 @@ impl Alert {
     }
 }
 
-/// Every expression: the alerts' and the dashboard's.
+/// The expressions of all alerts and panels.
 fn expressions() -> Vec<String> {
     let alerts = Alert::all();
     let mut found: Vec<String> = alerts.iter().map(|alert| alert.field("expr").unwrap()).collect();
@@ -97,8 +97,8 @@ fn tokens(expression: &str) -> Vec<Token> {
     tokens
 }
 
-/// The metrics in an expression, with the labels they are selected by and are grouped by.
-fn asked_for(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) {
+/// The metrics in an expression, and the labels that it selects or groups by.
+fn metrics_and_labels(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     let (mut metrics, mut labels) = (BTreeSet::new(), BTreeSet::new());
     let tokens = tokens(expression);
     let mut closing = None;
@@ -126,16 +126,17 @@ fn asked_for(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) {
 }
 
 #[test]
-fn an_expression_is_taken_apart() {
-    let (metrics, labels) =
-        asked_for("sum by (le, pod) (rate(a_b{job=\"x{\",code=~\"5..\"}[10m])) or c - time() > 14 * 8");
+fn metrics_and_labels_of_an_expression_are_found() {
+    let (metrics, labels) = metrics_and_labels(
+        "sum by (le, pod) (rate(a_b{job=\"x{\",code=~\"5..\"}[10m])) or c - time() > 14 * 8",
+    );
     assert_eq!(metrics, ["a_b", "c"].map(String::from).into());
     assert_eq!(labels, ["code", "job", "le", "pod"].map(String::from).into());
 }
 
 #[test]
-fn every_metric_asked_for_is_served() {
-    let served = everything_happened();
+fn rules_and_panels_use_every_metric_and_only_metrics_that_exist() {
+    let served = every_series();
     let names: BTreeSet<&str> = served
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -143,9 +144,9 @@ fn every_metric_asked_for_is_served() {
         .collect();
     let expressions = expressions();
     assert!(expressions.len() > 40, "{expressions:#?}");
-    let mut asked: BTreeSet<String> = BTreeSet::new();
+    let mut used: BTreeSet<String> = BTreeSet::new();
     for expression in &expressions {
-        let (metrics, labels) = asked_for(expression);
+        let (metrics, labels) = metrics_and_labels(expression);
         assert!(!metrics.is_empty(), "{expression}");
         for metric in &metrics {
             assert!(names.contains(metric.as_str()), "{metric} is not served: {expression}");
@@ -154,23 +155,23 @@ fn every_metric_asked_for_is_served() {
             let series = |line: &&str| metrics.iter().any(|metric| line.starts_with(metric.as_str()));
             let label_is_there =
                 |line: &str| ["{", ","].iter().any(|before| line.contains(&format!("{before}{label}=")));
-            FROM_OUTSIDE.contains(&label.as_str()) || served.lines().filter(series).any(label_is_there)
+            TARGET_LABELS.contains(&label.as_str()) || served.lines().filter(series).any(label_is_there)
         };
         for label in &labels {
-            assert!(has(label), "no metric of it has the label {label}: {expression}");
+            assert!(has(label), "none of its metrics has the label {label}: {expression}");
         }
-        asked.extend(metrics);
+        used.extend(metrics);
     }
-    // A metric that nobody looks at is one too many, or a panel is missing.
+    // A metric in no rule and no panel is superfluous, or a panel is missing.
     for name in names {
         let part_of_a_histogram = name.ends_with("_sum") || name.ends_with("_count");
-        assert!(part_of_a_histogram || asked.contains(name), "{name} is in no rule and no panel");
+        assert!(part_of_a_histogram || used.contains(name), "{name} is in no rule and no panel");
     }
 }
 
 #[test]
-fn values_that_rules_select_by_exist() {
-    let served = everything_happened();
+fn label_values_in_expressions_exist() {
+    let served = every_series();
     for expression in expressions() {
         let tokens = tokens(&expression);
         for window in tokens.windows(3) {
@@ -185,7 +186,7 @@ fn values_that_rules_select_by_exist() {
 }
 
 #[test]
-fn expressions_are_balanced_and_tied_to_one_instance() {
+fn expressions_have_balanced_brackets_and_select_one_job() {
     for expression in expressions() {
         let mut open = Vec::new();
         let tokens = tokens(&expression);
@@ -204,15 +205,15 @@ fn expressions_are_balanced_and_tied_to_one_instance() {
             }
         }
         assert!(open.is_empty(), "{expression}");
-        let (metrics, _) = asked_for(&expression);
+        let (metrics, _) = metrics_and_labels(&expression);
         let selected = expression.matches("{job=\"lockstep-system/lockstep\"").count()
             + expression.matches("{job=\"$job\"").count();
-        assert!(selected >= metrics.len(), "instances are mixed up: {expression}");
+        assert!(selected >= metrics.len(), "a metric without a job selector: {expression}");
     }
 }
 
 #[test]
-fn every_alert_says_what_is_wrong_and_what_to_do() {
+fn every_alert_has_severity_summary_runbook_and_documentation() {
     let alerts = Alert::all();
     assert!(alerts.len() >= 12);
     for alert in &alerts {
@@ -222,24 +223,30 @@ fn every_alert_says_what_is_wrong_and_what_to_do() {
         assert!(["critical", "warning"].contains(&severity.as_str()), "{name}: {severity}");
         assert!(alert.field("summary").is_some_and(|text| text.len() > 20), "{name}");
         assert!(alert.field("runbook").is_some_and(|text| text.len() > 60), "{name}");
-        assert!(OPERATIONS.contains(&format!("`{name}`")), "docs/operations.md does not tell of {name}");
-        // Only what is over in minutes is told at once.
+        assert!(OPERATIONS.contains(&format!("`{name}`")), "docs/operations.md does not document {name}");
+        // Held deletes are carried out within minutes, so this alert does not wait.
         assert_eq!(alert.field("for").is_none(), name == "LockstepDeletesHeld", "{name}");
         let expression = alert.field("expr").unwrap();
-        assert!([" > ", " < ", " == "].iter().any(|sign| expression.contains(sign)), "{name} is always on");
+        assert!(
+            [" > ", " < ", " == "].iter().any(|sign| expression.contains(sign)),
+            "{name} compares nothing"
+        );
     }
     for line in OPERATIONS.lines().filter(|line| line.starts_with("| `Lockstep")) {
         let name = line.split('`').nth(1).unwrap();
-        assert!(alerts.iter().any(|alert| alert.name == name), "docs/operations.md tells of {name}");
+        assert!(
+            alerts.iter().any(|alert| alert.name == name),
+            "docs/operations.md documents {name}, which is no alert"
+        );
     }
 }
 
 #[test]
-fn the_dashboard_is_one_that_grafana_takes() {
+fn dashboard_has_unique_ids_and_no_overlapping_panels() {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
-    assert_eq!(ids.len(), panels.len(), "an id is there twice");
+    assert_eq!(ids.len(), panels.len(), "two panels have the same id");
     let mut taken = BTreeSet::new();
     for panel in panels {
         assert!(panel["title"].as_str().is_some_and(|title| !title.is_empty()));
@@ -248,7 +255,7 @@ fn the_dashboard_is_one_that_grafana_takes() {
         for (x, y) in
             (at("x")..at("x") + at("w")).flat_map(|x| (at("y")..at("y") + at("h")).map(move |y| (x, y)))
         {
-            assert!(taken.insert((x, y)), "{} lies on another panel", panel["title"]);
+            assert!(taken.insert((x, y)), "{} overlaps another panel", panel["title"]);
         }
         for target in panel["targets"].as_array().into_iter().flatten() {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{}", panel["title"]);

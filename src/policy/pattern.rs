@@ -1,4 +1,4 @@
-//! Names and `prefix*` patterns, as they stand in comma lists of annotations and flags.
+//! Names and `prefix*` patterns in comma-separated lists of annotations and flags.
 
 use std::{fmt, str::FromStr};
 
@@ -9,15 +9,23 @@ pub enum Pattern {
     Prefix(String),
 }
 
-/// A comma list of patterns that matches what any of them matches.
+/// A comma-separated list of patterns. It matches a name that any of them matches.
+///
+/// ```
+/// use lockstep::policy::pattern::Patterns;
+///
+/// let patterns: Patterns = "default, team-*".parse().unwrap();
+/// assert!(patterns.matches("default") && patterns.matches("team-a"));
+/// assert!(!patterns.matches("default-2"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Patterns(pub Vec<Pattern>);
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadPattern {
-    #[error("it is empty: remove it or name something")]
+    #[error("the list is empty: remove it or add an item")]
     Empty,
-    #[error("`{0}`: a `*` may only stand at the end, as in `team-*`")]
+    #[error("`{0}`: `*` is allowed only at the end, as in `team-*`")]
     Star(String),
 }
 
@@ -54,7 +62,7 @@ impl FromStr for Pattern {
 impl FromStr for Patterns {
     type Err = BadPattern;
 
-    /// Spaces around commas and a trailing comma do no harm; a list without any item is an error.
+    /// Spaces around commas and a trailing comma are ignored; a list without items is an error.
     fn from_str(text: &str) -> Result<Self, BadPattern> {
         let patterns: Vec<Pattern> = items(text).map(str::parse).collect::<Result<_, _>>()?;
         if patterns.is_empty() { Err(BadPattern::Empty) } else { Ok(Self(patterns)) }
@@ -70,7 +78,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The items of a comma list, trimmed, without empty ones.
+/// The items of a comma-separated list, trimmed, without empty ones.
 pub fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
@@ -80,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_matches_names_and_prefixes() {
+    fn list_matches_names_and_prefixes() {
         let patterns: Patterns = "a, team-*,".parse().unwrap();
         for (name, expected) in
             [("a", true), ("ab", false), ("team-", true), ("team-x", true), ("tea", false)]
@@ -91,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_elsewhere_and_an_empty_list_are_errors() {
+    fn star_before_the_end_and_empty_list_are_errors() {
         assert_eq!("a*b".parse::<Patterns>(), Err(BadPattern::Star("a*b".into())));
         assert_eq!(" , ".parse::<Patterns>(), Err(BadPattern::Empty));
     }

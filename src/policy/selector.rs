@@ -1,15 +1,15 @@
-//! Reads a label selector in the syntax of `kubectl -l`. Matching is kube's; kube has no parser.
+//! Parses a label selector in the syntax of `kubectl -l`. kube matches selectors but has no parser.
 
 use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-use super::MAX_NAMES;
+use super::MAX_ITEMS;
 use crate::names;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadSelector {
-    #[error("an empty selector would match every namespace: write `*` in target-namespaces if that is meant")]
+    #[error("an empty selector would match every namespace: if you want that, set target-namespaces to `*`")]
     Empty,
     #[error(
         "`{0}` is not a requirement such as `team=a`, `team!=a`, `team in (a,b)`, `team notin (a)`, `team`, `!team`"
@@ -19,11 +19,22 @@ pub enum BadSelector {
     Key(String),
     #[error("`{0}` is not a label value")]
     Value(String),
-    #[error("{0} requirements, {MAX_NAMES} are allowed: label the namespaces with what they have in common")]
+    #[error("{0} requirements, {MAX_ITEMS} are allowed: label the namespaces with what they have in common")]
     TooMany(usize),
 }
 
 /// Parses `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// use kube::core::SelectorExt;
+/// use lockstep::policy::selector::parse;
+///
+/// let selector = parse("env in (dev, test), !archived").unwrap();
+/// let dev = BTreeMap::from([("env".to_owned(), "dev".to_owned())]);
+/// assert!(selector.matches(&dev));
+/// assert!(parse("env in dev").is_err());
+/// ```
 pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     let mut expressions = Vec::new();
     for requirement in requirements(text) {
@@ -31,12 +42,12 @@ pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     }
     match expressions.len() {
         0 => Err(BadSelector::Empty),
-        1..=MAX_NAMES => Ok(expressions.into_iter().collect()),
+        1..=MAX_ITEMS => Ok(expressions.into_iter().collect()),
         more => Err(BadSelector::TooMany(more)),
     }
 }
 
-/// Splits at the commas that are outside of parentheses.
+/// Splits at commas outside of parentheses.
 fn requirements(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_u32;
     text.split(move |c| {

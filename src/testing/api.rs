@@ -1,5 +1,5 @@
-//! An API server that answers as it is told: for the moments that a real one cannot be made to have. What it says of
-//! itself is for the end-to-end tests, which have a real one.
+//! An API server that answers as a test says, for situations into which a real one cannot be brought. How a real API
+//! server answers is the subject of the end-to-end tests.
 
 use std::convert::Infallible;
 
@@ -8,15 +8,16 @@ use http::{Method, Request, Response};
 use kube::Client;
 use serde_json::{Value, json};
 
-/// What an API server is asked: the method, the path with its query, the body.
-pub struct Asked {
+/// A request to the API server.
+pub struct ApiRequest {
     pub method: Method,
+    /// Path and query.
     pub uri: String,
     pub body: Value,
 }
 
-/// A client of an API server that answers with a code and a body.
-pub fn api_server<F>(answer: impl Fn(Asked) -> F + Clone + Send + 'static) -> Client
+/// A client of an API server that answers requests with the status code and body that `answer` returns.
+pub fn api_server<F>(answer: impl Fn(ApiRequest) -> F + Clone + Send + 'static) -> Client
 where
     F: Future<Output = (u16, Value)> + Send + 'static,
 {
@@ -26,7 +27,8 @@ where
             let (parts, body) = request.into_parts();
             let body = to_bytes(Body::new(body), usize::MAX).await.unwrap();
             let body = serde_json::from_slice(&body).unwrap_or_default();
-            let (code, body) = answer(Asked { method: parts.method, uri: parts.uri.to_string(), body }).await;
+            let (code, body) =
+                answer(ApiRequest { method: parts.method, uri: parts.uri.to_string(), body }).await;
             let text = if body.is_null() { String::new() } else { body.to_string() };
             Ok::<_, Infallible>(Response::builder().status(code).body(Body::from(text)).unwrap())
         }
@@ -34,7 +36,7 @@ where
     Client::new(service, "default")
 }
 
-/// A refusal.
+/// The response that refuses a request.
 #[must_use]
 pub fn refusal(code: u16, reason: &str) -> (u16, Value) {
     let status = json!({

@@ -223,7 +223,7 @@ async fn a_source_is_checked_when_it_is_written() {
     let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
     let names = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
     for (annotation, value, says) in [
-        ("target-namespaces", "a*b", "a `*` may only stand at the end"),
+        ("target-namespaces", "a*b", "`*` is allowed only at the end"),
         ("target-namespaces", &names, "51 names, 50 are allowed"),
         ("target-selector", "", "an empty selector would match every namespace"),
         ("protect", "everything", "none of `edits`, `all`, `none`"),

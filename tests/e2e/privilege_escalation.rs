@@ -506,7 +506,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
     assert_refused(
         line,
         &complaint,
-        "Lockstep's own namespace holds no sources: move it to another namespace",
+        "sources are not allowed in Lockstep's own namespace: move this one to another namespace",
     );
 }
 

@@ -21,7 +21,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
     for (name, reason, text) in [
         (long.as_str(), "name_too_long", "253 are allowed"),
         ("copy", "is_companion", "itself a companion"),
-        ("crooked", "malformed", "a `*` may only stand at the end"),
+        ("crooked", "malformed", "`*` is allowed only at the end"),
     ] {
         let note = cluster.wait_event(&home, name, "Refused").await;
         assert!(note.contains(text), "{note}");

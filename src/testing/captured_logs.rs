@@ -1,4 +1,4 @@
-//! For tests: what was logged.
+//! Captures what the code under test logs.
 
 use std::{
     io::Write,
@@ -23,7 +23,7 @@ impl CapturedLogs {
         self.0.lock().unwrap().clear();
     }
 
-    /// Everything that these levels let through in this thread, for as long as the guard lives.
+    /// Captures the log of this thread at these levels until the guard is dropped.
     #[must_use]
     pub fn start(&self, levels: &str) -> DefaultGuard {
         let writer = self.clone();

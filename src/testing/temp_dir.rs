@@ -1,4 +1,4 @@
-//! For tests: a directory of one's own, gone when dropped.
+//! A temporary directory that is removed when dropped.
 
 use std::{
     path::{Path, PathBuf},
