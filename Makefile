@@ -51,7 +51,7 @@ test-kind: ## the same on a kind cluster; takes docker, kind and kubectl
 	@tests/kind/run $(IMAGE)
 
 chart: ## write the Helm chart's templates anew, from deploy/
-	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::the_chart_is_made
+	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::templates_are_up_to_date_with_deploy
 
 bench: controlplane ## measurements, each beside its floor
 	$(CARGO) bench --locked --bench mirror

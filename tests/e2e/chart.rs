@@ -26,12 +26,12 @@ fn chart() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/chart")
 }
 
-/// A directory that goes with the control plane, however the tests end.
+/// A directory that is removed with the control plane, however the tests end.
 fn scratch() -> PathBuf {
     shared().admin().parent().expect("a kubeconfig is in a directory").to_owned()
 }
 
-/// The pinned Helm, with nothing of the user's; none where it cannot be built.
+/// The pinned Helm without the user's configuration; `None` if it cannot be built.
 fn helm(test: &str) -> Option<Command> {
     static HELM: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || match Binaries::build_helm() {
@@ -52,7 +52,7 @@ fn helm(test: &str) -> Option<Command> {
     Some(command)
 }
 
-/// What the chart renders in a namespace, with values as in a file of them.
+/// What the chart renders in a namespace with these values.
 fn render(mut helm: Command, namespace: &str, values: &Value) -> BTreeMap<String, Value> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let file = scratch().join(format!("values-{}.json", NEXT.fetch_add(1, Ordering::Relaxed)));
@@ -61,7 +61,7 @@ fn render(mut helm: Command, namespace: &str, values: &Value) -> BTreeMap<String
     documents(&run(&mut helm))
 }
 
-/// What `lockstep manifests` prints, but for the namespace: it is Helm's to make, with `--create-namespace`.
+/// What `lockstep manifests` prints, without the namespace, which Helm creates with `--create-namespace`.
 fn printed(flags: &[&str]) -> BTreeMap<String, Value> {
     let mut documents = documents(&manifests(flags));
     documents.retain(|_, document| document["kind"] != "Namespace");
@@ -69,8 +69,8 @@ fn printed(flags: &[&str]) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn the_chart_is_made_from_the_files_of_deploy() {
-    for (path, content) in templates::made() {
+fn templates_are_up_to_date_with_deploy() {
+    for (path, content) in templates::generate() {
         let path = chart().join(path);
         if env::var_os("LOCKSTEP_WRITE_CHART").is_some() {
             fs::write(&path, &content).unwrap();
@@ -81,7 +81,7 @@ fn the_chart_is_made_from_the_files_of_deploy() {
 }
 
 #[test]
-fn the_chart_is_of_this_version() {
+fn chart_version_is_the_crates_version() {
     let version = env!("CARGO_PKG_VERSION");
     let text = fs::read_to_string(chart().join("Chart.yaml")).unwrap();
     for line in [format!("\nversion: {version}\n"), format!("\nappVersion: {version}\n")] {
@@ -90,9 +90,9 @@ fn the_chart_is_of_this_version() {
 }
 
 #[test]
-fn the_chart_renders_what_manifests_prints() {
-    let test = "the_chart_renders_what_manifests_prints";
-    if helm(test).is_none() || !crds::are_there(test) {
+fn chart_renders_what_manifests_prints() {
+    let test = "chart_renders_what_manifests_prints";
+    if helm(test).is_none() || !crds::available(test) {
         return;
     }
     let everything = json!({"secrets": true, "policy": true, "certManager": true, "monitoring": true});
@@ -129,9 +129,9 @@ fn the_chart_renders_what_manifests_prints() {
 }
 
 #[test]
-fn what_only_the_chart_has_reaches_its_place() {
-    let test = "what_only_the_chart_has_reaches_its_place";
-    if helm(test).is_none() || !crds::are_there(test) {
+fn values_that_only_the_chart_has_are_rendered() {
+    let test = "values_that_only_the_chart_has_are_rendered";
+    if helm(test).is_none() || !crds::available(test) {
         return;
     }
     let values = json!({
@@ -164,8 +164,8 @@ fn what_only_the_chart_has_reaches_its_place() {
 }
 
 #[test]
-fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
-    let test = "helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values";
+fn helm_lint_passes_and_bad_values_are_rejected() {
+    let test = "helm_lint_passes_and_bad_values_are_rejected";
     let Some(mut lint) = helm(test) else { return };
     run(lint.args(["lint", "--strict", "--namespace", "lockstep-system"]).arg(chart()));
     let template = |namespace: &str, value: &str| {
@@ -186,7 +186,7 @@ fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
         "extraArgs[0]=--no-webhook",
         "extraEnv[0].name=LOCKSTEP_DOMAIN",
     ] {
-        assert!(!template("lockstep-system", bad).status.success(), "{bad} is taken");
+        assert!(!template("lockstep-system", bad).status.success(), "{bad} is accepted");
     }
     for good in
         ["extraArgs[0]=--drain=10s", "extraArgs[0]=--webhook-bind=[::]:9443", "extraEnv[0].name=RUST_LOG"]
@@ -194,14 +194,14 @@ fn helm_finds_nothing_wrong_with_the_chart_and_much_with_bad_values() {
         let taken = template("lockstep-system", good);
         assert!(taken.status.success(), "{good}: {}", String::from_utf8_lossy(&taken.stderr));
     }
-    // Its own namespace holds neither sources nor targets: that should be none that people use.
+    // Lockstep's namespace has neither sources nor targets, so it must not be one that people use.
     let refused = template("default", "replicas=2");
     let text = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && text.contains("--create-namespace"), "{text}");
 }
 
-/// Installs the chart or changes a value of it. On a cluster with nodes, nothing is to start that would put a CA bundle
-/// of its own there: the image is one that there is not.
+/// Installs or upgrades the chart. The image does not exist: on a cluster with nodes, no pod may start and write a CA
+/// bundle of its own.
 fn upgrade(test: &str, cluster: &Cluster, namespace: &str, value: &str) {
     let values = format!("domain={},image=localhost/none:none,{value}", cluster.domain());
     let mut helm = helm(test).unwrap();
@@ -210,8 +210,8 @@ fn upgrade(test: &str, cluster: &Cluster, namespace: &str, value: &str) {
 }
 
 #[tokio::test]
-async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
-    let test = "one_replica_may_go_at_a_time_even_where_there_is_but_one";
+async fn disruption_budget_allows_one_replica_at_a_time_even_if_there_is_only_one() {
+    let test = "disruption_budget_allows_one_replica_at_a_time_even_if_there_is_only_one";
     if helm(test).is_none() {
         return;
     }
@@ -220,7 +220,7 @@ async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
     for (replicas, kept) in [(1, 0), (2, 1), (3, 2)] {
         upgrade(test, &cluster, &namespace, &format!("replicas={replicas}"));
         let path = format!("/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/lockstep");
-        let status = eventually("the budget counts the pods", || async {
+        let status = eventually("the PodDisruptionBudget counts the pods", || async {
             let status = cluster.get(&path).await?["status"].clone();
             (status["expectedPods"] == replicas).then_some(status)
         })
@@ -232,8 +232,8 @@ async fn one_replica_may_go_at_a_time_even_where_there_is_but_one() {
 }
 
 #[tokio::test]
-async fn an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing() {
-    let test = "an_upgrade_leaves_the_ca_bundle_alone_and_uninstalling_leaves_nothing";
+async fn upgrade_keeps_the_ca_bundle_and_uninstall_removes_everything() {
+    let test = "upgrade_keeps_the_ca_bundle_and_uninstall_removes_everything";
     if helm(test).is_none() {
         return;
     }

@@ -1,11 +1,11 @@
-//! Companions go when they should, and only then.
+//! When companions are deleted, and when they are not.
 
 use serde_json::json;
 
 use crate::harness::{Cluster, configmap, eventually};
 
 #[tokio::test]
-async fn a_source_deleted_leaves_nothing_behind() {
+async fn deleted_source_takes_its_companions_with_it() {
     let Some(cluster) = Cluster::audited("gone").await else { return };
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -18,15 +18,15 @@ async fn a_source_deleted_leaves_nothing_behind() {
         for namespace in [&home, &away] {
             cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
         }
-        // In the own namespace the garbage collector does it. An orphan is ours to delete, unless its ownerReference was
-        // put back before its source was seen to go.
+        // In the source's own namespace the garbage collector deletes the companion. Lockstep deletes an orphan, unless it
+        // restored the ownerReference before it saw the source go.
         let deletes = cluster.audit(&home).iter().filter(|(verb, ..)| verb == "delete").count();
         assert!(deletes == 0 || propagation == "Orphan", "{propagation}");
     }
 }
 
 #[tokio::test]
-async fn a_source_unlabelled_or_a_target_no_longer_matching_takes_the_companion_away() {
+async fn companion_is_deleted_when_its_source_is_unlabelled_or_its_target_no_longer_matches() {
     let cluster = Cluster::new("unlabelled").await;
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -58,7 +58,7 @@ async fn a_source_unlabelled_or_a_target_no_longer_matching_takes_the_companion_
 }
 
 #[tokio::test]
-async fn a_source_recreated_under_the_same_name_keeps_its_companions() {
+async fn source_recreated_under_the_same_name_keeps_its_companions() {
     let cluster = Cluster::new("recreated").await;
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -83,7 +83,7 @@ async fn a_source_recreated_under_the_same_name_keeps_its_companions() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_terminating_gets_no_more_writes() {
+async fn companions_of_a_terminating_source_are_not_written() {
     let cluster = Cluster::new("dying").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -93,7 +93,7 @@ async fn a_source_that_is_terminating_gets_no_more_writes() {
         cluster.wait_data(&home, name, json!({"sky": "blue"})).await;
     }
     cluster.delete(&configmap(&home, "colors")).await;
-    // The beacon's edit comes after ours on the same watch: when it is healed, ours was seen.
+    // The edit of the beacon is later on the same watch: once it is healed, the edit of colors has been seen.
     cluster.merge(&configmap(&home, "beacon"), &json!({"data": {"sky": "red"}})).await;
     cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
     for name in ["colors-synced", "beacon-synced"] {
@@ -105,11 +105,11 @@ async fn a_source_that_is_terminating_gets_no_more_writes() {
     cluster.wait_gone(&configmap(&home, "colors-synced")).await;
 }
 
-/// Enough sources that losing them at once looks like an accident.
+/// Enough sources that deleting all of them at once triggers the brake.
 const MANY: usize = 24;
 
 #[tokio::test]
-async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothing() {
+async fn deletes_of_more_than_half_are_held_and_sources_recreated_in_time_keep_their_companions() {
     let cluster = Cluster::new("accident").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -121,7 +121,7 @@ async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothi
         let companion = cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
         uids.push(companion["metadata"]["uid"].clone());
     }
-    // Somebody deletes everything at once, and puts it back.
+    // All sources are deleted while Lockstep cannot see them go one by one, and then recreated.
     lockstep.pause();
     for n in 0..MANY {
         cluster.delete(&configmap(&home, &format!("s{n}"))).await;
@@ -135,15 +135,15 @@ async fn more_than_half_would_go_at_once_and_what_comes_back_in_time_loses_nothi
     }
     let held =
         |lockstep: &crate::harness::Lockstep| lockstep.metric("lockstep_troubles{reason=\"accident\"}");
-    eventually("all are back", || async { (held(&lockstep) == 0.0).then_some(()) }).await;
+    eventually("no delete is held", || async { (held(&lockstep) == 0.0).then_some(()) }).await;
     for (n, uid) in uids.iter().enumerate() {
         let companion = cluster.wait_data(&away, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
-        assert_eq!(companion["metadata"]["uid"], *uid, "s{n}: it never went");
+        assert_eq!(companion["metadata"]["uid"], *uid, "s{n}-synced was recreated");
     }
 }
 
 #[tokio::test]
-async fn more_than_half_are_found_missing_at_start_and_go_after_the_grace() {
+async fn companions_of_more_than_half_the_sources_missing_at_start_are_deleted_after_the_grace() {
     let cluster = Cluster::new("missing").await;
     let mut lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -158,8 +158,8 @@ async fn more_than_half_are_found_missing_at_start_and_go_after_the_grace() {
         cluster.delete(&configmap(&home, &format!("s{n}"))).await;
     }
     let lockstep = cluster.start_mirror_with(&["--delete-grace", "3s"]).await;
-    // Both in the same moment.
-    eventually("all are held", || async {
+    // One response shows both: while deletes are held, nothing has been deleted.
+    eventually("all deletes are held", || async {
         let metrics = lockstep.metrics();
         let held = metrics.contains("lockstep_deletes_held 1\n");
         assert!(

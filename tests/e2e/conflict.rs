@@ -1,16 +1,17 @@
-//! Names that are taken: nothing that is not ours is ever overwritten.
+//! The companion's name is taken: an object without Lockstep's marks is never overwritten without `adopt`.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, configmap};
 
+/// Creates a ConfigMap without Lockstep's marks.
 async fn foreign(cluster: &Cluster, namespace: &str, name: &str) -> Value {
     let object = json!({"metadata": {"name": name, "labels": {"theirs": "1"}}, "data": {"theirs": "1"}});
     cluster.post(&format!("/api/v1/namespaces/{namespace}/configmaps"), &object).await
 }
 
 #[tokio::test]
-async fn a_name_held_by_an_object_that_is_not_ours_is_a_conflict() {
+async fn foreign_object_at_the_companions_name_is_a_conflict_and_is_left_alone() {
     let cluster = Cluster::new("held").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -23,14 +24,14 @@ async fn a_name_held_by_an_object_that_is_not_ours_is_a_conflict() {
     let now = cluster.configmap(&home, "colors-synced").await.unwrap();
     assert_eq!(now["metadata"]["resourceVersion"], theirs["metadata"]["resourceVersion"]);
 
-    // No watch of ours sees it go: a retry does.
+    // No watch sees the foreign object go; a retry finds the name free.
     cluster.delete(&configmap(&home, "colors-synced")).await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     lockstep.wait_metric("lockstep_conflicts", 0.0).await;
 }
 
 #[tokio::test]
-async fn two_sources_want_the_same_companion_and_the_one_it_belongs_to_keeps_it() {
+async fn second_source_for_the_same_companion_is_a_conflict_until_the_first_is_deleted() {
     let cluster = Cluster::new("two").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -52,7 +53,7 @@ async fn two_sources_want_the_same_companion_and_the_one_it_belongs_to_keeps_it(
 }
 
 #[tokio::test]
-async fn adopt_takes_over_what_is_not_ours_where_it_may() {
+async fn adopt_takes_over_foreign_objects_only_where_the_namespace_accepts_and_no_controller_owns_them() {
     let cluster = Cluster::new("adopt").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;

@@ -1,5 +1,5 @@
-//! cert-manager's and the Prometheus operator's own custom resource definitions, out of their Go modules, so that the
-//! API server judges our objects as it would in a cluster that has them.
+//! Installs the CRDs of cert-manager and the Prometheus operator from their Go modules, so that the API server validates
+//! our objects as it would in a cluster that has them.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,16 +24,16 @@ const CRDS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Whether the cluster has them. Ours gets them; into an existing one nothing is installed that would stay.
-pub fn are_there(test: &str) -> bool {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    let there = *THERE.get_or_init(|| if shared().is_existing() { found() } else { install() });
-    if !there {
+/// Whether the cluster has the CRDs. They are installed into a control plane of our own, never into an existing cluster.
+pub fn available(test: &str) -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    let available = *AVAILABLE.get_or_init(|| if shared().is_existing() { found() } else { install() });
+    if !available {
         eprintln!(
             "{test} is skipped in part: the existing cluster has no cert-manager or no Prometheus operator"
         );
     }
-    there
+    available
 }
 
 fn found() -> bool {
@@ -43,7 +43,7 @@ fn found() -> bool {
 
 fn install() -> bool {
     let mut apply = shared().kubectl();
-    // Too large for the annotation of an ordinary apply.
+    // They are too large for the annotation of a client-side apply.
     apply.args(["apply", "--server-side"]);
     for (module, file) in CRDS {
         apply.arg("-f").arg(module_dir(module).join(file));
@@ -51,7 +51,7 @@ fn install() -> bool {
     run(&mut apply);
     let established = ["wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"];
     run(shared().kubectl().args(established));
-    // They can be used when kubectl finds them, which is a moment later.
+    // The API server serves them a moment after they are established.
     let kinds = "certificates.cert-manager.io,issuers.cert-manager.io,podmonitors.monitoring.coreos.com,\
                  prometheusrules.monitoring.coreos.com";
     let found =
@@ -60,12 +60,12 @@ fn install() -> bool {
     true
 }
 
-/// Where the files of a module are, of the version in tests/crds/go.mod; fetched if need be.
+/// The directory of a module in the version of tests/crds/go.mod, downloaded if necessary.
 fn module_dir(module: &str) -> PathBuf {
-    let told = run(Command::new("go")
+    let printed = run(Command::new("go")
         .args(["mod", "download", "-json", module])
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/crds"))
         .envs([("GOWORK", "off"), ("GOFLAGS", "-mod=readonly")]));
-    let told: Value = serde_json::from_str(&told).expect("JSON");
-    PathBuf::from(told["Dir"].as_str().expect("a directory"))
+    let module: Value = serde_json::from_str(&printed).expect("JSON");
+    PathBuf::from(module["Dir"].as_str().expect("a directory"))
 }

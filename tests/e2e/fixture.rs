@@ -1,4 +1,4 @@
-//! What guard and policy are tried on: Alice, two namespaces, and sources with companions in them.
+//! What the tests of guard and policy start from: Alice, two namespaces, and sources with companions in them.
 
 use serde_json::json;
 
@@ -8,19 +8,23 @@ use crate::{
 };
 
 impl Cluster {
-    /// The namespaces `home` and `away`, and Alice, who may write in both.
+    /// Creates the namespaces `home` and `away`, and Alice, who may write in both.
     pub async fn alice(&self) -> (String, String, User) {
         let (home, away) = (self.namespace("home").await, self.namespace("away").await);
         let alice = self.editor("alice", &["developers"], &[&home, &away]).await;
         (home, away, alice)
     }
 
-    /// Sources: `colors`, for both namespaces, and the Secret `key`, with these annotations of ours.
-    pub async fn make_sources(&self, home: &str, away: &str, asks: &[(&str, &str)]) {
+    /// Creates the sources `colors`, with both namespaces as targets, and the Secret `key`, with these annotations.
+    pub async fn make_sources(&self, home: &str, away: &str, annotations: &[(&str, &str)]) {
         let colors = self.source(home, "colors").annotate("target-namespaces", &format!(".,{away}"));
         let key = self.source(home, "key").secret("Opaque", json!({"key": "YmFzZTY0"}));
         for source in [colors, key] {
-            asks.iter().fold(source, |source, (key, value)| source.annotate(key, value)).create().await;
+            annotations
+                .iter()
+                .fold(source, |source, (key, value)| source.annotate(key, value))
+                .create()
+                .await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The guard is down: what it guards cannot be written by people, and nobody else notices.
+//! While the guard is down, users cannot write sources and companions, and everything else is unaffected.
 
 use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
@@ -8,16 +8,16 @@ use crate::{
     users::User,
 };
 
-/// Webhooks that nobody answers, and somebody to whom that happens.
-struct Scene {
+/// Sources with companions, and Alice, who may write in their namespace.
+struct Setup {
     cluster: Cluster,
     home: String,
     alice: User,
 }
 
-impl Scene {
-    /// Sources with their companions, made by a mirror that is gone again.
-    async fn set(test: &str, sources: &[&str]) -> Option<Self> {
+impl Setup {
+    /// Creates the sources, and the companions with a mirror that is stopped again.
+    async fn new(test: &str, sources: &[&str]) -> Option<Self> {
         let cluster = Cluster::audited(test).await?;
         let home = cluster.namespace("home").await;
         let alice = cluster.editor("alice", &[], &[&home]).await;
@@ -32,8 +32,8 @@ impl Scene {
         Some(Self { cluster, home, alice })
     }
 
-    /// Installs the webhooks, at a port where nobody listens, and waits until each is called.
-    async fn unplug(&self) -> InstalledManifests {
+    /// Installs the webhooks with a URL at which nothing listens, and waits until the API server calls each of them.
+    async fn install_unreachable_webhooks(&self) -> InstalledManifests {
         let installed = self.cluster.install(&["--webhook-url", "https://127.0.0.1:1"]);
         let managed = self.cluster.key("managed");
         for label in [&self.cluster.key("companion"), &format!("{managed}=true")] {
@@ -61,8 +61,8 @@ impl Scene {
         .await
     }
 
-    /// Which of this test's webhooks were called in vain for the last such write, and passed over.
-    async fn passed_over(&self, verb: &str, name: &str) -> Vec<String> {
+    /// The webhooks of this test that failed open for the last such write.
+    async fn failed_open(&self, verb: &str, name: &str) -> Vec<String> {
         let entry = self.audited(verb, name).await;
         let annotations = entry["annotations"].as_object().cloned().unwrap_or_default();
         let failed = annotations.into_iter().filter(|(key, _)| key.starts_with("failed-open."));
@@ -72,10 +72,10 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn companions_and_sources_cannot_be_written() {
-    let Some(scene) = Scene::set("shut-out", &["colors"]).await else { return };
-    let _installed = scene.unplug().await;
-    let (alice, home, key) = (&scene.alice, &scene.home, |name| scene.cluster.key(name));
+async fn writes_of_companions_and_sources_are_refused() {
+    let Some(setup) = Setup::new("shut-out", &["colors"]).await else { return };
+    let _installed = setup.install_unreachable_webhooks().await;
+    let (alice, home, key) = (&setup.alice, &setup.home, |name| setup.cluster.key(name));
     let (managed, companion) = (key("managed"), key("companion"));
     alice.succeeds(&format!("create cm plain -n {home}"));
     let labelled = |label: &str| {
@@ -95,22 +95,22 @@ async fn companions_and_sources_cannot_be_written() {
         ("sources", format!("create -f - -n {home}"), labelled(&managed)),
     ] {
         let complaint = alice.fails_with(&line, &file);
-        let text = format!(r#"failed calling webhook "{entry}.lockstep.{}""#, scene.cluster.domain());
+        let text = format!(r#"failed calling webhook "{entry}.lockstep.{}""#, setup.cluster.domain());
         assert!(complaint.contains(&text), "{line}: {complaint}");
     }
-    // Stamping is passed over, checking is not.
+    // The webhook that stamps defaults fails open, the ones that check fail closed.
     for (verb, name) in [("patch", "colors"), ("create", "new")] {
-        assert_eq!(scene.passed_over(verb, name).await, ["defaults"], "{verb} {name}");
+        assert_eq!(setup.failed_open(verb, name).await, ["defaults"], "{verb} {name}");
     }
-    // Nothing but `true` makes a source.
+    // Only the value `true` makes a source.
     alice.succeeds(&format!("label cm plain -n {home} {managed}=no"));
 }
 
 #[tokio::test]
-async fn what_is_not_ours_can_be_written() {
-    let Some(scene) = Scene::set("bystanders", &[]).await else { return };
-    let _installed = scene.unplug().await;
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
+async fn writes_of_other_objects_succeed() {
+    let Some(setup) = Setup::new("others", &[]).await else { return };
+    let _installed = setup.install_unreachable_webhooks().await;
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
     for kind in ["cm", "secret generic"] {
         let bare = kind.trim_end_matches(" generic");
         for name in ["plain", "plain-synced"] {
@@ -119,26 +119,26 @@ async fn what_is_not_ours_can_be_written() {
             alice.succeeds(&format!("label {bare} {bare}-{name} -n {home} team=mine"));
             alice.succeeds(&format!("delete {bare} {bare}-{name} -n {home}"));
         }
-        // The entry against squatters is asked about names and marks of companions only, and when they are made.
-        assert_eq!(scene.passed_over("create", &format!("{bare}-plain-synced")).await, ["newcomers"]);
+        // The webhook for new objects is called only on create, and only for names and marks of companions.
+        assert_eq!(setup.failed_open("create", &format!("{bare}-plain-synced")).await, ["newcomers"]);
         for (verb, name) in [
             ("create", format!("{bare}-plain")),
             ("create", format!("plain-synced-{bare}")),
             ("patch", format!("{bare}-plain-synced")),
             ("delete", format!("{bare}-plain-synced")),
         ] {
-            assert!(scene.passed_over(verb, &name).await.is_empty(), "{verb} {name}");
+            assert!(setup.failed_open(verb, &name).await.is_empty(), "{verb} {name}");
         }
     }
     for (name, annotation) in
-        [("bears-source", "source"), ("bears-uid", "source-uid"), ("bears-protect", "protect")]
+        [("has-source", "source"), ("has-uid", "source-uid"), ("has-protect", "protect")]
     {
         let object = json!({"metadata": {"name": name, "annotations": {cluster.key(annotation): "x"}}});
         cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &object).await;
-        let asked = scene.passed_over("create", name).await.len();
-        assert_eq!(asked, usize::from(name != "bears-protect"), "{name}");
+        let asked = setup.failed_open("create", name).await.len();
+        assert_eq!(asked, usize::from(name != "has-protect"), "{name}");
     }
-    // No name yet, and no annotations.
+    // generateName: the object has no name yet, and no annotations.
     let nameless = json!({"metadata": {"generateName": "x-synced"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &nameless).await;
 
@@ -154,29 +154,29 @@ async fn what_is_not_ours_can_be_written() {
 }
 
 #[tokio::test]
-async fn the_mirror_works_on() {
-    let Some(scene) = Scene::set("works-on", &["colors", "gone"]).await else { return };
-    let (cluster, home) = (&scene.cluster, &scene.home);
+async fn mirror_keeps_working() {
+    let Some(setup) = Setup::new("works-on", &["colors", "gone"]).await else { return };
+    let (cluster, home) = (&setup.cluster, &setup.home);
     cluster.merge(&configmap(home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
     cluster.delete(&configmap(home, "gone-synced")).await;
     cluster.source(home, "new").create().await;
-    let _installed = scene.unplug().await;
+    let _installed = setup.install_unreachable_webhooks().await;
     let _lockstep = cluster.start_mirror().await;
     for name in ["colors-synced", "gone-synced", "new-synced"] {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
     for name in ["gone-synced", "new-synced"] {
-        assert!(scene.passed_over("create", name).await.is_empty(), "{name}: the guard is not even asked");
+        assert!(setup.failed_open("create", name).await.is_empty(), "{name}: the guard was called");
     }
 }
 
 #[tokio::test]
-async fn kubernetes_cleans_up_as_ever() {
-    let Some(scene) = Scene::set("swept", &["background", "foreground", "orphan", "rest"]).await else {
+async fn garbage_collector_and_namespace_controller_are_not_blocked() {
+    let Some(setup) = Setup::new("collected", &["background", "foreground", "orphan", "rest"]).await else {
         return;
     };
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
-    // Nobody may delete a source now, but what owns it may go.
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
+    // A source cannot be deleted while the guard is down, but its owner can.
     for name in ["background", "foreground", "orphan"] {
         let parent = json!({"metadata": {"name": format!("{name}-parent")}});
         let parent = cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &parent).await;
@@ -189,7 +189,7 @@ async fn kubernetes_cleans_up_as_ever() {
         });
         cluster.merge(&configmap(home, name), &json!({"metadata": {"ownerReferences": [owner]}})).await;
     }
-    let _installed = scene.unplug().await;
+    let _installed = setup.install_unreachable_webhooks().await;
     for name in ["background", "foreground", "orphan"] {
         alice.succeeds(&format!("delete cm {name}-parent -n {home} --cascade={name} --wait=false"));
         cluster.wait_gone(&configmap(home, &format!("{name}-parent"))).await;
@@ -199,18 +199,21 @@ async fn kubernetes_cleans_up_as_ever() {
     }
     let orphan = cluster.configmap(home, "orphan").await.expect("the orphan stays");
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
-    assert!(scene.passed_over("patch", "orphan").await.is_empty(), "the guard is not even asked");
+    assert!(setup.failed_open("patch", "orphan").await.is_empty(), "the guard was called");
 
     for (n, identity) in KUBERNETES_CLEANUP_USERS.iter().enumerate() {
         let line = format!("--as={identity} --as-group=system:masters -n {home}");
         cluster.admin().succeeds(&format!("create cm x{n}-synced {line}"));
         assert!(
-            scene.passed_over("create", &format!("x{n}-synced")).await.is_empty(),
-            "{identity}: not asked"
+            setup.failed_open("create", &format!("x{n}-synced")).await.is_empty(),
+            "{identity}: the guard was called"
         );
         for name in ["orphan-synced", "orphan"] {
             cluster.admin().succeeds(&format!("label cm {name} a=x{n} --overwrite {line}"));
-            assert!(scene.passed_over("patch", name).await.is_empty(), "{identity}: not asked about {name}");
+            assert!(
+                setup.failed_open("patch", name).await.is_empty(),
+                "{identity}: the guard was called for {name}"
+            );
             cluster.admin().succeeds(&format!("delete cm {name} --dry-run=server {line}"));
         }
     }

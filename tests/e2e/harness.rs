@@ -1,4 +1,4 @@
-//! A real control plane, shared by all tests of this binary, and a Lockstep of its own for each.
+//! A real control plane, shared by all tests of this binary, and a separate Lockstep for each test.
 
 use std::{
     fs::File,
@@ -17,20 +17,20 @@ use controlplane::{ControlPlane, LockstepProcess, Signal, poll};
 use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 use serde_json::{Value, json};
 
-/// How long a test waits for what must come about. Machines are slow at times; what is right comes sooner.
+/// How long a test waits for a condition. It is far more than needed, for machines that are busy.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A mirror without rivals and without a guard: neither needs rights by the name of a test's instance.
+/// A mirror without leader election and guard: it needs no permissions on objects named after a test's instance.
 pub const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
 
-/// The control plane of all tests that leave it alone.
+/// The control plane for all tests that do not stop or reconfigure it.
 pub fn shared() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| boot(&[]))
 }
 
-/// A control plane with Lockstep's RBAC installed. Webhooks and policy are for those tests that [`Cluster::install`]
-/// them: nothing may stand in the way of the others.
+/// Boots a control plane with Lockstep's RBAC. Webhooks and policy are cluster-wide, so each test that needs them
+/// installs its own with [`Cluster::install`].
 pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     let plane = ControlPlane::start_with(apiserver_flags).unwrap_or_else(|error| panic!("{error}"));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
@@ -43,7 +43,7 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     plane
 }
 
-/// A control plane of one test's own, to be stopped and started; none where an existing cluster is used.
+/// A control plane for one test, which may stop and start it; `None` on an existing cluster.
 pub fn dedicated_control_plane(test: &str, apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
     if shared().is_existing() {
         eprintln!(
@@ -54,26 +54,26 @@ pub fn dedicated_control_plane(test: &str, apiserver_flags: &[&str]) -> Option<&
     Some(Box::leak(Box::new(boot(apiserver_flags))))
 }
 
-/// Runs a command that must succeed, and returns what it printed.
+/// Runs a command that must succeed, and returns its output.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// As [`run`], with something on standard input.
+/// As [`run`], with this standard input.
 pub fn pipe(command: &mut Command, input: &str) -> String {
     let output = output(command, input);
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command with something on standard input.
+/// Runs a command with this standard input.
 pub fn output(command: &mut Command, input: &str) -> Output {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    child.stdin.take().unwrap().write_all(input.as_bytes()).expect("it reads its input");
-    child.wait_with_output().expect("it ends")
+    child.stdin.take().unwrap().write_all(input.as_bytes()).expect("the command reads its input");
+    child.wait_with_output().expect("the command ends")
 }
 
 /// What `lockstep manifests` prints.
@@ -95,15 +95,15 @@ pub async fn client_for(kubeconfig: &Path) -> Client {
     Client::try_from(config).expect("a client")
 }
 
-/// One test's part of the cluster: its own domain, its own namespaces, an admin's client.
+/// One test's share of the cluster: its own domain and namespaces, and an admin's client.
 pub struct Cluster {
     pub plane: &'static ControlPlane,
     /// Unique to the test: the domain is `<id>.test`, namespaces start with `<id>-`.
     pub id: String,
-    /// Where the test's guard listens: an address or a port of its own, so that none is fought over.
+    /// Where the test's guard listens: an address or a port that no other test uses.
     pub address: String,
     pub client: Client,
-    /// Where the audit log ended when the test began.
+    /// The size of the audit log when the test started.
     audit_start: u64,
 }
 
@@ -117,7 +117,7 @@ impl Cluster {
         let unique = (std::process::id() * 1000 + NEXT.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
         let id = format!("{test}-{unique}");
         let client = client_for(&plane.admin()).await;
-        // An existing cluster may not be on this machine's loopback; then it is told how to reach us.
+        // An existing cluster may not share this machine's loopback interface.
         let address = match std::env::var("LOCKSTEP_TEST_HOST") {
             Ok(host) => format!("{host}:{}", 10_000 + unique % 20_000),
             Err(_) => {
@@ -129,7 +129,7 @@ impl Cluster {
         Self { plane, id, address, client, audit_start }
     }
 
-    /// As [`Self::new`], for a test that reads the audit log; none where an existing cluster has none for us.
+    /// As [`Self::new`], for a test that reads the audit log; `None` on an existing cluster.
     pub async fn audited(test: &str) -> Option<Self> {
         if shared().is_existing() {
             eprintln!("{test} is skipped: it reads the audit log, and LOCKSTEP_TEST_KUBECONFIG is set");
@@ -142,7 +142,7 @@ impl Cluster {
         format!("{}.test", self.id)
     }
 
-    /// Where the API server reaches the test's guard.
+    /// The URL at which the API server reaches the test's guard.
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
@@ -247,21 +247,21 @@ impl Cluster {
         self.get(&configmap(namespace, name)).await
     }
 
-    /// Waits until a ConfigMap is there and passes.
+    /// Waits until a ConfigMap exists and matches.
     pub async fn wait(
         &self,
         namespace: &str,
         name: &str,
         what: &str,
-        pass: impl Fn(&Value) -> bool,
+        matches: impl Fn(&Value) -> bool,
     ) -> Value {
         eventually(&format!("{namespace}/{name}: {what}"), || async {
-            self.configmap(namespace, name).await.filter(|object| pass(object))
+            self.configmap(namespace, name).await.filter(|object| matches(object))
         })
         .await
     }
 
-    /// Waits until a ConfigMap holds just this data.
+    /// Waits until a ConfigMap has exactly this data.
     pub async fn wait_data(&self, namespace: &str, name: &str, data: Value) -> Value {
         self.wait(namespace, name, &data.to_string(), |object| object["data"] == data).await
     }
@@ -296,7 +296,7 @@ impl Cluster {
             .collect()
     }
 
-    /// What the audit log says since this test began; the last line may be half written.
+    /// The audit log since the test started; the last line may be incomplete.
     pub fn audit_log(&self) -> String {
         let mut log = File::open(self.plane.audit_log().expect("an audit log")).expect("the audit log");
         log.seek(SeekFrom::Start(self.audit_start)).expect("the audit log");
@@ -305,7 +305,7 @@ impl Cluster {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What Lockstep's identity asked of the API server in one of the test's namespaces: verb, name, code.
+    /// The requests of Lockstep's ServiceAccount in one of the test's namespaces: verb, name, code.
     pub fn audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
         self.audit_log()
             .lines()
@@ -328,7 +328,7 @@ impl Cluster {
             .collect()
     }
 
-    /// As [`Self::audit`], once there are so many entries: the log is written just after a request is answered.
+    /// As [`Self::audit`], once there are this many entries: the log is written shortly after the response.
     pub async fn audit_of(&self, namespace: &str, entries: usize) -> Vec<(String, String, u64)> {
         eventually(&format!("{entries} entries for {namespace} in the audit log"), || async {
             Some(self.audit(namespace)).filter(|audit| audit.len() >= entries)
@@ -336,7 +336,7 @@ impl Cluster {
         .await
     }
 
-    /// Installs what `lockstep manifests` prints for this test's domain, until the result is dropped.
+    /// Applies what `lockstep manifests` prints for this test's domain; dropping the result deletes it.
     pub fn install(&self, flags: &[&str]) -> InstalledManifests {
         let installed =
             InstalledManifests { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
@@ -344,10 +344,10 @@ impl Cluster {
         installed
     }
 
-    /// Installs it again, with other flags.
+    /// Applies the manifests again with other flags.
     pub fn apply(&self, flags: &[&str]) {
         let text = manifests(&[&["--domain", &self.domain(), "--secrets"], flags].concat());
-        // Ten seconds more: what fails open when it takes too long must not do so because this machine is busy.
+        // Ten seconds more: a webhook that fails open on a timeout must not do so because this machine is busy.
         let text = text.replace("timeoutSeconds: ", "timeoutSeconds: 1");
         pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &text);
     }
@@ -375,13 +375,13 @@ impl Cluster {
         lockstep
     }
 
-    /// Waits until the API server trusts the guard: it learns of the CA a moment after we know that it is published.
+    /// Waits until the API server calls the guard: it sees the CA bundle a moment after it is published.
     pub async fn wait_webhook(&self) {
         let path = "/api/v1/namespaces/default/configmaps?dryRun=All";
         let object = |key: &str| json!({"metadata": {"name": "x", "labels": {self.key(key): "true"}}});
         let (forged, source) = (object("companion"), object("managed"));
         let reached =
-            format!("the API server asks the guard at {}; does a firewall keep it out?", self.address);
+            format!("the API server calls the guard at {}; is a firewall in the way?", self.address);
         eventually(&reached, || async {
             let answer = self.try_request("POST", path, Some(("application/json", &forged))).await;
             let stamped = self.try_request("POST", path, Some(("application/json", &source))).await.ok()?;
@@ -399,7 +399,7 @@ impl Cluster {
     }
 }
 
-/// What one test has installed. All goes when dropped, but for what tests share: namespace and ServiceAccount.
+/// The manifests that a test has applied. Dropping it deletes all but what tests share: namespace and ServiceAccount.
 pub struct InstalledManifests {
     plane: &'static ControlPlane,
     instance: String,
@@ -425,7 +425,7 @@ impl Drop for InstalledManifests {
             delete.arg(format!("{kind}/{name}"));
         }
         delete.args([format!("clusterrolebinding/{name}-secrets"), format!("clusterrole/{name}-secrets")]);
-        // A test that fails must show its own reason.
+        // A second panic would hide the reason of a failing test.
         if !delete.output().is_ok_and(|output| output.status.success()) && !std::thread::panicking() {
             panic!("{delete:?} failed");
         }
@@ -441,7 +441,7 @@ pub fn secret(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/secrets/{name}")
 }
 
-/// A source about to be created; reads like a sentence.
+/// Builds a source.
 pub struct Source<'a> {
     cluster: &'a Cluster,
     secret: bool,
@@ -449,13 +449,13 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// One of our annotations.
+    /// Sets one of Lockstep's annotations.
     pub fn annotate(mut self, key: &str, value: &str) -> Self {
         self.object["metadata"]["annotations"][self.cluster.key(key)] = json!(value);
         self
     }
 
-    /// Any field, by JSON pointer from the top, as in `/metadata/labels/team`.
+    /// Sets any field, by JSON pointer, as in `/metadata/labels/team`.
     pub fn with(mut self, pointer: &str, value: Value) -> Self {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         let field = field.replace("~1", "/");

@@ -1,11 +1,11 @@
-//! What is done to companions is undone.
+//! Edits and deletes of companions are healed.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, configmap, eventually, secret};
 
 #[tokio::test]
-async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays() {
+async fn edited_companion_is_healed_and_labels_of_others_stay() {
     let cluster = Cluster::new("edited").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -30,7 +30,7 @@ async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays()
         let path = configmap(&home, &companion);
         let theirs =
             json!({"metadata": {"labels": {"theirs": "1"}, "annotations": {"example.com/theirs": "1"}}});
-        // Immutable content can only be replaced, and what others put on the object goes with it.
+        // An immutable object can only be replaced, which drops the labels of others.
         if reason != "immutable" {
             cluster.merge(&path, &theirs).await;
         }
@@ -51,7 +51,7 @@ async fn a_companion_edited_in_any_way_is_put_back_and_what_others_added_stays()
 }
 
 #[tokio::test]
-async fn a_companion_deleted_is_recreated() {
+async fn deleted_companion_is_recreated_even_with_a_finalizer() {
     let cluster = Cluster::new("deleted").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -66,7 +66,7 @@ async fn a_companion_deleted_is_recreated() {
             .await;
     }
     lockstep.wait_metric("lockstep_heals_total{reason=\"deleted\"}", 2.0).await;
-    // A finalizer that somebody added does not keep it from going and coming back.
+    // A foreign finalizer delays the delete; the companion is recreated afterwards.
     let before = cluster.configmap(&away, "colors-synced").await.unwrap();
     lockstep.pause();
     let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
@@ -81,7 +81,7 @@ async fn a_companion_deleted_is_recreated() {
 }
 
 #[tokio::test]
-async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
+async fn stripped_companion_label_is_restored_from_the_other_marks() {
     let cluster = Cluster::new("stripped").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -116,7 +116,7 @@ async fn a_companions_label_stripped_is_restored_by_its_other_marks() {
 }
 
 #[tokio::test]
-async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_replaced() {
+async fn companion_is_replaced_when_immutable_content_or_the_secret_type_changes() {
     let cluster = Cluster::new("immutable").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -130,7 +130,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
     source("blue").create().await;
     let before = cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
     assert_eq!(before["immutable"], true);
-    // Immutable content changes when the source is recreated.
+    // Immutable content changes only when the source is recreated.
     cluster.delete(&configmap(&home, "colors")).await;
     source("red").create().await;
     let after = cluster.wait_data(&away, "colors-synced", json!({"sky": "red"})).await;
@@ -153,7 +153,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
     };
     let good = find("example.com/b").await;
 
-    // Behind our back, a companion of another type takes its place.
+    // While Lockstep is paused, somebody replaces the companion with one of another type.
     lockstep.pause();
     cluster.delete(&path).await;
     let mut forged = good.clone();
@@ -167,7 +167,7 @@ async fn immutable_content_or_a_secrets_type_must_change_and_the_companion_is_re
 }
 
 #[tokio::test]
-async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
+async fn heals_back_off_when_another_manager_keeps_overwriting_a_companion() {
     let cluster = Cluster::new("fight").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -175,7 +175,7 @@ async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
         cluster.source(&home, name).create().await;
         cluster.wait_data(&home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }
-    // Five heals are free; then each waits twice as long, and everybody is told whose doing it is.
+    // After five heals each further one waits twice as long, and an Event names the other manager.
     for _ in 0..7 {
         cluster.merge(&configmap(&home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
         cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
@@ -184,7 +184,7 @@ async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
     assert!(note.contains("tester undoes us"), "{note}");
     assert!(lockstep.metric("lockstep_fights_total{manager=\"tester\"}") >= 1.0);
     assert_eq!(lockstep.metric("lockstep_troubles{reason=\"fight\"}"), 1.0);
-    // The next one is put off for seconds: what was done after it, to a companion at peace, is healed before it.
+    // The next heal is delayed by seconds: a later edit of another companion is healed before it.
     for name in ["colors-synced", "beacon-synced"] {
         cluster.merge(&configmap(&home, name), &json!({"data": {"sky": "mine"}})).await;
     }
@@ -192,8 +192,11 @@ async fn somebody_undoes_us_again_and_again_and_heals_back_off() {
     let colors = cluster.configmap(&home, "colors-synced").await.unwrap();
     let version =
         |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
-    assert!(colors["data"]["sky"] == "mine" || version(&colors) > version(&beacon), "healed first: {colors}");
-    // A change of the source is no heal: it is written at once.
+    assert!(
+        colors["data"]["sky"] == "mine" || version(&colors) > version(&beacon),
+        "healed without backing off: {colors}"
+    );
+    // A change of the source is not a heal: it is written at once.
     cluster.merge(&configmap(&home, "colors"), &json!({"data": {"sky": "red"}})).await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
 }

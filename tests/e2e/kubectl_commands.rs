@@ -1,10 +1,10 @@
-//! Every way in which people change an object with kubectl.
+//! The kubectl commands that change an object.
 
 use serde_json::{Value, json};
 
 use crate::{harness::Cluster, users::User};
 
-/// A companion, and how to name it on the command line.
+/// The companion that the commands change.
 pub struct Subject<'a> {
     pub cluster: &'a Cluster,
     pub kind: &'static str,
@@ -21,7 +21,7 @@ impl Subject<'_> {
         format!("{} {} -n {}", self.kind, self.name, self.namespace)
     }
 
-    /// Commands that change something and leave the label.
+    /// Commands that change the object and keep the companion label.
     pub fn edits(&self) -> Vec<String> {
         let (at, domain) = (self.at(), self.cluster.domain());
         let mut lines = vec![
@@ -47,7 +47,7 @@ impl Subject<'_> {
         lines
     }
 
-    /// Commands that take the label away.
+    /// Commands that remove the companion label.
     pub fn strips(&self) -> Vec<String> {
         let (at, label) = (self.at(), self.cluster.key("companion"));
         vec![
@@ -56,7 +56,7 @@ impl Subject<'_> {
         ]
     }
 
-    /// Without waiting for the end, which may have been undone before kubectl looks.
+    /// Commands that delete the object. They do not wait: Lockstep may recreate the object before kubectl sees it gone.
     pub fn deletes(&self) -> Vec<String> {
         let (at, kind, namespace) = (self.at(), self.kind, self.namespace);
         vec![
@@ -69,7 +69,7 @@ impl Subject<'_> {
         ]
     }
 
-    /// Commands that read a file.
+    /// Commands that read a manifest from standard input.
     pub fn files(&self) -> Vec<String> {
         let namespace = self.namespace;
         vec![
@@ -82,18 +82,18 @@ impl Subject<'_> {
         ]
     }
 
-    /// `kubectl edit`, with an editor that changes an annotation; what it complained about.
-    pub fn edited_by(&self, person: &User) -> String {
+    /// Runs `kubectl edit` with an editor that changes an annotation, which must fail, and returns its error output.
+    pub fn edited_by(&self, user: &User) -> String {
         let editor = "sed -i s/source-checksum:.*/source-checksum:\\ mine/";
-        let mut edit = person.kubectl(&format!("edit {}", self.at()));
+        let mut edit = user.kubectl(&format!("edit {}", self.at()));
         let output = edit.env("KUBE_EDITOR", editor).output().expect("kubectl");
-        assert!(!output.status.success(), "edit went through");
+        assert!(!output.status.success(), "kubectl edit succeeded");
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// The object as somebody would write it to a file, without what the API server adds.
+    /// The object as a manifest, without the fields that the API server sets.
     pub async fn file(&self, change: impl FnOnce(&mut Value)) -> String {
-        let mut object = self.cluster.get(&self.path()).await.expect("it is there");
+        let mut object = self.cluster.get(&self.path()).await.expect("the object exists");
         for field in ["managedFields", "resourceVersion", "uid", "creationTimestamp"] {
             object["metadata"].as_object_mut().unwrap().remove(field);
         }
@@ -104,9 +104,9 @@ impl Subject<'_> {
     }
 }
 
-/// A refusal has our text, and is a 403 with reason Forbidden, where kubectl shows that: `create` and `edit` do not.
+/// Asserts that kubectl printed this text and a 403 with reason Forbidden; `create` and `edit` do not print the reason.
 pub fn assert_refused(line: &str, complaint: &str, text: &str) {
     let silent = line.starts_with("edit") || line.starts_with("create cm");
     let forbidden = silent || complaint.contains("(Forbidden)") || complaint.contains(" is forbidden: ");
-    assert!(forbidden && complaint.contains(text), "{line}: {complaint}\nshould say: {text}");
+    assert!(forbidden && complaint.contains(text), "{line}: {complaint}\nexpected: {text}");
 }

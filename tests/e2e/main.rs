@@ -26,3 +26,4 @@ mod startup_errors;
 mod subject_access;
 mod tcp_proxy;
 mod users;
+mod watch;

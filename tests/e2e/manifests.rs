@@ -1,4 +1,4 @@
-//! `lockstep manifests` is what kustomize builds from deploy/, and the API server takes it.
+//! `lockstep manifests` prints what kustomize builds from deploy/, and the API server accepts it.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::{
     harness::{Cluster, Lockstep, manifests, pipe, run, shared},
 };
 
-/// The documents of a YAML text, by what they are called. kubectl reads it as it would to apply it.
+/// The documents of a YAML text by kind and name, as kubectl parses them.
 pub fn documents(yaml: &str) -> BTreeMap<String, Value> {
     let mut read = shared().kubectl();
     let json =
@@ -18,7 +18,7 @@ pub fn documents(yaml: &str) -> BTreeMap<String, Value> {
     let mut documents = BTreeMap::new();
     for document in stream.map(|document| document.expect("JSON")) {
         let name = format!("{} {}", document["kind"], document["metadata"]["name"]);
-        assert!(documents.insert(name.clone(), document).is_none(), "{name} is there twice");
+        assert!(documents.insert(name.clone(), document).is_none(), "{name} occurs twice");
     }
     assert!(documents.len() >= 11, "{yaml}");
     documents
@@ -28,7 +28,7 @@ pub fn documents(yaml: &str) -> BTreeMap<String, Value> {
 fn kustomize(components: &[&str]) -> String {
     let dir = std::env::temp_dir().join(format!("kustomize-{}-{}", std::process::id(), components.join("-")));
     fs::create_dir_all(&dir).unwrap();
-    // kustomize takes relative paths only.
+    // kustomize accepts only relative paths.
     let up = "../".repeat(dir.canonicalize().unwrap().components().count() - 1);
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
     let deploy = format!("{up}.{}", deploy.display());
@@ -44,7 +44,7 @@ fn kustomize(components: &[&str]) -> String {
 const EVERYTHING: &[&str] = &["--secrets", "--policy", "--cert-manager", "--monitoring"];
 
 #[test]
-fn manifests_are_what_kustomize_builds() {
+fn manifests_print_what_kustomize_builds() {
     let cases: [(&[&str], &[&str]); 5] = [
         (&[], &[]),
         (&["--secrets"], &["secrets"]),
@@ -58,7 +58,7 @@ fn manifests_are_what_kustomize_builds() {
         (EVERYTHING, &["secrets", "policy", "cert-manager", "monitoring"]),
         (EVERYTHING, &["monitoring", "cert-manager", "policy", "secrets"]),
     ];
-    let with_crds = with_crds.into_iter().filter(|_| crds::are_there("manifests_are_what_kustomize_builds"));
+    let with_crds = with_crds.into_iter().filter(|_| crds::available("manifests_are_what_kustomize_builds"));
     for (flags, components) in cases.into_iter().chain(with_crds) {
         let (printed, built) = (documents(&manifests(flags)), documents(&kustomize(components)));
         assert_eq!(printed, built, "{flags:?}");
@@ -66,7 +66,7 @@ fn manifests_are_what_kustomize_builds() {
 }
 
 #[test]
-fn the_api_server_takes_every_combination() {
+fn api_server_accepts_every_combination_of_flags() {
     let odd = "--exempt-user=o'brien \\ ü: #x,alice";
     for flags in [
         &[][..],
@@ -86,7 +86,7 @@ fn the_api_server_takes_every_combination() {
     ] {
         pipe(shared().kubectl().args(["apply", "--dry-run=server", "-f", "-"]), &manifests(flags));
     }
-    if crds::are_there("the_api_server_takes_every_combination") {
+    if crds::available("api_server_accepts_every_combination_of_flags") {
         for flags in [
             &["--cert-manager"][..],
             &["--monitoring"],
@@ -98,25 +98,25 @@ fn the_api_server_takes_every_combination() {
     }
 }
 
-/// The commands that alerts tell people to run are ones that the API server understands.
+/// The alerts name kubectl commands; the API server must support their field selectors.
 #[test]
-fn events_can_be_found_as_the_runbooks_say() {
+fn field_selectors_in_alert_descriptions_are_supported() {
     let rules = include_str!("../../deploy/components/monitoring/rules.yaml");
     let words: Vec<&str> = rules.split_whitespace().collect();
-    let asked: Vec<&str> = words
+    let selectors: Vec<&str> = words
         .windows(2)
         .filter(|pair| pair[0] == "--field-selector")
         .map(|pair| pair[1].trim_end_matches(['.', ';']))
         .collect();
-    assert!(asked.len() >= 3, "{asked:?}");
-    for selector in asked {
+    assert!(selectors.len() >= 3, "{selectors:?}");
+    for selector in selectors {
         run(shared().kubectl().args(["get", "events", "-A", "--field-selector", selector]));
     }
 }
 
 #[tokio::test]
-async fn with_certificates_from_files_the_rights_to_make_them_are_not_needed() {
-    if !crds::are_there("with_certificates_from_files_the_rights_to_make_them_are_not_needed") {
+async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificates() {
+    if !crds::available("lockstep_with_certificate_files_needs_no_permission_to_write_certificates") {
         return;
     }
     let cluster = Cluster::new("files").await;
@@ -137,7 +137,7 @@ async fn with_certificates_from_files_the_rights_to_make_them_are_not_needed() {
 }
 
 #[test]
-fn webhooks_are_bounded_in_time_and_scope() {
+fn webhooks_have_short_timeouts_and_cover_every_namespace() {
     let documents = documents(&manifests(&["--secrets"]));
     let webhooks: Vec<&Value> =
         documents.values().filter_map(|document| document["webhooks"].as_array()).flatten().collect();
@@ -145,17 +145,17 @@ fn webhooks_are_bounded_in_time_and_scope() {
     for webhook in webhooks {
         assert!(webhook["timeoutSeconds"].as_u64().is_some_and(|seconds| seconds <= 3), "{webhook:#}");
         assert_eq!(webhook["sideEffects"], "None", "{webhook:#}");
-        assert!(webhook["clientConfig"]["caBundle"].is_null(), "the guard writes it: {webhook:#}");
-        assert!(webhook["namespaceSelector"].is_null(), "no namespace is left out: {webhook:#}");
-        // It passes validation there, and then every request fails.
+        assert!(webhook["clientConfig"]["caBundle"].is_null(), "the guard writes caBundle: {webhook:#}");
+        assert!(webhook["namespaceSelector"].is_null(), "a namespace is left out: {webhook:#}");
+        // The API server accepts namespaceObject in matchConditions, and then fails every request.
         assert!(!webhook["matchConditions"].to_string().contains("namespaceObject"), "{webhook:#}");
     }
 }
 
 #[tokio::test]
-async fn applying_again_leaves_the_ca_bundle_alone_even_where_the_address_changes() {
+async fn applying_again_keeps_the_ca_bundle_even_if_the_address_changes() {
     let cluster = Cluster::new("again").await;
-    // A namespace of its own: without an address there is a Deployment, whose name tests would share.
+    // A separate namespace: without --webhook-url there is a Deployment, whose name tests would share.
     let namespace = cluster.ns("own");
     let _installed = cluster.install(&["--namespace", &namespace, "--webhook-url", "https://127.0.0.1:1"]);
     let paths = ["validating", "mutating"].map(|kind| {
@@ -166,7 +166,7 @@ async fn applying_again_leaves_the_ca_bundle_alone_even_where_the_address_change
         let bundle = json!([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": "Y2E="}]);
         cluster.try_request("PATCH", path, Some(("application/json-patch+json", &bundle))).await.unwrap();
     }
-    // In the end pods, of an image that there is not: where there are nodes, none is to write a bundle of its own.
+    // The image does not exist: on a cluster with nodes, no pod may start and write a CA bundle of its own.
     for flags in [
         ["--webhook-url", "https://127.0.0.1:1"],
         ["--webhook-url", "https://127.0.0.1:2"],
@@ -185,7 +185,7 @@ async fn applying_again_leaves_the_ca_bundle_alone_even_where_the_address_change
 }
 
 #[tokio::test]
-async fn rights_are_tied_to_the_instance() {
+async fn permissions_are_limited_to_the_instances_own_objects() {
     let cluster = Cluster::new("rights").await;
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
     let own = format!("lockstep.{}", cluster.domain());

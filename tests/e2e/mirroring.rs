@@ -1,11 +1,11 @@
-//! Companions come into being and follow their sources.
+//! Companions are created for sources and follow their changes.
 
 use serde_json::json;
 
 use crate::harness::{Cluster, configmap, secret};
 
 #[tokio::test]
-async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
+async fn labelled_object_gets_a_companion_in_every_target() {
     let cluster = Cluster::new("becomes").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -14,7 +14,7 @@ async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
     let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
     let other = cluster.namespace("other").await;
 
-    // Not labelled yet: nothing happens. The label is what makes it a source.
+    // Without the label nothing happens: the label makes it a source.
     let source = cluster.source(&home, "colors").with("/metadata/labels", json!({}));
     let targets = format!("., {named}, {}*", cluster.ns("team-"));
     source
@@ -49,7 +49,7 @@ async fn an_object_becomes_a_source_and_has_a_companion_in_every_target() {
 }
 
 #[tokio::test]
-async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
+async fn secret_is_mirrored_with_its_type_and_its_values_are_never_logged() {
     let cluster = Cluster::new("secret").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -65,7 +65,7 @@ async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
     let companion = crate::harness::eventually("the companion", || cluster.get(&path)).await;
     assert_eq!((&companion["data"], &companion["type"]), (&data, &json!("kubernetes.io/basic-auth")));
 
-    // An edit and its heal: nothing about them shows values, in any form.
+    // Neither logs, Events nor metrics about an edit and its heal contain a value in any encoding.
     cluster.merge(&path, &json!({"data": {"password": "ZWRpdGVk"}})).await;
     crate::harness::eventually("the heal", || async {
         cluster.get(&path).await.filter(|object| object["data"] == data)
@@ -73,14 +73,14 @@ async fn a_secret_is_mirrored_with_its_type_and_never_shown() {
     .await;
     let note = cluster.wait_event(&home, "login", "Healed").await;
     let shown = [lockstep.log(), lockstep.metrics(), note].concat();
-    assert!(shown.contains("password"), "the names of keys are told: {shown}");
+    assert!(shown.contains("password"), "names of keys are reported: {shown}");
     for value in ["aHVzaC", "hush", "ZWRpdGVk", "edited"] {
         assert!(!shown.contains(value), "{value} in {shown}");
     }
 }
 
 #[tokio::test]
-async fn source_content_or_policy_changes_and_each_companion_follows_with_one_write() {
+async fn change_of_source_content_or_policy_reaches_each_companion_in_one_write() {
     let Some(cluster) = Cluster::audited("changes").await else { return };
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -108,7 +108,7 @@ async fn source_content_or_policy_changes_and_each_companion_follows_with_one_wr
         let verbs: Vec<&str> = audit.iter().map(|(verb, ..)| verb.as_str()).collect();
         assert_eq!(verbs, ["create", "patch", "patch"], "{namespace}");
     }
-    // What does not concern companions is no reason to write.
+    // A change that does not affect companions causes no write.
     cluster.merge(&path, &json!({"metadata": {"annotations": {"unrelated": "1"}}})).await;
     cluster.merge(&path, &json!({"data": {"sea": "grey"}})).await;
     cluster.wait_data(&a, "colors-synced", json!({"sea": "grey"})).await;
@@ -116,7 +116,7 @@ async fn source_content_or_policy_changes_and_each_companion_follows_with_one_wr
 }
 
 #[tokio::test]
-async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
+async fn keys_companion_name_copy_labels_and_copy_annotations_take_effect() {
     let cluster = Cluster::new("keys").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -136,11 +136,14 @@ async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
     let companion = cluster.wait_data(&home, "palette", json!({"a": "1", "d": "3"})).await;
     let (labels, annotations) = (&companion["metadata"]["labels"], &companion["metadata"]["annotations"]);
     assert_eq!(labels["team"], "red");
-    assert!(labels["app.kubernetes.io/instance"].is_null(), "Argo CD would take it for its own");
+    assert!(
+        labels["app.kubernetes.io/instance"].is_null(),
+        "Argo CD would treat the companion as its own object"
+    );
     assert_eq!((&annotations["example.com/x"], &annotations["example.com/y"]), (&json!("x"), &json!("y")));
     assert!(cluster.configmap(&home, "colors-synced").await.is_none());
 
-    // What is no longer carried over goes; what others put there stays.
+    // Labels that are no longer copied are removed; labels that others set stay.
     cluster.merge(&configmap(&home, "palette"), &json!({"metadata": {"labels": {"theirs": "1"}}})).await;
     let patch = json!({"metadata": {
         "labels": {"team": null},
@@ -156,7 +159,7 @@ async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
     assert_eq!(companion["metadata"]["annotations"]["example.com/y"], "y");
     assert_eq!(companion["metadata"]["labels"]["theirs"], "1");
 
-    // Another name: the old companion goes.
+    // After a change of companion-name the old companion is deleted.
     let patch = json!({"metadata": {"annotations": {cluster.key("companion-name"): null}}});
     cluster.merge(&configmap(&home, "colors"), &patch).await;
     cluster.wait_data(&home, "colors-synced", json!({"a": "1", "d": "3"})).await;
@@ -164,7 +167,7 @@ async fn keys_companion_name_and_carried_labels_do_as_they_are_told() {
 }
 
 #[tokio::test]
-async fn a_namespace_appears_or_starts_to_match() {
+async fn new_or_newly_matching_namespace_gets_its_companions() {
     let cluster = Cluster::new("appears").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -186,7 +189,7 @@ async fn a_namespace_appears_or_starts_to_match() {
 }
 
 #[tokio::test]
-async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
+async fn terminating_namespace_is_skipped_without_retries() {
     let Some(cluster) = Cluster::audited("terminating").await else { return };
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -201,9 +204,9 @@ async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
     cluster.wait_gone(&configmap(&going, "early-synced")).await;
     let before = cluster.audit(&going).len();
     cluster.source(&home, "late").annotate("target-namespaces", &format!(".,{going}")).create().await;
-    // Told when all writes for it are done.
+    // The Event is written after all writes of the reconcile.
     cluster.wait_event(&home, "late", "Mirrored").await;
-    assert_eq!(cluster.audit(&going).len(), before, "nothing was tried");
+    assert_eq!(cluster.audit(&going).len(), before, "no request to the terminating namespace");
     assert_eq!(lockstep.metric("lockstep_troubles{reason=\"forbidden\"}"), 0.0);
 
     cluster.merge(&configmap(&going, "held"), &json!({"metadata": {"finalizers": null}})).await;
@@ -213,7 +216,7 @@ async fn a_namespace_is_terminating_and_is_skipped_without_retries() {
 }
 
 #[tokio::test]
-async fn paused_leaves_companions_as_they_are_until_the_source_goes() {
+async fn companions_of_a_paused_source_are_left_alone_until_it_is_deleted() {
     let cluster = Cluster::new("paused").await;
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -237,7 +240,7 @@ async fn paused_leaves_companions_as_they_are_until_the_source_goes() {
 }
 
 #[tokio::test]
-async fn defaults_missing_on_a_source_are_the_built_in_ones_and_the_mirror_never_writes_a_source() {
+async fn source_without_annotations_uses_built_in_defaults_and_is_never_written() {
     let cluster = Cluster::new("defaults").await;
     let _lockstep = cluster.start_mirror().await;
     let away = cluster.namespace("away").await;
@@ -253,7 +256,7 @@ async fn defaults_missing_on_a_source_are_the_built_in_ones_and_the_mirror_never
 }
 
 #[tokio::test]
-async fn a_write_that_no_longer_fits_the_companion_is_planned_again() {
+async fn write_planned_on_a_stale_cache_is_planned_again() {
     let cluster = Cluster::new("stale").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -268,7 +271,7 @@ async fn a_write_that_no_longer_fits_the_companion_is_planned_again() {
     for n in 0..5 {
         cluster.wait_data(&home, &format!("s{n}-synced"), json!({"sky": "blue"})).await;
     }
-    // Both sides change at once: whichever is seen first, the patch for it was made for a state that is no more.
+    // Source and companion change at once: the patch planned after the first event is for an outdated companion.
     lockstep.pause();
     for n in 0..5 {
         let strip = json!({"metadata": {"labels": {"team": null}}});

@@ -1,4 +1,4 @@
-//! The second lock: the policy protects companions with nothing of Lockstep running.
+//! The ValidatingAdmissionPolicy protects companions while no Lockstep is running.
 
 use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
@@ -9,22 +9,22 @@ use crate::{
     users::User,
 };
 
-/// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is gone again.
-struct Scene {
+/// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is stopped again.
+struct Setup {
     cluster: Cluster,
     home: String,
     away: String,
     alice: User,
 }
 
-impl Scene {
-    async fn set(test: &str) -> Self {
+impl Setup {
+    async fn new(test: &str) -> Self {
         let cluster = Cluster::new(test).await;
         let (home, away, alice) = cluster.alice().await;
         cluster.make_sources(&home, &away, &[]).await;
-        let scene = Self { cluster, home, away, alice };
-        scene.mirror().await;
-        scene
+        let setup = Self { cluster, home, away, alice };
+        setup.mirror().await;
+        setup
     }
 
     /// Runs a mirror until every source has its companions.
@@ -34,12 +34,12 @@ impl Scene {
         assert!(lockstep.stop().await.success());
     }
 
-    /// Installs the policy and waits until it holds for alice.
-    async fn lock(&self, flags: &[&str]) -> InstalledManifests {
-        // Of a cluster that exists, nothing of an installation is to be changed but what is this test's own.
+    /// Installs the policy and waits until it applies to Alice.
+    async fn install_policy(&self, flags: &[&str]) -> InstalledManifests {
+        // With a URL there is no Deployment and no Service, whose names tests would share.
         let url = self.cluster.url();
         let installed = self.cluster.install(&[&["--policy", "--webhook-url", &url], flags].concat());
-        // The webhooks would refuse things too.
+        // The webhooks would refuse the same requests.
         for kind in ["validating", "mutating"] {
             let name = format!("lockstep.{}", self.cluster.domain());
             self.cluster.admin().succeeds(&format!("delete {kind}webhookconfiguration {name}"));
@@ -48,7 +48,7 @@ impl Scene {
             let line = format!("annotate cm {name} -n {} probe=1 --dry-run=server", self.home);
             self.alice.kubectl(&line).output().expect("kubectl")
         };
-        eventually("the policy holds", || async {
+        eventually("the policy applies", || async {
             let text = String::from_utf8_lossy(&writes("colors-synced").stderr).into_owned();
             text.contains("denied request").then_some(())
         })
@@ -87,18 +87,18 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_companion_cannot_be_changed_or_deleted_by_any_verb() {
-    let scene = Scene::set("verbs").await;
-    let _installed = scene.lock(&[]).await;
-    let (cluster, alice, label) = (&scene.cluster, &scene.alice, scene.cluster.key("companion"));
+async fn edit_and_delete_of_companion_are_refused_for_every_verb() {
+    let setup = Setup::new("verbs").await;
+    let _installed = setup.install_policy(&[]).await;
+    let (cluster, alice, label) = (&setup.cluster, &setup.alice, setup.cluster.key("companion"));
     for (kind, namespace, source) in [
-        ("configmap", &scene.home, "colors"),
-        ("configmap", &scene.away, "colors"),
-        ("secret", &scene.home, "key"),
+        ("configmap", &setup.home, "colors"),
+        ("configmap", &setup.away, "colors"),
+        ("secret", &setup.home, "key"),
     ] {
         let companion = Subject { cluster, kind, namespace, name: format!("{source}-synced") };
         let before = cluster.get(&companion.path()).await.unwrap();
-        let text = scene.edit_text(kind, namespace, source);
+        let text = setup.edit_text(kind, namespace, source);
         for line in companion.edits().into_iter().chain(companion.strips()) {
             assert_refused(&line, &alice.fails(&line), &text);
         }
@@ -111,7 +111,7 @@ async fn a_companion_cannot_be_changed_or_deleted_by_any_verb() {
         let line = format!("replace -f - -n {namespace}");
         assert_refused(&line, &alice.fails_with(&line, &stripped), &text);
 
-        let text = scene.delete_text(kind, namespace, source);
+        let text = setup.delete_text(kind, namespace, source);
         for line in companion.deletes() {
             assert_refused(&line, &alice.fails(&line), &text);
         }
@@ -123,24 +123,27 @@ async fn a_companion_cannot_be_changed_or_deleted_by_any_verb() {
         assert_refused(&line, &alice.fails_with(&line, &changed), &text);
 
         let after = cluster.get(&companion.path()).await.unwrap();
-        assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
+        assert_eq!(
+            after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"],
+            "the companion was written"
+        );
         assert!(after["metadata"]["deletionTimestamp"].is_null(), "{after}");
     }
 }
 
 #[tokio::test]
-async fn what_poses_as_a_companion_is_refused() {
-    let scene = Scene::set("posers").await;
-    let _installed = scene.lock(&[]).await;
-    let (alice, home, label) = (&scene.alice, &scene.home, scene.cluster.key("companion"));
+async fn forged_companion_is_refused() {
+    let setup = Setup::new("posers").await;
+    let _installed = setup.install_policy(&[]).await;
+    let (alice, home, label) = (&setup.alice, &setup.home, setup.cluster.key("companion"));
     for (kind, type_) in [("configmap", "ConfigMap"), ("secret", "Secret")] {
         let metadata = json!({
             "name": "forged",
             "labels": {&label: "true"},
-            "annotations": {scene.cluster.key("protect"): "none"},
+            "annotations": {setup.cluster.key("protect"): "none"},
         });
         let forged = json!({"apiVersion": "v1", "kind": type_, "metadata": metadata}).to_string();
-        let text = scene.forged_text(kind, "forged");
+        let text = setup.forged_text(kind, "forged");
         for line in [
             format!("create -f - -n {home}"),
             format!("create -f - -n {home} --dry-run=server"),
@@ -148,7 +151,7 @@ async fn what_poses_as_a_companion_is_refused() {
         ] {
             assert_refused(&line, &alice.fails_with(&line, &forged), &text);
         }
-        // A name that is yet to be made up is no way around.
+        // generateName does not avoid the check.
         let nameless = forged.replace(r#""name":"forged""#, r#""generateName":"forged-""#);
         let complaint = alice.fails_with(&format!("create -f - -n {home}"), &nameless);
         assert!(complaint.contains("carries the companion label or annotations"), "{complaint}");
@@ -158,15 +161,15 @@ async fn what_poses_as_a_companion_is_refused() {
             if kind == "secret" { "generic" } else { "" }
         ));
         let line = format!("label {kind} plain -n {home} {label}=");
-        assert_refused(&line, &alice.fails(&line), &scene.forged_text(kind, "plain"));
+        assert_refused(&line, &alice.fails(&line), &setup.forged_text(kind, "plain"));
     }
 }
 
 #[tokio::test]
-async fn what_changes_nothing_passes() {
-    let scene = Scene::set("noop").await;
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
-    // As much as fits: deciding must not cost more than the API server allows.
+async fn write_that_changes_only_managed_fields_is_allowed_even_for_a_large_companion() {
+    let setup = Setup::new("noop").await;
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
+    // Nearly 1 MiB: the CEL expressions must stay within the API server's cost limit.
     let many: Value = (0..3000)
         .map(|n| (format!("key-{n}"), json!("x".repeat(300))))
         .collect::<serde_json::Map<_, _>>()
@@ -176,14 +179,14 @@ async fn what_changes_nothing_passes() {
     cluster.wait_data(home, "large-synced", many).await;
     lockstep.stop().await;
 
-    let _installed = scene.lock(&[]).await;
+    let _installed = setup.install_policy(&[]).await;
     for name in ["colors-synced", "large-synced"] {
         let before = cluster.configmap(home, name).await.unwrap();
         alice.succeeds(&format!("patch cm {name} -n {home} --type merge -p {{}}"));
         let companion = Subject { cluster, kind: "configmap", namespace: home, name: name.to_owned() };
         let same = companion.file(|_| {}).await;
         alice.succeeds_with(&format!("replace -f - -n {home}"), &same);
-        // Nothing but managedFields: alice now owns what she applied, too.
+        // Only managedFields change: Alice now owns the fields that she applied.
         let data = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": before["data"]});
         alice.succeeds_with(
             &format!("apply --server-side --force-conflicts -f - -n {home}"),
@@ -194,14 +197,14 @@ async fn what_changes_nothing_passes() {
 
         let line = format!("label cm {name} -n {home} team=mine");
         let source = name.strip_suffix("-synced").unwrap();
-        assert_refused(&line, &alice.fails(&line), &scene.edit_text("configmap", home, source));
+        assert_refused(&line, &alice.fails(&line), &setup.edit_text("configmap", home, source));
     }
 }
 
 #[tokio::test]
-async fn what_is_not_protected_passes() {
-    let scene = Scene::set("open").await;
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
+async fn companions_with_protect_none_and_other_objects_are_not_protected() {
+    let setup = Setup::new("open").await;
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
     for name in ["one", "two"] {
         cluster.source(home, name).annotate("protect", "none").create().await;
     }
@@ -210,12 +213,12 @@ async fn what_is_not_protected_passes() {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
     lockstep.stop().await;
-    let _installed = scene.lock(&[]).await;
+    let _installed = setup.install_policy(&[]).await;
     alice.succeeds(&format!("label cm one-synced -n {home} team=mine"));
     alice.succeeds(&format!("label cm one-synced -n {home} {}-", cluster.key("companion")));
     alice.succeeds(&format!("delete cm two-synced -n {home}"));
 
-    // Others' objects and sources are none of its business.
+    // The policy does not concern sources and objects without Lockstep's marks.
     alice.succeeds(&format!("create cm plain-synced -n {home} --from-literal=a=b"));
     alice.succeeds(&format!("label cm plain-synced -n {home} team=mine"));
     alice.succeeds(&format!("delete cm plain-synced -n {home}"));
@@ -223,15 +226,15 @@ async fn what_is_not_protected_passes() {
 }
 
 #[tokio::test]
-async fn a_companion_that_names_no_source_cannot_be_changed_but_deleted() {
-    let scene = Scene::set("nameless").await;
-    let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
+async fn companion_without_a_valid_source_annotation_may_be_deleted_but_not_edited() {
+    let setup = Setup::new("nameless").await;
+    let (cluster, alice, home, away) = (&setup.cluster, &setup.alice, &setup.home, &setup.away);
     let source = cluster.key("source");
     for (namespace, value) in [(home, json!(null)), (away, json!("a b/c; rm -rf"))] {
         let patch = json!({"metadata": {"annotations": {&source: value}}});
         cluster.merge(&configmap(namespace, "colors-synced"), &patch).await;
     }
-    let _installed = scene.lock(&[]).await;
+    let _installed = setup.install_policy(&[]).await;
     for namespace in [home, away] {
         let line = format!("label cm colors-synced -n {namespace} team=mine");
         let text = format!(
@@ -239,19 +242,19 @@ async fn a_companion_that_names_no_source_cannot_be_changed_but_deleted() {
              Change the source instead: kubectl edit configmap NAME -n NAMESPACE\n"
         );
         assert_refused(&line, &alice.fails(&line), &text);
-        // It is nobody's, and no source could be deleted instead.
+        // There is no source that could be deleted instead.
         alice.succeeds(&format!("delete cm colors-synced -n {namespace}"));
     }
 }
 
 #[tokio::test]
-async fn exempt_people_and_the_mirror_pass() {
-    let scene = Scene::set("exempt").await;
-    let (cluster, home, away) = (&scene.cluster, &scene.home, &scene.away);
+async fn exempt_users_and_the_mirror_are_allowed() {
+    let setup = Setup::new("exempt").await;
+    let (cluster, home, away) = (&setup.cluster, &setup.home, &setup.away);
     let group = format!("o'ps {}", cluster.id);
     let bob = cluster.editor("bob", &[], &[home]).await;
     let carol = cluster.editor("carol", &["developers", &group], &[home]).await;
-    let _installed = scene.lock(&["--exempt-user", &bob.name, "--exempt-group", &group]).await;
+    let _installed = setup.install_policy(&["--exempt-user", &bob.name, "--exempt-group", &group]).await;
     bob.succeeds(&format!("label cm colors-synced -n {home} team=mine"));
     carol.succeeds(&format!("delete cm colors-synced -n {home}"));
     let forged = json!({
@@ -261,7 +264,7 @@ async fn exempt_people_and_the_mirror_pass() {
     });
     bob.succeeds_with(&format!("create -f - -n {home}"), &forged.to_string());
 
-    // Made, changed and deleted by the mirror.
+    // The mirror creates, updates and deletes companions.
     let _lockstep = cluster.start_mirror().await;
     cluster.wait_data(home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.merge(&configmap(home, "colors"), &json!({"data": {"sky": "red"}})).await;
@@ -275,9 +278,9 @@ async fn exempt_people_and_the_mirror_pass() {
 }
 
 #[tokio::test]
-async fn kubernetes_cleans_up_as_ever() {
-    let scene = Scene::set("cleanup").await;
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
+async fn garbage_collector_and_namespace_controller_are_allowed() {
+    let setup = Setup::new("cleanup").await;
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
     for name in ["background", "foreground", "orphan"] {
         cluster.source(home, name).annotate("protect", "all").create().await;
     }
@@ -286,7 +289,7 @@ async fn kubernetes_cleans_up_as_ever() {
         cluster.wait_data(home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }
     lockstep.stop().await;
-    let _installed = scene.lock(&[]).await;
+    let _installed = setup.install_policy(&[]).await;
     for name in ["background", "foreground", "orphan"] {
         alice.succeeds(&format!("delete cm {name} -n {home} --cascade={name} --wait=false"));
         cluster.wait_gone(&configmap(home, name)).await;
@@ -307,18 +310,18 @@ async fn kubernetes_cleans_up_as_ever() {
 }
 
 #[tokio::test]
-async fn anything_goes_in_a_namespace_that_is_ending() {
-    let scene = Scene::set("ending").await;
-    let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
+async fn terminating_namespace_is_not_protected() {
+    let setup = Setup::new("ending").await;
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
     let held = json!({"metadata": {"finalizers": ["example.com/held"]}});
     cluster.merge(&configmap(home, "colors-synced"), &held).await;
-    let _installed = scene.lock(&[]).await;
+    let _installed = setup.install_policy(&[]).await;
     let free =
         format!(r#"patch cm colors-synced -n {home} --type merge -p {{"metadata":{{"finalizers":null}}}}"#);
-    assert_refused(&free, &alice.fails(&free), &scene.edit_text("configmap", home, "colors"));
+    assert_refused(&free, &alice.fails(&free), &setup.edit_text("configmap", home, "colors"));
     cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
-    // alice's rights go with the namespace, so somebody else does it.
-    eventually("the finalizer can be taken away", || async {
+    // Alice's RoleBinding is deleted with the namespace, so another user removes the finalizer.
+    eventually("the finalizer can be removed", || async {
         let line = free.replace("patch", "patch --as-group=system:masters --as=mallory");
         cluster.admin().kubectl(&line).output().expect("kubectl").status.success().then_some(())
     })
@@ -327,13 +330,13 @@ async fn anything_goes_in_a_namespace_that_is_ending() {
 }
 
 #[tokio::test]
-async fn the_api_server_finds_no_fault_with_the_expressions() {
-    let scene = Scene::set("checked").await;
-    let _installed = scene.lock(&[]).await;
-    let name = format!("lockstep.{}", scene.cluster.domain());
+async fn api_server_reports_no_type_errors_in_the_policy() {
+    let setup = Setup::new("checked").await;
+    let _installed = setup.install_policy(&[]).await;
+    let name = format!("lockstep.{}", setup.cluster.domain());
     let path = format!("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{name}");
-    let status = eventually("the policy is checked", || async {
-        let policy = scene.cluster.get(&path).await.expect("the policy");
+    let status = eventually("the policy is type-checked", || async {
+        let policy = setup.cluster.get(&path).await.expect("the policy");
         policy["status"]["typeChecking"].is_object().then(|| policy["status"].clone())
     })
     .await;

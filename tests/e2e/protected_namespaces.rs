@@ -1,11 +1,11 @@
-//! The hard limits that the mirror holds by itself.
+//! Namespaces that the mirror protects by itself, without guard or policy.
 
 use serde_json::json;
 
 use crate::harness::{Cluster, configmap};
 
 #[tokio::test]
-async fn locksteps_own_namespace_holds_neither_sources_nor_targets() {
+async fn locksteps_own_namespace_has_neither_sources_nor_targets() {
     let cluster = Cluster::new("own").await;
     let (own, home) = (cluster.namespace("system").await, cluster.namespace("home").await);
     let _lockstep = cluster.start_mirror_with(&["--namespace", &own]).await;
@@ -24,14 +24,14 @@ async fn locksteps_own_namespace_holds_neither_sources_nor_targets() {
 }
 
 #[tokio::test]
-async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_allows() {
+async fn kube_or_excluded_namespace_is_a_target_only_if_accept_from_allows_it() {
     let cluster = Cluster::new("shut").await;
     let excluded = cluster.ns("shut");
     let _lockstep = cluster.start_mirror_with(&["--exclude-namespaces", &excluded]).await;
     let home = cluster.namespace("home").await;
     let never = cluster.namespace_with("never", json!({cluster.key("exclude"): "true"}), json!({})).await;
     cluster.namespace("shut").await;
-    // Their names must start with kube-: tests share them by making them unique.
+    // The prefix kube- is what is tested, so this name cannot start with the test's id.
     let kube = format!("kube-{}", cluster.id);
     let body = json!({"metadata": {"name": kube}});
     cluster.post("/api/v1/namespaces", &body).await;
@@ -46,23 +46,23 @@ async fn a_kube_or_excluded_namespace_is_a_target_only_where_its_accept_from_all
     }
     let accept =
         json!({"metadata": {"annotations": {cluster.key("accept-from"): format!("elsewhere,{home}")}}});
-    // That one first: when the others have followed, it was seen.
+    // `never` is changed first: once the others have companions, its change has been seen.
     for namespace in [&never, &kube, &excluded] {
         cluster.merge(&format!("/api/v1/namespaces/{namespace}"), &accept).await;
     }
     for namespace in [&kube, &excluded] {
         cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
     }
-    assert!(cluster.configmap(&never, "colors-synced").await.is_none(), "exclude=true means never");
+    assert!(cluster.configmap(&never, "colors-synced").await.is_none(), "exclude=true wins over accept-from");
 
-    // It takes its word back: the companion goes.
+    // Without accept-from the companion is deleted again.
     let shut = json!({"metadata": {"annotations": {cluster.key("accept-from"): null}}});
     cluster.merge(&format!("/api/v1/namespaces/{kube}"), &shut).await;
     cluster.wait_gone(&configmap(&kube, "colors-synced")).await;
 }
 
 #[tokio::test]
-async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
+async fn patterns_and_adopt_do_not_reach_kube_namespaces_or_locksteps_own() {
     let cluster = Cluster::new("patterns").await;
     let home = cluster.namespace("home").await;
     let labels = json!({"env": cluster.id});
@@ -89,7 +89,7 @@ async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
         assert_eq!(cluster.configmap(namespace, "vital").await.unwrap()["data"], theirs["data"]);
         assert!(cluster.configmap(namespace, "two-synced").await.is_none(), "{namespace}");
     }
-    // Where it is accepted, the same reaches it.
+    // With accept-from, the same sources reach the namespace.
     let accept = json!({"metadata": {"annotations": {cluster.key("accept-from"): home}}});
     cluster.merge(&format!("/api/v1/namespaces/{kube}"), &accept).await;
     for name in ["vital", "two-synced"] {
@@ -99,7 +99,7 @@ async fn patterns_and_adopt_open_no_namespace_and_locksteps_own_has_no_say() {
 }
 
 #[tokio::test]
-async fn a_namespaces_default_targets_count_for_nothing_until_they_are_stamped() {
+async fn default_targets_of_a_namespace_have_no_effect_until_the_guard_stamps_them() {
     let cluster = Cluster::new("unstamped").await;
     let away = cluster.namespace_with("away", json!({"env": cluster.id}), json!({})).await;
     let defaults = json!({

@@ -1,4 +1,4 @@
-//! Somebody with rights of their own, who uses kubectl.
+//! Users with permissions of their own, and kubectl commands that they run.
 
 use std::{
     path::PathBuf,
@@ -13,45 +13,45 @@ use crate::harness::{Cluster, eventually, output, run};
 pub struct User {
     plane: &'static ControlPlane,
     kubeconfig: PathBuf,
-    /// As the API server knows them.
+    /// The user name in the API server.
     pub name: String,
 }
 
 impl Cluster {
-    /// Somebody who may do anything to ConfigMaps and Secrets in these namespaces, and nothing else.
+    /// A user with all verbs on ConfigMaps and Secrets in these namespaces, and no other permission.
     pub async fn editor(&self, name: &str, groups: &[&str], namespaces: &[&str]) -> User {
-        let person = self.user(name, groups);
+        let user = self.user(name, groups);
         for namespace in namespaces {
-            self.grant(&person.name, &person.subject(), Some(namespace), json!([all_verbs()])).await;
+            self.grant(&user.name, &user.subject(), Some(namespace), json!([all_verbs()])).await;
         }
-        person
+        user
     }
 
-    /// Somebody who may do anything to ConfigMaps and Secrets everywhere, and nothing else.
+    /// A user with all verbs on ConfigMaps and Secrets in all namespaces, and no other permission.
     pub async fn cluster_editor(&self, name: &str, groups: &[&str]) -> User {
-        let person = self.user(name, groups);
-        self.grant(&person.name, &person.subject(), None, json!([all_verbs()])).await;
-        person
+        let user = self.user(name, groups);
+        self.grant(&user.name, &user.subject(), None, json!([all_verbs()])).await;
+        user
     }
 
-    /// Somebody who may make ConfigMaps in a namespace, and do anything to those of these names.
+    /// A user who may create ConfigMaps in a namespace, and has all verbs on those with these names.
     pub async fn named_object_editor(&self, name: &str, namespace: &str, objects: &[&str]) -> User {
-        let person = self.user(name, &[]);
+        let user = self.user(name, &[]);
         let mut named = all_verbs();
         named["resourceNames"] = json!(objects);
         let create = json!({"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]});
-        self.grant(&person.name, &person.subject(), Some(namespace), json!([named, create])).await;
-        person
+        self.grant(&user.name, &user.subject(), Some(namespace), json!([named, create])).await;
+        user
     }
 
-    /// Somebody without any rights.
+    /// A user without permissions.
     pub fn user(&self, name: &str, groups: &[&str]) -> User {
         let name = format!("{name}-{}", self.id);
         let kubeconfig = self.plane.user(&name, groups).expect("a kubeconfig");
         User { plane: self.plane, kubeconfig, name }
     }
 
-    /// A ServiceAccount without any rights.
+    /// A ServiceAccount without permissions.
     pub async fn service_account(&self, namespace: &str, name: &str) -> User {
         let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
         self.post(&accounts, &json!({"metadata": {"name": name}})).await;
@@ -60,7 +60,7 @@ impl Cluster {
         User { plane: self.plane, kubeconfig, name }
     }
 
-    /// A role of this name and its binding: in one namespace, or in all.
+    /// Creates a role of this name and binds it, in one namespace or cluster-wide.
     pub async fn grant(&self, name: &str, subject: &Value, namespace: Option<&str>, rules: Value) {
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
         let (path, kind) = match namespace {
@@ -74,7 +74,7 @@ impl Cluster {
             "subjects": [subject],
         });
         self.post(&format!("{path}rolebindings"), &binding).await;
-        // The API server goes by it a moment later.
+        // The API server's authorizer sees the binding a moment later.
         let text = |field: &str| subject[field].as_str().expect("text");
         let who = match text("kind") {
             "Group" => json!({"user": "anybody", "groups": [text("name")]}),
@@ -90,7 +90,7 @@ impl Cluster {
             });
             let mut review = json!({"spec": who});
             review["spec"]["resourceAttributes"] = resource;
-            eventually("a right is known", || async {
+            eventually("the binding takes effect", || async {
                 let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
                 (self.post(reviews, &review).await["status"]["allowed"] == true).then_some(())
             })
@@ -104,54 +104,54 @@ impl Cluster {
     }
 }
 
-/// A rule for every verb on what can be mirrored.
+/// A rule for every verb on the kinds that can be mirrored.
 pub fn all_verbs() -> Value {
     json!({"apiGroups": [""], "resources": ["configmaps", "secrets"], "verbs": ["*"]})
 }
 
 impl User {
-    /// How a binding names them.
+    /// The subject for a role binding.
     pub fn subject(&self) -> Value {
         json!({"kind": "User", "name": self.name})
     }
 
-    /// A kubectl command; its arguments hold no spaces.
+    /// A kubectl command; its arguments must not contain spaces.
     pub fn kubectl(&self, line: &str) -> Command {
         let mut command = self.plane.kubectl_as(&self.kubeconfig);
-        // What `kubectl edit` could not save is kept in a file.
+        // `kubectl edit` keeps the file that it could not save.
         command.args(line.split_whitespace()).env("TMPDIR", self.plane.data_dir());
         command
     }
 
-    /// Runs a command that must succeed, and returns what it printed.
+    /// Runs a command that must succeed, and returns its output.
     pub fn succeeds(&self, line: &str) -> String {
         run(&mut self.kubectl(line))
     }
 
-    /// As [`Self::succeeds`], with a file for `-f -`.
+    /// As [`Self::succeeds`], with a manifest for `-f -`.
     pub fn succeeds_with(&self, line: &str, file: &str) -> String {
         crate::harness::pipe(&mut self.kubectl(line), file)
     }
 
-    /// Runs a command that must fail, and returns the complaint.
+    /// Runs a command that must fail, and returns its error output.
     pub fn fails(&self, line: &str) -> String {
-        complaint(line, &self.kubectl(line).output().expect("kubectl"))
+        error_output(line, &self.kubectl(line).output().expect("kubectl"))
     }
 
-    /// As [`Self::fails`], with a file for `-f -`.
+    /// As [`Self::fails`], with a manifest for `-f -`.
     pub fn fails_with(&self, line: &str, file: &str) -> String {
-        complaint(line, &output(&mut self.kubectl(line), file))
+        error_output(line, &output(&mut self.kubectl(line), file))
     }
 }
 
-/// A file for `-f -`.
+/// A manifest for `-f -`.
 pub fn manifest(kind: &str, metadata: &Value, rest: &Value) -> String {
     let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": metadata});
     object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
     object.to_string()
 }
 
-fn complaint(line: &str, output: &Output) -> String {
-    assert!(!output.status.success(), "{line} went through: {}", String::from_utf8_lossy(&output.stdout));
+fn error_output(line: &str, output: &Output) -> String {
+    assert!(!output.status.success(), "{line} succeeded: {}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

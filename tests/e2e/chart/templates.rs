@@ -1,5 +1,5 @@
-//! The chart's templates are the files of deploy/, with values of Helm in the place of names. They are committed, so
-//! that people can read and package the chart; `make chart` writes them anew, and a test tells when that is due.
+//! Generates the chart's templates from the files of deploy/ by replacing names with Helm values. The templates are
+//! committed, so that the chart can be read and packaged; `make chart` writes them, and a test fails if they are outdated.
 
 use std::{fs, path::Path};
 
@@ -29,7 +29,7 @@ const DOMAIN: (&str, &str) = ("workshop.io", "{{ .Values.domain }}");
 const SUFFIX: (&str, &str) = ("-synced", "{{ .Values.suffix }}");
 const KINDS: (&str, &str) = ("resources: [configmaps]", "resources: {{ include \"lockstep.kinds\" . }}");
 const IMAGE: &str = concat!("image: lockstep:", env!("CARGO_PKG_VERSION"));
-/// Prometheus has templates of its own, which look like Helm's.
+/// Prometheus templates have the syntax of Helm templates and are escaped.
 const LABELS: (&str, &str) = ("{{ $", "{{ \"{{\" }} $");
 const MONITORING_LABELS: (&str, &str) = (
     "name: lockstep\nspec:\n",
@@ -39,8 +39,8 @@ const MONITORING_LABELS: (&str, &str) = (
 /// Path in the chart, and content.
 type File = (&'static str, String);
 
-/// All files that are made from others.
-pub fn made() -> Vec<File> {
+/// All generated files.
+pub fn generate() -> Vec<File> {
     vec![
         ("templates/rbac.yaml", rbac()),
         ("templates/webhook.yaml", webhook()),
@@ -156,15 +156,11 @@ fn deployment() -> String {
     )
 }
 
-/// A file of deploy/ with values in it. A word that is not there any more is a value without effect.
+/// A file of deploy/ with values filled in. It panics if a word to replace is missing: its value would have no effect.
 fn fill(path: &str, pairs: &[(&str, &str)]) -> String {
     let text = read(path);
     for (word, _) in pairs {
-        assert!(
-            text.contains(word),
-            "deploy/{path} has no `{word}`: say in {} what takes its place",
-            file!()
-        );
+        assert!(text.contains(word), "deploy/{path} has no `{word}`: update {}", file!());
     }
     substitute(&text, pairs)
 }
