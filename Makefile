@@ -1,4 +1,4 @@
-# make run: Lockstep on a Kubernetes control plane of its own. make test: everything that must hold.
+# make run: Lockstep on a Kubernetes control plane of its own. make test: all checks and tests that need no root.
 CARGO ?= cargo
 BIN := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -7,16 +7,16 @@ PROFILE ?= release
 
 .PHONY: run demo test lint unit e2e controlplane chart bench image image-tar test-node on-node test-kind help
 
-help: ## what can be made
+help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-run: controlplane ## a control plane with Lockstep on it, until Ctrl+C
+run: controlplane ## run a control plane with Lockstep on it until Ctrl+C
 	@$(BIN)/debug/demo run $(BIN)/debug/lockstep
 
-demo: controlplane ## play the walk-through of the README, with its real output
+demo: controlplane ## run the walk-through of the README and check its output
 	@$(BIN)/debug/demo play $(BIN)/debug/lockstep
 
-test: lint unit e2e ## format, lints, docs, unit, property and end-to-end tests
+test: lint unit e2e ## check format, lints and docs; run unit, property and end-to-end tests
 
 lint:
 	$(CARGO) fmt --all --check
@@ -31,7 +31,7 @@ e2e: controlplane
 	@$(BIN)/debug/controlplane build helm
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*'
 
-test-node: ## two replicas on a real kubelet, and the end-to-end tests beside them; takes root on Linux
+test-node: ## test two replicas on a real kubelet, and run the end-to-end tests there; needs root on Linux
 	@$(CARGO) build --locked --workspace
 	@reason=$$('$(BIN)/debug/controlplane' preflight); \
 	if [ -n "$$reason" ]; then \
@@ -47,21 +47,21 @@ on-node:
 	LOCKSTEP_TEST_IMAGE="$(abspath $(BIN))/lockstep-node.tar" RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} \
 	  $(CARGO) test --locked --workspace --test node
 
-test-kind: ## the same on a kind cluster; takes docker, kind and kubectl
+test-kind: ## the same on a kind cluster; needs docker, kind and kubectl
 	@tests/kind/run $(IMAGE)
 
-chart: ## write the Helm chart's templates anew, from deploy/
+chart: ## regenerate the Helm chart's templates from deploy/
 	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::templates_are_up_to_date_with_deploy
 
-bench: controlplane ## measurements, each beside its floor
+bench: controlplane ## run the benchmarks, each with a baseline
 	$(CARGO) bench --locked --bench mirror
 
-image: ## the image, with docker or buildah
+image: ## build the image with docker or buildah
 	@engine=$$(command -v docker || command -v buildah) || \
 	  { echo 'make image needs docker or buildah; make image-tar needs neither' >&2; exit 1; }; \
 	"$$engine" build --tag $(IMAGE) .
 
-image-tar: ## the same image as an OCI archive, without either, for docker load and ctr images import
+image-tar: ## build the image as an OCI archive without either, for docker load and ctr images import
 	RUSTFLAGS="-C target-feature=+crt-static" \
 	  $(CARGO) build --locked --profile $(PROFILE) --bin lockstep --target $(HOST)
 	$(CARGO) build --locked --workspace

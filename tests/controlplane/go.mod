@@ -1,4 +1,4 @@
-// Pins the control plane and the node that tests, demo and benchmarks run on. `go build` fetches and compiles them.
+// Pins the control plane and the node for tests, demo and benchmarks. `go build` downloads and compiles them.
 module lockstep.test/controlplane
 
 go 1.26.0

@@ -1,5 +1,4 @@
-// Pins the custom resource definitions that deploy/components are tested with. Nothing is compiled: they are files in
-// these modules.
+// Pins the CRDs that deploy/components are tested with. Nothing is compiled: the CRDs are files in these modules.
 module lockstep.test/crds
 
 go 1.26.0

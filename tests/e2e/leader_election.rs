@@ -185,7 +185,7 @@ async fn leader_cut_off_from_the_api_server_stops_leading() {
     proxy.resume();
     setup.change_source("green").await;
     setup.wait_companion("green").await;
-    setup.replicas[0].wait_log("another replica leads now").await;
+    setup.replicas[0].wait_log("another replica is now the leader").await;
     setup.assert_one_write_per_change(2).await;
 }
 

@@ -130,7 +130,7 @@ async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificat
     let files = ["--tls-cert", certificate.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &[&flags[..], &files[..]].concat());
     lockstep.wait_ready().await;
-    lockstep.wait_log("this replica writes").await;
+    lockstep.wait_log("this replica is now the leader").await;
     assert!(!lockstep.log().contains("forbidden"), "{}", lockstep.log());
     fs::remove_dir_all(dir).unwrap();
     cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;

@@ -1,4 +1,5 @@
-// Pins the helm that tests render the chart with. A module of its own: the control plane's dependencies stay as they are.
+// Pins the helm that tests render the chart with. It is a separate module, so that it does not change the control
+// plane's dependencies.
 module lockstep.test/helm
 
 go 1.26.0

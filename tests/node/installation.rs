@@ -1,4 +1,4 @@
-//! Lockstep, installed with one command, and what can be asked about it.
+//! Lockstep installed with `kubectl apply`, and its pods.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Cluster, configmap, eventually, manifests, pipe, run},
-    say,
+    report,
 };
 
 pub const NAMESPACE: &str = "lockstep-system";
 const PODS: &str = "/api/v1/namespaces/lockstep-system/pods?labelSelector=app.kubernetes.io/name=lockstep";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/lockstep.workshop.io";
 
-/// A test that fails shows what the replicas said.
+/// The installation. A test that fails shows pods, Events and the replicas' logs.
 pub struct Installation {
     pub plane: &'static ControlPlane,
     pub cluster: Cluster,
-    /// What `lockstep manifests` is told.
+    /// The flags of `lockstep manifests`.
     pub flags: Vec<String>,
 }
 
-/// One replica.
+/// The pod of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
     pub name: String,
@@ -31,43 +31,43 @@ pub struct Pod {
 }
 
 impl Installation {
-    /// Installs it, and says how long that took until both replicas were ready.
+    /// Installs Lockstep, and returns how long it took until both replicas were ready.
     pub async fn new(plane: &'static ControlPlane, image: Option<&str>) -> (Self, Duration) {
         let image = image.map(|image| ["--image", image]);
         let flags = ["--secrets"].into_iter().chain(image.into_iter().flatten()).map(str::to_owned).collect();
-        let installed = Self { plane, cluster: Cluster::on(plane, "node").await, flags };
+        let installation = Self { plane, cluster: Cluster::on(plane, "node").await, flags };
         let start = Instant::now();
-        pipe(plane.kubectl().args(["apply", "-f", "-"]), &installed.manifests());
-        installed.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
+        pipe(plane.kubectl().args(["apply", "-f", "-"]), &installation.manifests());
+        installation.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
         let took = start.elapsed();
-        assert_eq!(installed.pods().await.len(), 2);
-        // kube-proxy may be a second behind.
-        installed.guarded("default").await;
-        (installed, took)
+        assert_eq!(installation.pods().await.len(), 2);
+        // kube-proxy may take another second.
+        installation.wait_webhook("default").await;
+        (installation, took)
     }
 
-    /// What was installed.
+    /// The manifests that were applied.
     pub fn manifests(&self) -> String {
         manifests(&self.flags.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Waits until the guard is asked, and refuses.
-    pub async fn guarded(&self, namespace: &str) {
+    /// Waits until the API server calls the guard, which refuses a forged companion.
+    pub async fn wait_webhook(&self, namespace: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All");
         let forged = json!({"metadata": {"name": "x", "labels": {"workshop.io/companion": "true"}}});
         eventually("the guard refuses", || async {
             let answer = self.cluster.try_request("POST", &path, Some(("application/json", &forged))).await;
-            (answer.expect_err("nobody may forge a companion") == 403).then_some(())
+            (answer.expect_err("a forged companion was accepted") == 403).then_some(())
         })
         .await;
     }
 
-    /// Runs a kubectl command of the admin, which must succeed; its arguments hold no blanks.
+    /// Runs a kubectl command as the admin, which must succeed; its arguments must not contain spaces.
     pub fn kubectl(&self, line: &str) -> String {
         run(self.plane.kubectl().args(line.split_whitespace()))
     }
 
-    /// The replicas that are not on their way out, once there are two of them and both are ready.
+    /// The pods, once there are exactly two and both are ready.
     pub async fn pods(&self) -> Vec<Pod> {
         eventually("two replicas are ready", || async {
             let list = self.cluster.get(PODS).await?;
@@ -79,7 +79,7 @@ impl Installation {
         .await
     }
 
-    /// The replica that writes, and the other.
+    /// The pods of the leader and of the standby.
     pub async fn leader_and_standby(&self) -> [Pod; 2] {
         eventually("one of the replicas leads", || async {
             let lease = self.cluster.get(LEASE).await?;
@@ -92,38 +92,39 @@ impl Installation {
         .await
     }
 
-    /// Whether a pod is still there, if only to end.
+    /// Whether a pod still exists, terminating or not.
     pub async fn exists(&self, pod: &Pod) -> bool {
         self.cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod.name)).await.is_some()
     }
 
-    /// Creates a ConfigMap to be mirrored beside itself.
+    /// Creates a source with its own namespace as the target.
     pub async fn source(&self, namespace: &str, name: &str, data: Value) {
         let source =
             json!({"metadata": {"name": name, "labels": {"workshop.io/managed": "true"}}, "data": data});
         self.cluster.post(&format!("/api/v1/namespaces/{namespace}/configmaps"), &source).await;
     }
 
-    /// Creates a source, has its companion deleted, and says how long each took to come about.
-    pub async fn made_and_healed(&self, namespace: &str, name: &str) -> [Duration; 2] {
+    /// Creates a source and deletes its companion; returns how long it took to create and to recreate the companion.
+    pub async fn time_create_and_heal(&self, namespace: &str, name: &str) -> [Duration; 2] {
         let companion = format!("{name}-synced");
         self.source(namespace, name, json!({"sky": "blue"})).await;
         let start = Instant::now();
         let first = self.cluster.wait_data(namespace, &companion, json!({"sky": "blue"})).await;
-        let made = start.elapsed();
+        let created = start.elapsed();
         self.cluster.delete(&configmap(namespace, &companion)).await;
         let start = Instant::now();
         let uid = &first["metadata"]["uid"];
-        self.cluster.wait(namespace, &companion, "made anew", |now| now["metadata"]["uid"] != *uid).await;
-        [made, start.elapsed()]
+        self.cluster.wait(namespace, &companion, "recreated", |now| now["metadata"]["uid"] != *uid).await;
+        [created, start.elapsed()]
     }
 
-    pub async fn memory_is_bounded(&self, node: &Node) {
+    /// Asserts that no replica ever used half of its memory limit.
+    pub async fn assert_memory_is_bounded(&self, node: &Node) {
         for pod in self.pods().await {
-            let (most, limit) = node.memory(&pod.container).unwrap_or_else(|error| panic!("{error}"));
-            say(&format!("{} had {} KiB at most, of {} KiB", pod.name, most >> 10, limit >> 10));
-            assert_eq!(limit, 256 << 20, "the limit of the Deployment");
-            assert!(most < limit / 2, "{most} bytes");
+            let (peak, limit) = node.memory(&pod.container).unwrap_or_else(|error| panic!("{error}"));
+            report(&format!("{} used at most {} KiB of {} KiB", pod.name, peak >> 10, limit >> 10));
+            assert_eq!(limit, 256 << 20, "the memory limit of the Deployment");
+            assert!(peak < limit / 2, "{peak} bytes");
         }
     }
 }
@@ -148,7 +149,7 @@ impl Drop for Installation {
             ] {
                 let output = self.plane.kubectl().args(line.split_whitespace()).output();
                 let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-                say(&format!("--- kubectl {line}\n{}", text.unwrap_or_default()));
+                report(&format!("--- kubectl {line}\n{}", text.unwrap_or_default()));
             }
         }
     }

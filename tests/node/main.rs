@@ -1,5 +1,5 @@
-//! Lockstep as people run it: two replicas on a real kubelet. For `make test-node`, where the kubelet is ours, and
-//! `make test-kind`, where it is kind's; elsewhere this is skipped.
+//! Two replicas of Lockstep in pods on a real kubelet. Run by `make test-node` on a node of our own and by `make test-kind`
+//! on a kind cluster, otherwise skipped.
 
 #[allow(dead_code)]
 #[path = "../e2e/harness.rs"]
@@ -24,35 +24,35 @@ use controlplane::{ControlPlane, Node};
 
 use installation::Installation;
 
-/// One test, because there is one installation: the scenes come in the order in which people live through them.
+/// One test, because there is one installation; its parts run in this order.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_replicas_on_a_real_node() {
+async fn two_replicas_on_a_real_node_survive_rollout_failures_and_uninstall() {
     let start = Instant::now();
     let Some((plane, node, image)) = cluster() else { return };
-    say(&format!("the cluster is ready after {:.1?}", start.elapsed()));
+    report(&format!("the cluster is ready after {:.1?}", start.elapsed()));
 
-    let (installed, took) = Installation::new(plane, image.as_deref()).await;
-    say(&format!("from `kubectl apply` to both replicas ready: {took:.1?}"));
-    walkthrough::run(&installed).await;
-    rollout::restart(&installed).await;
-    failures::of_a_pod(&installed).await;
-    failures::of_the_ca(&installed).await;
+    let (installation, took) = Installation::new(plane, image.as_deref()).await;
+    report(&format!("from `kubectl apply` to both replicas ready: {took:.1?}"));
+    walkthrough::run(&installation).await;
+    rollout::restart(&installation).await;
+    failures::delete_each_pod(&installation).await;
+    failures::delete_the_ca(&installation).await;
     match node {
-        None => e2e_suite::run(&installed, None),
+        None => e2e_suite::run(&installation, None),
         Some(node) => {
-            failures::of_a_container(&installed, node).await;
-            let tokens = failures::of_the_kubelet(&installed, node).await;
-            e2e_suite::run(&installed, Some(node));
-            tokens.were_renewed(&installed).await;
-            installed.memory_is_bounded(node).await;
+            failures::kill_each_container(&installation, node).await;
+            let tokens = failures::kill_the_kubelet(&installation, node).await;
+            e2e_suite::run(&installation, Some(node));
+            tokens.wait_renewed(&installation).await;
+            installation.assert_memory_is_bounded(node).await;
         }
     }
-    uninstall::leaves_nothing_behind(&installed).await;
-    say(&format!("all scenes took {:.0?}", start.elapsed()));
+    uninstall::run(&installation).await;
+    report(&format!("everything took {:.0?}", start.elapsed()));
 }
 
 /// A cluster with nodes: an existing one that has the image `LOCKSTEP_TEST_IMAGE`, or one of our own with the image in
-/// that archive. None where that is not asked for or cannot be, and then it is said why.
+/// that archive. `None` if the variable is not set or this machine cannot run a node; the reason is printed.
 fn cluster() -> Option<(&'static ControlPlane, Option<&'static Node>, Option<String>)> {
     let reason = match (env::var("LOCKSTEP_TEST_IMAGE"), env::var_os("LOCKSTEP_TEST_KUBECONFIG")) {
         (Ok(image), Some(kubeconfig)) => {
@@ -63,19 +63,19 @@ fn cluster() -> Option<(&'static ControlPlane, Option<&'static Node>, Option<Str
         (Ok(archive), None) => match Node::unmet_requirement() {
             None => {
                 let node = Node::start(&[Path::new(&archive)]).unwrap_or_else(|error| panic!("{error}"));
-                // Kept to the end of the process, when the janitor clears it away.
+                // Leaked: it is cleaned up at the end of the process.
                 let node: &Node = Box::leak(Box::new(node));
                 return Some((node.plane(), Some(node), None));
             }
             Some(reason) => reason,
         },
-        (Err(_), _) => "there is no image to install: `make test-node` makes one".to_owned(),
+        (Err(_), _) => "LOCKSTEP_TEST_IMAGE is not set: run `make test-node`".to_owned(),
     };
-    say(&format!("skipped, nothing was tested on a real node: {reason}"));
+    report(&format!("skipped, nothing was tested on a real node: {reason}"));
     None
 }
 
-/// Tells what a scene has seen. The test harness swallows what `eprintln!` prints.
-pub fn say(line: &str) {
+/// Prints what happened. The test harness captures `eprintln!`.
+pub fn report(line: &str) {
     drop(writeln!(io::stderr(), "node: {line}"));
 }

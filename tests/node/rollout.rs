@@ -1,31 +1,31 @@
-//! An update of the Deployment, which nobody notices.
+//! A rollout of the Deployment under load: no request fails.
 
 use crate::{
     harness::eventually,
     installation::{Installation, Pod},
-    say,
+    report,
     traffic::Traffic,
 };
 
-pub async fn restart(installed: &Installation) {
-    let before: Vec<Pod> = installed.pods().await;
-    let stream = Traffic::start(installed, "rollout").await;
-    installed.kubectl("rollout restart deployment/lockstep -n lockstep-system");
-    installed.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
+pub async fn restart(installation: &Installation) {
+    let before: Vec<Pod> = installation.pods().await;
+    let traffic = Traffic::start(installation, "rollout").await;
+    installation.kubectl("rollout restart deployment/lockstep -n lockstep-system");
+    installation.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
     for pod in &before {
         eventually(&format!("{} is gone", pod.name), || async {
-            (!installed.exists(pod).await).then_some(())
+            (!installation.exists(pod).await).then_some(())
         })
         .await;
     }
-    let [edits, changes] = stream.end(installed).await;
-    say(&format!(
-        "rollout restart: {} edits refused, {} changes arrived, {} and {} failures",
+    let [edits, changes] = traffic.stop(installation).await;
+    report(&format!(
+        "rollout restart: {} edits refused, {} changes mirrored, {} and {} failures",
         edits.requests,
         changes.requests,
         edits.failures.len(),
         changes.failures.len()
     ));
     assert!(edits.failures.is_empty() && changes.failures.is_empty(), "{edits:#?} {changes:#?}");
-    assert!(edits.requests > 50 && changes.requests > 50, "hardly a stream: {edits:?} {changes:?}");
+    assert!(edits.requests > 50 && changes.requests > 50, "too little traffic: {edits:?} {changes:?}");
 }

@@ -1,4 +1,4 @@
-//! A steady stream of admission requests and of changes, of which none may be lost.
+//! A steady stream of admission requests and of source changes.
 
 use std::{
     future::Future,
@@ -19,10 +19,10 @@ use crate::{
 };
 
 const SOURCES: u32 = 10;
-/// Rests between two requests, so that others on this machine get their turn.
-const PACE: Duration = Duration::from_millis(20);
+/// The time between two requests, so that other processes on this machine get CPU time.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Runs until [`Traffic::end`].
+/// Runs until [`Traffic::stop`].
 pub struct Traffic {
     namespace: String,
     stop: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ pub struct Traffic {
     changes: JoinHandle<Tally>,
 }
 
-/// How many requests there were, and those that did not end as they must.
+/// The number of requests, and descriptions of those with an unexpected outcome.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub requests: u32,
@@ -39,17 +39,20 @@ pub struct Tally {
 }
 
 impl Traffic {
-    /// Edits a companion, which must be refused every time, and changes sources, which must be allowed every time.
-    pub async fn start(installed: &Installation, name: &str) -> Self {
-        let namespace = installed.cluster.namespace(name).await;
+    /// Starts to edit a companion, which must be refused, and to change sources, which must be allowed.
+    pub async fn start(installation: &Installation, name: &str) -> Self {
+        let namespace = installation.cluster.namespace(name).await;
         for n in 0..SOURCES {
-            installed.source(&namespace, &format!("s{n}"), json!({"turn": "none"})).await;
+            installation.source(&namespace, &format!("s{n}"), json!({"turn": "none"})).await;
         }
         for n in 0..SOURCES {
-            installed.cluster.wait_data(&namespace, &format!("s{n}-synced"), json!({"turn": "none"})).await;
+            installation
+                .cluster
+                .wait_data(&namespace, &format!("s{n}-synced"), json!({"turn": "none"}))
+                .await;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let client = installed.cluster.client.clone();
+        let client = installation.cluster.client.clone();
         let edit = configmap(&namespace, "s0-synced") + "?dryRun=All";
         let edits = Arc::new(AtomicU32::new(0));
         let refusals = spawn(&stop, {
@@ -57,7 +60,7 @@ impl Traffic {
             move |n| {
                 let (client, path, edits) = (client.clone(), edit.clone(), edits.clone());
                 async move {
-                    // Never what the source happens to say: an edit that changes nothing is allowed.
+                    // The text differs from the source's: an edit that changes nothing is allowed.
                     let edit = json!({"data": {"turn": format!("edit {n}")}});
                     let answer = patch(client, &path, &edit).await;
                     edits.fetch_add(1, Ordering::Relaxed);
@@ -81,24 +84,21 @@ impl Traffic {
         Self { namespace, stop, edits, refusals, changes }
     }
 
-    /// Goes on for so many edits.
-    pub async fn go_on(&self, edits: u32) {
+    /// Waits for this many more edits.
+    pub async fn wait_edits(&self, edits: u32) {
         let end = self.edits.load(Ordering::Relaxed) + edits;
-        eventually("the stream goes on", || async {
-            (self.edits.load(Ordering::Relaxed) >= end).then_some(())
-        })
-        .await;
+        eventually("more edits", || async { (self.edits.load(Ordering::Relaxed) >= end).then_some(()) })
+            .await;
     }
 
-    /// Stops, waits until every companion holds the last change of its source, and returns what became of the edits and
-    /// of the changes.
-    pub async fn end(self, installed: &Installation) -> [Tally; 2] {
+    /// Stops, waits until every companion equals its source, and returns the tallies of the edits and of the changes.
+    pub async fn stop(self, installation: &Installation) -> [Tally; 2] {
         self.stop.store(true, Ordering::Relaxed);
         let tallies = [self.refusals.await.expect("edits"), self.changes.await.expect("changes")];
         for n in 0..SOURCES {
             let source =
-                installed.cluster.configmap(&self.namespace, &format!("s{n}")).await.expect("a source");
-            installed
+                installation.cluster.configmap(&self.namespace, &format!("s{n}")).await.expect("a source");
+            installation
                 .cluster
                 .wait_data(&self.namespace, &format!("s{n}-synced"), source["data"].clone())
                 .await;
@@ -107,7 +107,7 @@ impl Traffic {
     }
 }
 
-/// Makes one request after the other until it is told to stop.
+/// Makes one request after the other until `stop` is set.
 fn spawn<F, R>(stop: &Arc<AtomicBool>, request: F) -> JoinHandle<Tally>
 where
     F: Fn(u32) -> R + Send + 'static,
@@ -119,7 +119,7 @@ where
         while !stop.load(Ordering::Relaxed) {
             tally.failures.extend(request(tally.requests).await);
             tally.requests += 1;
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(REQUEST_INTERVAL).await;
         }
         tally
     })

@@ -1,4 +1,4 @@
-//! Uninstalled, it leaves what it made, and nothing of itself.
+//! Uninstalling keeps the companions and removes everything else of Lockstep.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use serde_json::json;
 use crate::{
     harness::{configmap, pipe},
     installation::Installation,
-    say,
+    report,
 };
 
-pub async fn leaves_nothing_behind(installed: &Installation) {
-    let cluster = &installed.cluster;
+pub async fn run(installation: &Installation) {
+    let cluster = &installation.cluster;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = json!({
         "metadata": {
@@ -29,11 +29,11 @@ pub async fn leaves_nothing_behind(installed: &Installation) {
     before.push(cluster.configmap(&home, "kept").await.expect("the source"));
 
     let start = Instant::now();
-    let mut delete = installed.plane.kubectl();
-    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &installed.manifests());
-    say(&format!("uninstalled in {:.1?}", start.elapsed()));
+    let mut delete = installation.plane.kubectl();
+    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &installation.manifests());
+    report(&format!("uninstalled in {:.1?}", start.elapsed()));
 
-    // Nothing of it is left, nothing is stuck.
+    // Nothing of Lockstep is left or terminating.
     for kind in [
         "namespaces",
         "clusterroles",
@@ -41,15 +41,15 @@ pub async fn leaves_nothing_behind(installed: &Installation) {
         "validatingwebhookconfigurations",
         "mutatingwebhookconfigurations",
     ] {
-        let left = installed.kubectl(&format!("get {kind} -l app.kubernetes.io/name=lockstep -o name"));
+        let left = installation.kubectl(&format!("get {kind} -l app.kubernetes.io/name=lockstep -o name"));
         assert_eq!(left, "", "{kind}");
     }
-    // What it made stays as it was.
+    // Sources and companions are unchanged.
     for object in &before {
         let text = |field: &str| object["metadata"][field].as_str().expect("text").to_owned();
         assert_eq!(cluster.configmap(&text("namespace"), &text("name")).await.as_ref(), Some(object));
     }
-    // And is free to be changed. The source goes last: the garbage collector takes the companion beside it along.
+    // They can be changed. The source is deleted last, because the garbage collector deletes the companion beside it.
     for (namespace, name) in [(&away, "kept-synced"), (&home, "kept-synced"), (&home, "kept")] {
         cluster.merge(&configmap(namespace, name), &json!({"data": {"sky": "green"}})).await;
         cluster.delete(&configmap(namespace, name)).await;

@@ -1,24 +1,24 @@
-//! What the README promises, through the Service.
+//! The walk-through of the README, with the guard behind its Service.
 
 use serde_json::json;
 
 use crate::{
     harness::{configmap, eventually, secret},
     installation::Installation,
-    say,
+    report,
 };
 
-pub async fn run(installed: &Installation) {
-    let cluster = &installed.cluster;
+pub async fn run(installation: &Installation) {
+    let cluster = &installation.cluster;
     let (shop, team) = (cluster.namespace("shop").await, cluster.namespace("team").await);
     let refused = |line: &str| {
-        let output = installed.plane.kubectl().args(line.split_whitespace()).output().expect("kubectl");
-        assert!(!output.status.success(), "{line} went through");
+        let output = installation.plane.kubectl().args(line.split_whitespace()).output().expect("kubectl");
+        assert!(!output.status.success(), "{line} succeeded");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
 
-    installed.kubectl(&format!("create configmap colors --from-literal=sky=blue -n {shop}"));
-    installed.kubectl(&format!("label configmap colors workshop.io/managed=true -n {shop}"));
+    installation.kubectl(&format!("create configmap colors --from-literal=sky=blue -n {shop}"));
+    installation.kubectl(&format!("label configmap colors workshop.io/managed=true -n {shop}"));
     let first = cluster.wait_data(&shop, "colors-synced", json!({"sky": "blue"})).await;
 
     let edit = refused(&format!("label configmap colors-synced team=us -n {shop}"));
@@ -29,7 +29,7 @@ pub async fn run(installed: &Installation) {
     );
     assert!(edit.contains(&message), "{edit}");
 
-    let output = installed
+    let output = installation
         .plane
         .kubectl()
         .args(["delete", "configmap", "colors-synced", "-n", &shop, "--wait=false"])
@@ -41,16 +41,16 @@ pub async fn run(installed: &Installation) {
     cluster.wait(&shop, "colors-synced", "healed", |now| now["metadata"]["uid"] != *uid).await;
 
     // A Secret, into another namespace.
-    installed.kubectl(&format!("create secret generic pass --from-literal=word=open -n {shop}"));
-    installed.kubectl(&format!("annotate secret pass workshop.io/target-namespaces={team} -n {shop}"));
-    installed.kubectl(&format!("label secret pass workshop.io/managed=true -n {shop}"));
+    installation.kubectl(&format!("create secret generic pass --from-literal=word=open -n {shop}"));
+    installation.kubectl(&format!("annotate secret pass workshop.io/target-namespaces={team} -n {shop}"));
+    installation.kubectl(&format!("label secret pass workshop.io/managed=true -n {shop}"));
     eventually("a companion of the Secret", || async { cluster.get(&secret(&team, "pass-synced")).await })
         .await;
     let edit = refused(&format!("label secret pass-synced team=us -n {team}"));
     assert!(edit.contains("denied the request") && edit.contains(&format!("{shop}/pass")), "{edit}");
 
-    installed.kubectl(&format!("delete configmap/colors secret/pass -n {shop}"));
+    installation.kubectl(&format!("delete configmap/colors secret/pass -n {shop}"));
     cluster.wait_gone(&configmap(&shop, "colors-synced")).await;
     cluster.wait_gone(&secret(&team, "pass-synced")).await;
-    say("mirrored, refused through the Service, healed, cleaned up");
+    report("mirrored, refused through the Service, healed and cleaned up");
 }

@@ -1,22 +1,22 @@
-//! Where the programs are: in `KUBEBUILDER_ASSETS`, or compiled and cached.
+//! Finds the binaries: in `KUBEBUILDER_ASSETS`, or in the cache, compiled if necessary.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
-use crate::compile::{Set, compiled};
+use crate::compile::{BinarySet, compiled};
 
-/// A directory with the programs of a control plane or of a node, each under its usual name.
+/// A directory with the binaries of a control plane or of a node, each under its usual name.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     dir: PathBuf,
 }
 
 impl Binaries {
-    /// Those in `KUBEBUILDER_ASSETS` where that is set, otherwise [`build`](Self::build).
+    /// The binaries in `KUBEBUILDER_ASSETS` if that is set, otherwise [`build`](Self::build).
     ///
     /// # Errors
-    /// [`Error::MissingBinary`] when the directory lacks one, or whatever prevents building them.
+    /// [`Error::MissingBinary`] when the directory lacks one, otherwise as for [`build`](Self::build).
     pub fn find() -> Result<Self, Error> {
         match from_env("KUBEBUILDER_ASSETS") {
             Some(dir) => Self::in_dir(dir),
@@ -24,13 +24,13 @@ impl Binaries {
         }
     }
 
-    /// Those of the pinned versions, from the cache or compiled now. Compiling takes minutes, says
-    /// so on stderr, and happens once per version and user.
+    /// The binaries of the pinned versions, from the cache or compiled now. Compiling takes minutes, is announced on
+    /// stderr, and happens once per version and user.
     ///
     /// # Errors
     /// [`Error::NoGo`] without a Go toolchain, [`Error::Build`] when it fails.
     pub fn build() -> Result<Self, Error> {
-        compiled(Set::ControlPlane).map(|dir| Self { dir })
+        compiled(BinarySet::ControlPlane).map(|dir| Self { dir })
     }
 
     /// kubelet, kube-scheduler, kube-proxy and `pause`, in the same way.
@@ -38,7 +38,7 @@ impl Binaries {
     /// # Errors
     /// As for [`build`](Self::build).
     pub fn build_node() -> Result<Self, Error> {
-        compiled(Set::Node).map(|dir| Self { dir })
+        compiled(BinarySet::Node).map(|dir| Self { dir })
     }
 
     /// `helm`, in the same way.
@@ -46,10 +46,10 @@ impl Binaries {
     /// # Errors
     /// As for [`build`](Self::build).
     pub fn build_helm() -> Result<Self, Error> {
-        compiled(Set::Helm).map(|dir| Self { dir })
+        compiled(BinarySet::Helm).map(|dir| Self { dir })
     }
 
-    /// Checks that everything is there, with the file that people most often lack named best.
+    /// Checks that all four binaries exist.
     fn in_dir(dir: PathBuf) -> Result<Self, Error> {
         for (name, purpose) in [
             ("etcd", "to store the objects"),
@@ -64,7 +64,7 @@ impl Binaries {
         Ok(Self { dir })
     }
 
-    /// The directory itself.
+    /// The directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -76,7 +76,7 @@ impl Binaries {
     }
 }
 
-/// The kubectl for an existing cluster: the user's own, if there is one, or else ours.
+/// The kubectl for an existing cluster: the one in PATH, or else ours.
 pub(crate) fn any_kubectl() -> Result<PathBuf, Error> {
     let path = env::var_os("PATH").unwrap_or_default();
     match env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file()) {
@@ -85,7 +85,7 @@ pub(crate) fn any_kubectl() -> Result<PathBuf, Error> {
     }
 }
 
-/// A path from a variable, made absolute; an empty variable counts as unset.
+/// The absolute path in a variable; an empty variable counts as unset.
 pub(crate) fn from_env(variable: &str) -> Option<PathBuf> {
     let value = env::var_os(variable).filter(|value| !value.is_empty())?;
     std::path::absolute(value).ok()
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_controller_manager_is_one_clear_line() {
+    fn missing_controller_manager_is_reported_in_one_line_with_its_purpose() {
         let dir = env::temp_dir().join(format!("assets-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         for name in ["etcd", "kube-apiserver", "kubectl"] {

@@ -1,16 +1,14 @@
-//! Clears up after this process, whichever way it ends: return, panic, Ctrl+C or SIGKILL.
+//! Cleans up after this process, whichever way it ends: return, panic, Ctrl+C or SIGKILL.
 //!
-//! Two small shells do it, and need no list of processes that could be out of date:
+//! Two small shells do it, without a list of processes that could be outdated:
 //!
-//! - The **keeper** leads a process group which every process of the control plane joins. While it
-//!   lives, the number of the group cannot be given to others.
-//! - The **sweeper** reads a pipe whose only writer is this process. At its end, which the kernel
-//!   brings about when we are gone, it kills the whole group and removes the data directory. What else
-//!   there is to do, a script in that directory says: see [`SCRIPT`].
+//! - The **group leader** leads a process group that every process of the control plane joins. While it lives, the id of
+//!   the group is not reused.
+//! - The **cleaner** reads a pipe whose only writer is this process. At its end, which the kernel causes when this process
+//!   ends, it kills the whole group, runs a script in the data directory (see [`SCRIPT`]) and removes the directory.
 //!
-//! Nothing can slip through between start and record. A child joins the group before it executes
-//! its program, and until then holds a copy of the pipe (close-on-exec): when the sweeper sees the
-//! end of the pipe, every child is in the group.
+//! No process can escape between its start and joining the group: a child joins before it executes its program, and until
+//! then holds a copy of the pipe (close-on-exec). When the cleaner sees the end of the pipe, every child is in the group.
 
 use std::fs::File;
 use std::io::Read;
@@ -22,22 +20,21 @@ use crate::Error;
 
 const SHELL: &str = "sh";
 
-/// A script in the data directory which the sweeper runs between killing and removing.
-pub(crate) const SCRIPT: &str = "sweep.sh";
+/// A script in the data directory that the cleaner runs after killing the group and before removing the directory.
+pub(crate) const SCRIPT: &str = "cleanup.sh";
 
-/// Passes on the one line that says the sweeper is ready, then waits for the sweeper to end.
-const KEEPER: &str = r#"read -r ready && echo "$ready" && read -r never"#;
+/// Forwards the line that says the cleaner is ready, then waits for the cleaner to end.
+const GROUP_LEADER: &str = r#"read -r ready && echo "$ready" && read -r never"#;
 
-/// `$1` is the data directory, `$2` the group. The directory is created here, so that there is no
-/// moment in which it exists and nobody would remove it. Killed processes may still be finishing
-/// their last write when `rm` runs: hence the repetition.
-const SWEEPER: &str = r#"
+/// `$1` is the data directory, `$2` the group. The cleaner creates the directory itself, so that there is no moment in
+/// which nobody would remove it. `rm` is repeated because killed processes may still finish their last write.
+const CLEANER: &str = r#"
 trap '' HUP INT TERM
 mkdir -m 700 "$1" || exit 1
 echo ready
 while read -r _; do :; done
 kill -KILL "-$2" 2>/dev/null
-[ ! -e "$1/sweep.sh" ] || sh "$1/sweep.sh" 2>/dev/null
+[ ! -e "$1/cleanup.sh" ] || sh "$1/cleanup.sh" 2>/dev/null
 tries=0
 until rm -rf "$1" 2>/dev/null || [ "$tries" -ge 100 ]; do
     tries=$((tries + 1))
@@ -45,14 +42,14 @@ until rm -rf "$1" 2>/dev/null || [ "$tries" -ge 100 ]; do
 done
 "#;
 
-/// The two helpers, and the data directory they look after.
+/// The two shells, and the data directory that they remove.
 ///
-/// Dropping it kills what is left of the group, removes the directory, and returns when that is
-/// done. Leaking it, as in a `static`, only leaves the same work to the end of the process.
+/// Dropping it kills the rest of the group, removes the directory, and returns when that is done. If it is leaked, as in a
+/// `static`, the same happens at the end of the process.
 pub(crate) struct Cleanup {
     dir: PathBuf,
-    keeper: Child,
-    sweeper: Child,
+    leader: Child,
+    cleaner: Child,
 }
 
 impl Cleanup {
@@ -61,32 +58,32 @@ impl Cleanup {
         Self::start_with(dir, Stdio::null())
     }
 
-    /// As [`start`](Self::start), with a locked file that is unlocked when all is cleared up, and not before.
+    /// As [`start`](Self::start), with a locked file that is unlocked after the cleanup.
     pub(crate) fn start_locked(dir: PathBuf, lock: File) -> Result<Self, Error> {
         Self::start_with(dir, lock.into())
     }
 
-    /// What is handed to the sweeper as its standard error stays open for as long as the sweeper lives.
+    /// `held` becomes the standard error of the cleaner, and stays open until the cleaner ends.
     fn start_with(dir: PathBuf, held: Stdio) -> Result<Self, Error> {
-        let mut keeper = shell(KEEPER, "controlplane-keeper")
+        let mut leader = shell(GROUP_LEADER, "controlplane-group-leader")
             .arg(&dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(Error::at(Path::new(SHELL)))?;
-        let (keeper_in, keeper_out) = (keeper.stdin.take(), keeper.stdout.take());
-        let sweeper = shell(SWEEPER, "controlplane-sweeper")
+        let (leader_in, leader_out) = (leader.stdin.take(), leader.stdout.take());
+        let cleaner = shell(CLEANER, "controlplane-cleaner")
             .arg(&dir)
-            .arg(keeper.id().to_string())
+            .arg(leader.id().to_string())
             .stdin(Stdio::piped())
-            .stdout(keeper_in.map_or_else(Stdio::null, Stdio::from))
+            .stdout(leader_in.map_or_else(Stdio::null, Stdio::from))
             .stderr(held)
             .spawn()
             .map_err(Error::at(Path::new(SHELL)))?;
-        let cleanup = Self { dir, keeper, sweeper };
+        let cleanup = Self { dir, leader, cleaner };
 
         let mut ready = String::new();
-        if let Some(mut out) = keeper_out {
+        if let Some(mut out) = leader_out {
             let mut byte = [0];
             while out.read(&mut byte)? == 1 && byte != *b"\n" {
                 ready.push(char::from(byte[0]));
@@ -100,18 +97,18 @@ impl Cleanup {
         &self.dir
     }
 
-    /// The process group to start every process of the control plane in.
+    /// The process group that every process of the control plane joins.
     pub(crate) fn group(&self) -> u32 {
-        self.keeper.id()
+        self.leader.id()
     }
 }
 
 impl Drop for Cleanup {
     fn drop(&mut self) {
-        drop(self.sweeper.stdin.take());
-        // Errors have no one to go to here; both children end by themselves.
-        let _ = self.sweeper.wait();
-        let _ = self.keeper.wait();
+        drop(self.cleaner.stdin.take());
+        // `drop` cannot report an error; both children end by themselves.
+        let _ = self.cleaner.wait();
+        let _ = self.leader.wait();
     }
 }
 
@@ -133,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_is_private_and_gone_afterwards() {
+    fn directory_is_private_and_removed_on_drop() {
         let cleanup = Cleanup::start(directory("private")).unwrap();
         let dir = cleanup.dir().to_owned();
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
@@ -143,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_of_somebody_else_is_left_alone() {
+    fn existing_directory_is_an_error_and_is_not_removed() {
         let dir = directory("foreign");
         fs::create_dir(&dir).unwrap();
         assert!(matches!(Cleanup::start(dir.clone()), Err(Error::Cleanup(_))));
@@ -152,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_the_group_is_killed_even_when_paused() {
+    fn paused_process_of_the_group_is_killed() {
         let cleanup = Cleanup::start(directory("group")).unwrap();
         let group = i32::try_from(cleanup.group()).unwrap();
         let mut child =
@@ -162,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_runs_before_the_lock_is_released() {
+    fn script_runs_before_the_lock_is_released() {
         let (dir, path) = (directory("script"), directory("lock"));
         let lock = File::create(&path).unwrap();
         lock.lock().unwrap();

@@ -20,19 +20,19 @@ const KUBERNETES: &str = "k8s.io/kubernetes";
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
 const HELM: &str = "helm.sh/helm/v4";
 
-/// Programs that are compiled together, and have a directory of the cache to themselves.
+/// Binaries that are compiled together and share a directory of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Set {
+pub(crate) enum BinarySet {
     /// etcd, kube-apiserver, kube-controller-manager and kubectl.
     ControlPlane,
     /// kubelet, kube-scheduler, kube-proxy, and the program of pause containers.
     Node,
-    /// helm, from a module of its own: its dependencies are none of the control plane's.
+    /// helm, from a separate Go module, so that it does not change the control plane's dependencies.
     Helm,
 }
 
-impl Set {
-    /// The name of its directory.
+impl BinarySet {
+    /// The name of its directory in the cache.
     fn name(self) -> Result<String, Error> {
         let kubernetes = pinned(KUBERNETES)?;
         match self {
@@ -42,7 +42,7 @@ impl Set {
         }
     }
 
-    /// What the Go module is made of.
+    /// The files of the Go module.
     fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::ControlPlane | Self::Node => {
@@ -81,9 +81,9 @@ impl Set {
 
 /// The directory with the compiled binaries: from the cache, or compiled now, which takes minutes.
 ///
-/// A directory in the cache is complete, because it only gets its name when everything is in it.
-/// Any number of processes may call this at once: one compiles, the others wait for it.
-pub(crate) fn compiled(set: Set) -> Result<PathBuf, Error> {
+/// A directory in the cache is complete, because it is renamed into place. Any number of processes may call this at once:
+/// one compiles, the others wait for it.
+pub(crate) fn compiled(set: BinarySet) -> Result<PathBuf, Error> {
     let cache = cache_dir()?;
     let name = set.name()?;
     let finished = cache.join(&name);
@@ -104,14 +104,14 @@ pub(crate) fn compiled(set: Set) -> Result<PathBuf, Error> {
 }
 
 /// Compiles everything below `scratch`, and returns the directory with the binaries.
-fn compile(set: Set, scratch: &Path) -> Result<PathBuf, Error> {
+fn compile(set: BinarySet, scratch: &Path) -> Result<PathBuf, Error> {
     match Command::new("go").arg("version").stdout(Stdio::null()).status() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoGo),
         other => other.map_err(Error::at(Path::new("go")))?,
     };
     say(&set.announce()?);
 
-    // Left over from a build that was interrupted. Ours alone: we hold the lock.
+    // A leftover of an interrupted build; nobody else uses it, because we hold the lock.
     let _ = fs::remove_dir_all(scratch);
     let binaries = scratch.join("bin");
     for dir in [&binaries, &scratch.join("pause")] {
@@ -123,15 +123,15 @@ fn compile(set: Set, scratch: &Path) -> Result<PathBuf, Error> {
     }
 
     let linker_flags = match set {
-        Set::ControlPlane | Set::Node => linker_flags(pinned(KUBERNETES)?),
-        Set::Helm => "-s -w".to_owned(),
+        BinarySet::ControlPlane | BinarySet::Node => linker_flags(pinned(KUBERNETES)?),
+        BinarySet::Helm => "-s -w".to_owned(),
     };
     let status = Command::new("go")
         .args(["build", "-mod=readonly", "-trimpath", "-ldflags", &linker_flags])
         .args(["-o", "bin/"])
         .args(set.packages())
         .current_dir(scratch)
-        // The user's Go workspace knows nothing of these modules.
+        // The user's Go workspace does not include these modules.
         .envs([("CGO_ENABLED", "0"), ("GOWORK", "off")])
         .stdout(Stdio::null())
         .status()
@@ -140,7 +140,7 @@ fn compile(set: Set, scratch: &Path) -> Result<PathBuf, Error> {
         return Err(Error::Build(status));
     }
 
-    if set == Set::ControlPlane {
+    if set == BinarySet::ControlPlane {
         // Go names a program after its package.
         let server = binaries.join("server");
         fs::rename(&server, binaries.join("etcd")).map_err(Error::at(&server))?;
@@ -148,8 +148,8 @@ fn compile(set: Set, scratch: &Path) -> Result<PathBuf, Error> {
     Ok(binaries)
 }
 
-/// Strips the binaries, and gives them the version that a release build would have: without it, the
-/// API server takes itself for v0.0.0 and offers other APIs.
+/// Strips the binaries and sets the version of a release build: without it, the API server considers itself v0.0.0 and
+/// serves other APIs.
 fn linker_flags(version: &str) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
@@ -169,7 +169,7 @@ fn pinned(module: &'static str) -> Result<&'static str, Error> {
         .ok_or(Error::NotPinned(module))
 }
 
-/// Our part of `$XDG_CACHE_HOME`, which counts only when it is absolute, or of `~/.cache`.
+/// Our directory in `$XDG_CACHE_HOME`, if that is absolute, or in `~/.cache`.
 pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
     env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -179,9 +179,10 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
         .ok_or(Error::NoCacheDir)
 }
 
-/// Held until the returned file is dropped, or this process ends. `what` others do meanwhile is said while waiting.
+/// Takes a lock, held until the returned file is dropped or this process ends. While waiting, prints `what` its holder
+/// does.
 pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
-    // A directory can be locked, too, and then no file is left behind.
+    // A directory can be locked, too, which leaves no lock file behind.
     let open = if path.is_dir() { File::open(path) } else { File::create(path) };
     let file = open.map_err(Error::at(path))?;
     match file.try_lock() {
@@ -193,10 +194,9 @@ pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Writes to stderr itself: the test harness swallows what `eprintln!` prints, and a first test run
-/// would seem to hang for minutes.
+/// Writes to stderr directly: the test harness captures `eprintln!`, and a first test run would seem to hang for minutes.
 fn say(message: &str) {
-    // Not being heard is no reason to fail.
+    // A closed stderr is no reason to fail.
     let _ = writeln!(io::stderr(), "controlplane: {message}");
 }
 
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_come_from_go_mod() {
+    fn versions_are_read_from_go_mod() {
         for module in [KUBERNETES, ETCD, HELM] {
             let version = pinned(module).unwrap();
             assert_eq!(version.split('.').count(), 3, "{module} {version}");
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn binaries_know_their_version() {
+    fn linker_flags_set_the_version() {
         let flags = linker_flags("v1.36.3");
         for flag in [".gitVersion=v1.36.3", ".gitMajor=1", ".gitMinor=36"] {
             assert!(flags.contains(flag), "{flags}");

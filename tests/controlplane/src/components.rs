@@ -1,4 +1,4 @@
-//! What etcd, the API server and the controller manager are started with, and when they are ready.
+//! Flags and readiness probes of etcd, the API server and the controller manager.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -17,12 +17,12 @@ use crate::{Error, files};
 /// Name of the audit log in the data directory.
 pub(crate) const AUDIT_LOG: &str = "audit.log";
 
-/// The names under which the API server is called. The last is the address of the Service
-/// `kubernetes`: the first one of `--service-cluster-ip-range`.
+/// The names in the API server's certificate. The last is the address of the Service `kubernetes`, the first one of
+/// `--service-cluster-ip-range`.
 const SERVER_NAMES: [&str; 5] =
     ["localhost", "127.0.0.1", "kubernetes.default", "kubernetes.default.svc", "10.0.0.1"];
 
-/// Who did what when, a line a request, reads included. `RequestReceived` would only double it.
+/// One line for each request, reads included. Stage `RequestReceived` would only double the lines.
 const AUDIT_POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -35,9 +35,9 @@ rules:
 pub(crate) struct Site {
     pub(crate) address: Ipv4Addr,
     pub(crate) port: u16,
-    /// What keeps others from taking the port, where they could.
+    /// Keeps other processes from taking the port.
     pub(crate) reservation: Option<Port>,
-    /// A program to start it with, and that one's arguments, where it is to be in another network.
+    /// A wrapper program and its arguments, to start it in another network namespace.
     pub(crate) enter: Option<(PathBuf, Vec<String>)>,
     pub(crate) flags: Vec<String>,
 }
@@ -56,7 +56,7 @@ impl Site {
     }
 }
 
-/// Writes the files that the flags below refer to. Only the authority's own key is not among them.
+/// Writes the files that the flags below name. The CA's key is not among them.
 pub(crate) fn write_files(dir: &Path, authority: &Authority, site: &Site) -> Result<(), Error> {
     let address = site.address.to_string();
     let mut names = SERVER_NAMES.to_vec();
@@ -76,9 +76,8 @@ pub(crate) fn write_files(dir: &Path, authority: &Authority, site: &Site) -> Res
     Ok(())
 }
 
-/// etcd listens on a socket in the private data directory: no port to lose, no certificates, and
-/// no other user of the machine can read the Secrets in it. The advertised address is for clients
-/// that look for other members; it has to look like a port, and nobody calls it.
+/// etcd listens on a socket in the private data directory: it needs no port and no certificates, and no other user of the
+/// machine can read the Secrets in it. The advertised address must look like a port, but no client uses it.
 pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
     let socket = dir.join("etcd.sock");
     Spec {
@@ -89,12 +88,12 @@ pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
             format!("--listen-client-urls=unix://{}", socket.display()),
             "--advertise-client-urls=http://127.0.0.1:2379".into(),
             "--listen-peer-urls=http://127.0.0.1:0".into(),
-            // It elects itself: no reason to wait a second for other candidates.
+            // A single member need not wait for other candidates.
             "--heartbeat-interval=10".into(),
             "--election-timeout=50".into(),
-            // Data need to survive the death of etcd, not that of the machine.
+            // Data must survive a crash of etcd, not of the machine.
             "--unsafe-no-fsync".into(),
-            // Room for benchmarks: at the default of 2 GiB, etcd refuses to write.
+            // For benchmarks: at the default of 2 GiB, etcd refuses to write.
             "--quota-backend-bytes=8589934592".into(),
             "--log-level=warn".into(),
         ],
@@ -102,19 +101,19 @@ pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
     }
 }
 
-/// Flags of the site and `extra` come last, and so win over what is set here.
+/// Flags of the site and `extra` come last, so they override those set here.
 pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, site: &Site, extra: &[&str], ready: Probe) -> Spec {
     let (address, port) = (site.address, site.port);
     let file = |name: &str| dir.join(name).display().to_string();
     let mut args = vec![
         format!("--etcd-servers=unix://{}", file("etcd.sock")),
         "--bind-address=127.0.0.1".into(),
-        // Otherwise it looks for another address, and gives up on a machine without a network.
+        // Otherwise it looks for a public address, and fails on a machine without a network.
         "--advertise-address=127.0.0.1".into(),
         format!("--secure-port={port}"),
-        // The port is held by us: see `port.rs`.
+        // This process reserves the port: see `port.rs`.
         "--permit-port-sharing".into(),
-        // Otherwise the server tries in vain to publish 127.0.0.1 as an endpoint.
+        // Otherwise the server keeps failing to publish 127.0.0.1 as an endpoint.
         "--endpoint-reconciler-type=none".into(),
         "--service-cluster-ip-range=10.0.0.0/24".into(),
         format!("--tls-cert-file={}", file("server.crt")),
@@ -127,7 +126,7 @@ pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, site: &Site, extra: &[&
         format!("--service-account-signing-key-file={}", file("service-accounts.key")),
         format!("--audit-policy-file={}", file("audit-policy.yaml")),
         format!("--audit-log-path={}", file(AUDIT_LOG)),
-        // A line is in the file before the answer is complete, and the file is never rotated away.
+        // Each line is written before the response is complete, and the file is never rotated.
         "--audit-log-mode=blocking".into(),
         "--audit-log-maxsize=1000000".into(),
     ];
@@ -138,14 +137,14 @@ pub(crate) fn apiserver(binaries: &Binaries, dir: &Path, site: &Site, extra: &[&
         args.splice(0..0, how.iter().cloned().chain([program.display().to_string()]));
         program.clone_from(enter);
     }
-    // Connecting is cheap, and spares asking in vain.
+    // Connecting is cheaper than running kubectl.
     let ready: Probe = Box::new(move || {
         TcpStream::connect_timeout(&(address, port).into(), Duration::from_secs(1)).is_ok() && ready()
     });
     Spec { name: "kube-apiserver", program, args, ready }
 }
 
-/// `kubeconfig` is the one that it uses itself.
+/// `kubeconfig` holds its own credentials.
 pub(crate) fn controller_manager(binaries: &Binaries, dir: &Path, kubeconfig: &Path, ready: Probe) -> Spec {
     let file = |name: &str| dir.join(name).display().to_string();
     Spec {
@@ -155,11 +154,11 @@ pub(crate) fn controller_manager(binaries: &Binaries, dir: &Path, kubeconfig: &P
             format!("--kubeconfig={}", kubeconfig.display()),
             "--use-service-account-credentials".into(),
             "--leader-elect=false".into(),
-            // Nobody asks it anything, so it needs no port.
+            // It needs no port, because nothing calls it.
             "--secure-port=0".into(),
             format!("--root-ca-file={}", file("ca.crt")),
             format!("--service-account-private-key-file={}", file("service-accounts.key")),
-            // The default of 20 requests a second makes tests wait for the garbage collector.
+            // At the default of 20 requests a second, tests would wait for the garbage collector.
             "--kube-api-qps=500".into(),
             "--kube-api-burst=1000".into(),
         ],

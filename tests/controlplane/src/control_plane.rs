@@ -18,12 +18,11 @@ use crate::{Error, components, kubeconfig};
 
 /// A running control plane, or an existing cluster used as one.
 ///
-/// It can be shared between threads, and kept in a `static`: it ends with the process at the latest.
-/// Dropping it ends it at once, in the order controller manager, API server, etcd (an API server
-/// that has lost its etcd lingers for minutes), and removes the data directory with everything in
-/// it, kubeconfigs included.
+/// It can be shared between threads and kept in a `static`: it ends with the process at the latest. Dropping it stops the
+/// controller manager, the API server and etcd, in this order (an API server without etcd takes minutes to stop), and
+/// removes the data directory, kubeconfigs included.
 pub struct ControlPlane {
-    // Fields are dropped from top to bottom: the processes before the cleanup, which cleans up.
+    // Fields are dropped from top to bottom: the processes before the data directory.
     processes: Option<Processes>,
     access: Users,
     kubectl: Kubectl,
@@ -31,7 +30,7 @@ pub struct ControlPlane {
     cleanup: Cleanup,
 }
 
-/// The processes of a control plane of our own. Dropped from top to bottom, too.
+/// The processes of a control plane of our own. Fields are dropped from top to bottom.
 struct Processes {
     controller_manager: Process,
     apiserver: Process,
@@ -44,18 +43,18 @@ struct Processes {
 impl ControlPlane {
     /// Boots a control plane, or uses the cluster that `LOCKSTEP_TEST_KUBECONFIG` names.
     ///
-    /// Returns when the API server is ready and the controller manager works, after some seconds.
-    /// The very first call may take minutes to build the binaries: see [`Binaries::find`].
+    /// Returns after some seconds, when the API server and the controller manager are ready. The very first call may take
+    /// minutes to build the binaries: see [`Binaries::find`].
     ///
     /// # Errors
-    /// When there are no binaries, or a process does not come up. Its log is quoted, and kept in
-    /// the system's temporary directory.
+    /// When there are no binaries, or a process does not become ready. The error quotes its log, which is kept in the
+    /// system's temporary directory.
     pub fn start() -> Result<Self, Error> {
         Self::start_with(&[])
     }
 
     /// Like [`start`](Self::start), with more flags for the API server, such as
-    /// `--max-requests-inflight=2000`. They win over ours. An existing cluster ignores them.
+    /// `--max-requests-inflight=2000`. They override ours. An existing cluster ignores them.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -66,11 +65,11 @@ impl ControlPlane {
         }
     }
 
-    /// Uses the cluster of the current context of a kubeconfig, which has to be that of an
-    /// administrator. The file is read once: changing its context later changes nothing here.
+    /// Uses the cluster of the current context of an administrator's kubeconfig. The file is read once: a later change of
+    /// its context has no effect.
     ///
     /// # Errors
-    /// When the kubeconfig is of no use, or the cluster is not ready.
+    /// When the kubeconfig has no usable context, or the cluster is not ready.
     pub fn existing(kubeconfig: &Path) -> Result<Self, Error> {
         let cleanup = Cleanup::start(new_data_dir()?)?;
         let dir = cleanup.dir();
@@ -100,7 +99,7 @@ impl ControlPlane {
         let kubectl = Kubectl::new(binaries.program("kubectl"), dir);
         let admin = access.admin()?;
 
-        // An error from here on drops what runs already, the last one first.
+        // On an error, the processes started so far are dropped, the last one first.
         let start = |spec| Process::start(spec, &cleanup);
         let etcd = start(components::etcd(binaries, dir))?;
         etcd.wait_ready().map_err(keep_log)?;
@@ -108,9 +107,9 @@ impl ControlPlane {
         let apiserver = start(components::apiserver(binaries, dir, &site, apiserver_flags, ready))?;
         apiserver.wait_ready().map_err(keep_log)?;
 
-        // Not earlier: it gives up when the API server is not ready within ten seconds.
+        // Only now: it gives up when the API server is not ready within ten seconds.
         let own = access.user("system:kube-controller-manager", &[])?;
-        // Its first work is to make this account. After a restart it is there already.
+        // It creates this account first. After a restart the account exists already.
         let ready = kubectl.succeeds(&admin, &["get", "serviceaccount", "default", "--namespace=default"]);
         let controller_manager = start(components::controller_manager(binaries, dir, &own, ready))?;
         controller_manager.wait_ready().map_err(keep_log)?;
@@ -119,12 +118,12 @@ impl ControlPlane {
         Ok(Self { processes, access, kubectl, admin, cleanup })
     }
 
-    /// Waits until the API server is ready, which includes that it reaches etcd. For tests that
-    /// have harmed one of the two.
+    /// Waits until the API server is ready, which includes its connection to etcd. For tests that have killed or paused
+    /// one of the two.
     ///
     /// # Errors
     /// [`Error::NotRunning`] when the API server was killed, [`Error::NotReady`] when it takes too
-    /// long, [`Error::Kubectl`] when an existing cluster, which is asked only once, is not ready.
+    /// long, [`Error::Kubectl`] when an existing cluster, which is checked only once, is not ready.
     pub fn wait_ready(&self) -> Result<(), Error> {
         match &self.processes {
             Some(own) => own.apiserver.wait_ready(),
@@ -134,7 +133,7 @@ impl ControlPlane {
         }
     }
 
-    /// Ends everything and removes the data directory; the same as dropping.
+    /// Stops everything and removes the data directory, as dropping does.
     pub fn stop(self) {
         drop(self);
     }
@@ -149,7 +148,7 @@ impl ControlPlane {
         self.admin.clone()
     }
 
-    /// Makes a kubeconfig for a user in these groups, with a client certificate. On an existing
+    /// Writes a kubeconfig for a user in these groups, with a client certificate. On an existing
     /// cluster, the administrator impersonates the user: the audit log shows both.
     ///
     /// # Errors
@@ -158,8 +157,8 @@ impl ControlPlane {
         self.access.user(name, groups)
     }
 
-    /// Makes a kubeconfig for a `ServiceAccount`, which has to exist, with a token for twelve hours.
-    /// The token dies with the `ServiceAccount`: one made again under the same name needs a new one.
+    /// Writes a kubeconfig for an existing `ServiceAccount`, with a token for twelve hours. The token becomes invalid when
+    /// the `ServiceAccount` is deleted, even if it is recreated under the same name.
     ///
     /// # Errors
     /// [`Error::Kubectl`] when there is no such `ServiceAccount`.
@@ -169,20 +168,20 @@ impl ControlPlane {
         self.access.service_account(namespace, name, token.trim())
     }
 
-    /// A kubectl command of the administrator.
+    /// A kubectl command as the administrator.
     #[must_use]
     pub fn kubectl(&self) -> Command {
         self.kubectl_as(&self.admin)
     }
 
-    /// A kubectl command of the owner of a kubeconfig.
+    /// A kubectl command with this kubeconfig.
     #[must_use]
     pub fn kubectl_as(&self, kubeconfig: &Path) -> Command {
         self.kubectl.with(kubeconfig)
     }
 
-    /// The kubectl program. Prefer [`kubectl`](Self::kubectl): it keeps out of the user's cache,
-    /// which remembers what a server at the same address once offered.
+    /// The kubectl program. Prefer [`kubectl`](Self::kubectl): it does not use the user's discovery cache, which may
+    /// describe an earlier server at the same address.
     #[must_use]
     pub fn kubectl_path(&self) -> PathBuf {
         self.kubectl.program().to_owned()
@@ -195,17 +194,17 @@ impl ControlPlane {
     }
 }
 
-// ---------------------------------------------------------------- what is inside
+// ---------------------------------------------------------------- processes and files
 
 impl ControlPlane {
-    /// Whether this is an existing cluster, whose processes and audit log are out of reach. Tests
-    /// that need them can pass over it.
+    /// Whether this is an existing cluster, whose processes and audit log cannot be reached. Tests that need them are
+    /// skipped.
     #[must_use]
     pub fn is_existing(&self) -> bool {
         self.processes.is_none()
     }
 
-    /// The database. Without it the API server still answers some reads, from its memory.
+    /// etcd. Without it the API server still answers some reads from its cache.
     ///
     /// # Errors
     /// [`Error::ExistingCluster`] when it is not ours.
@@ -221,7 +220,7 @@ impl ControlPlane {
         self.own("kube-apiserver").map(|own| &own.apiserver)
     }
 
-    /// The garbage collector, the namespace controller and all the others.
+    /// The controller manager, with garbage collector and namespace controller.
     ///
     /// # Errors
     /// [`Error::ExistingCluster`] when it is not ours.
@@ -229,9 +228,8 @@ impl ControlPlane {
         self.own("kube-controller-manager").map(|own| &own.controller_manager)
     }
 
-    /// The audit log: a JSON document a line for each request, reads included, with its metadata.
-    /// The line is there when the answer to a request is complete. A watch has one when it starts
-    /// and one when it ends.
+    /// The audit log: one JSON document per line for each request, reads included, with its metadata. The line is written
+    /// before the response is complete. A watch has a line when it starts and one when it ends.
     ///
     /// # Errors
     /// [`Error::ExistingCluster`] when it is not ours.
@@ -239,7 +237,7 @@ impl ControlPlane {
         self.own("the audit log").map(|_| self.cleanup.dir().join(components::AUDIT_LOG))
     }
 
-    /// The private directory with everything in it: logs, data, kubeconfigs. Gone after the end.
+    /// The private directory with logs, data and kubeconfigs. It is removed in the end.
     #[must_use]
     pub fn data_dir(&self) -> &Path {
         self.cleanup.dir()
@@ -272,7 +270,7 @@ impl fmt::Debug for ControlPlane {
     }
 }
 
-/// A path that no other process and no other control plane of this one uses.
+/// A path that no other control plane uses.
 pub(crate) fn new_data_dir() -> Result<PathBuf, Error> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -284,7 +282,7 @@ pub(crate) fn new_data_dir() -> Result<PathBuf, Error> {
     }
 }
 
-/// Moves the log that an error names out of the data directory, which does not outlive the error.
+/// Moves the log that an error names out of the data directory, which is about to be removed.
 pub(crate) fn keep_log(mut error: Error) -> Error {
     if let Error::Ended { log, .. } | Error::NotReady { log, .. } = &mut error
         && let Some((dir, name)) = log.parent().zip(log.file_name())

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, each with what to do about it.
+//! Errors, and what to do about each.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub enum Error {
     MissingBinary {
         /// The directory as the variable names it.
         dir: PathBuf,
-        /// The file that is not there.
+        /// The missing file.
         name: &'static str,
         /// What the control plane needs it for.
         purpose: &'static str,
@@ -75,12 +75,12 @@ pub enum Error {
         log: String,
     },
 
-    /// A signal was meant for a process that does not run.
+    /// The process to signal does not run.
     #[error("{0} does not run: restart it first")]
     NotRunning(&'static str),
 
     /// Processes and audit log of a cluster that this crate did not start cannot be reached.
-    #[error("{0} is out of reach: LOCKSTEP_TEST_KUBECONFIG names an existing cluster")]
+    #[error("{0} cannot be reached: LOCKSTEP_TEST_KUBECONFIG names an existing cluster")]
     ExistingCluster(&'static str),
 
     /// The kubeconfig of the existing cluster has no usable current context.
@@ -92,15 +92,15 @@ pub enum Error {
     Kubectl {
         /// The arguments.
         command: String,
-        /// What kubectl said.
+        /// Its error output.
         stderr: String,
     },
 
-    /// There can be no node here.
+    /// This machine cannot run a node.
     #[error("no node can run on this machine: {0}")]
     NoNode(String),
 
-    /// Nothing is known of a container.
+    /// There is no such container.
     #[error("there is no container {0} on the node")]
     NoContainer(String),
 
@@ -109,7 +109,7 @@ pub enum Error {
     Command {
         /// Program and arguments.
         command: String,
-        /// What it said.
+        /// Its error output.
         stderr: String,
     },
 
@@ -117,12 +117,12 @@ pub enum Error {
     #[error("the temporary directory {} is not valid UTF-8: set TMPDIR to another one", .0.display())]
     TempDir(PathBuf),
 
-    /// The helper processes that clear up after us did not start, or found the directory taken.
+    /// The shells that clean up did not start, or the directory existed already.
     #[error("the data directory {} cannot be created", .0.display())]
     Cleanup(PathBuf),
 
-    /// A key or certificate could not be made.
-    #[error("cannot make a certificate: {0}")]
+    /// A key or certificate could not be created.
+    #[error("cannot create a certificate: {0}")]
     Certificate(#[from] rcgen::Error),
 
     /// A file could not be read, written or run.
@@ -130,7 +130,7 @@ pub enum Error {
     File {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 
@@ -140,7 +140,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: ties an I/O error to the path it is about.
+    /// For `map_err`: adds the path to an I/O error.
     pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File { path: path.to_owned(), source }
     }

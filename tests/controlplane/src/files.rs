@@ -1,4 +1,4 @@
-//! Small files in the data directory: private writing, and the tail of a log.
+//! Writes private files, and reads the tail of a log.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -18,8 +18,7 @@ pub(crate) fn write_private(path: &Path, content: &str) -> Result<(), Error> {
         .map_err(Error::at(path))
 }
 
-/// The last `count` lines of a text file; empty where it cannot be read, for it only serves to
-/// explain an error that is already at hand.
+/// The last `count` lines of a text file, to explain an error; empty if it cannot be read.
 pub(crate) fn tail(path: &Path, count: usize) -> String {
     let content = fs::read(path).unwrap_or_default();
     let content = String::from_utf8_lossy(&content);

@@ -1,4 +1,4 @@
-//! An image of one static program, as an OCI archive: no engine, no registry, and the same bytes each time.
+//! Writes an image of one static program as an OCI archive, reproducibly, without a container engine or a registry.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::Error;
 
-/// What the image of Lockstep is made of, as in the `Dockerfile`.
+/// Labels of the Lockstep image, as in the `Dockerfile`.
 const LABELS: [(&str, &str); 3] = [
     ("org.opencontainers.image.title", "lockstep"),
     (
@@ -24,7 +24,7 @@ const USER: &str = "65532:65532";
 pub struct Image {
     /// Such as `lockstep:0.1.0`.
     name: String,
-    /// What the program is called in `/`.
+    /// The name of the program in `/`.
     program: &'static str,
     command: &'static [&'static str],
     labels: &'static [(&'static str, &'static str)],
@@ -32,7 +32,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image of Lockstep around a binary, which has to be static.
+    /// The image of Lockstep with this binary, which has to be static.
     ///
     /// # Errors
     /// When the binary cannot be read.
@@ -40,7 +40,7 @@ impl Image {
         Self::read(binary, name, "lockstep", &["run"], &LABELS)
     }
 
-    /// What holds the namespaces of a pod open.
+    /// The image of the pause container, which keeps the namespaces of a pod open.
     pub(crate) fn pause(binary: &Path, name: &str) -> Result<Self, Error> {
         Self::read(binary, name, "pause", &[], &[])
     }
@@ -53,7 +53,7 @@ impl Image {
         labels: &'static [(&'static str, &'static str)],
     ) -> Result<Self, Error> {
         let content = fs::read(binary).map_err(Error::at(binary))?;
-        // A colon before the last slash is that of a port.
+        // A colon before the last slash belongs to a port.
         let tagged = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
         let name = if tagged { name.to_owned() } else { format!("{name}:latest") };
         Ok(Self { name, program, command, labels, content })
@@ -102,7 +102,7 @@ impl Image {
             "mediaType": "application/vnd.oci.image.index.v1+json",
             "manifests": [entry],
         });
-        // For engines that do not know OCI archives.
+        // For engines that do not support OCI archives.
         let docker = json!([{ "Config": blob(&config), "RepoTags": [self.name], "Layers": [blob(&layer)] }]);
 
         let mut archive = Tar::default();
@@ -125,12 +125,12 @@ fn sha256(content: &[u8]) -> String {
     bytes.as_ref().iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// Where a blob is in the archive.
+/// The path of a blob in the archive.
 fn blob(content: &[u8]) -> String {
     format!("blobs/{}", sha256(content).replace(':', "/"))
 }
 
-/// As images call it.
+/// The architecture in OCI terms.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -139,7 +139,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// The name as runtimes store it: what has no host in it belongs to the host that they all take for granted.
+/// The name as runtimes store it: without a host, it belongs to docker.io.
 fn full_name(name: &str) -> String {
     match name.split_once('/') {
         None => format!("docker.io/library/{name}"),
@@ -152,7 +152,7 @@ fn full_name(name: &str) -> String {
 
 const BLOCK: usize = 512;
 
-/// A tar file in the making: regular files with short names, of root, from 1970.
+/// Builds a tar file of regular files with short names, owned by root, dated 1970.
 #[derive(Default)]
 struct Tar(Vec<u8>);
 
@@ -166,7 +166,7 @@ impl Tar {
         put(116, "0000000");
         put(124, &format!("{:011o}", content.len()));
         put(136, "00000000000");
-        // The checksum counts itself as blanks.
+        // The checksum field counts as blanks.
         put(148, "        ");
         put(156, "0");
         put(257, "ustar\x0000");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_a_tag_gets_the_usual_one() {
+    fn name_without_a_tag_gets_latest() {
         let file = std::env::current_exe().unwrap();
         for (name, whole) in [
             ("lockstep", "lockstep:latest"),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_the_dockerfile_makes() {
+    fn labels_and_user_match_the_dockerfile() {
         for (key, value) in LABELS {
             assert!(DOCKERFILE.contains(&format!("{key}=\"{value}\"")), "{key}");
         }
@@ -224,12 +224,12 @@ mod tests {
     }
 
     #[test]
-    fn the_archive_unpacks_and_every_digest_is_right() {
+    fn archive_unpacks_and_every_digest_is_right() {
         let dir = std::env::temp_dir().join(format!("image-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let archive = dir.join("image.tar");
         image().write(&archive).unwrap();
-        assert_eq!(fs::read(&archive).unwrap(), image().archive(), "the same bytes each time");
+        assert_eq!(fs::read(&archive).unwrap(), image().archive(), "the archive is not reproducible");
         let tar = |args: &[&str], file: &Path| {
             assert!(Command::new("tar").args(args).arg(file).current_dir(&dir).status().unwrap().success());
         };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_completed_as_runtimes_do_it() {
+    fn short_names_are_completed_as_runtimes_do() {
         for (name, full) in [
             ("lockstep:1", "docker.io/library/lockstep:1"),
             ("team/lockstep:1", "docker.io/team/lockstep:1"),

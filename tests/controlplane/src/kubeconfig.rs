@@ -1,4 +1,4 @@
-//! Kubeconfig documents, written as JSON, which every kubeconfig reader takes for the YAML it is.
+//! Kubeconfig documents, written as JSON, which is valid YAML.
 
 use std::fs;
 use std::path::Path;
@@ -20,17 +20,17 @@ pub(crate) fn document(cluster: &Value, user: &Value, namespace: &str) -> Value 
     })
 }
 
-/// Writes the document where only its owner can read it.
+/// Writes the document to a file that only its owner can read.
 pub(crate) fn write(path: &Path, document: &Value) -> Result<(), Error> {
     files::write_private(path, &format!("{document:#}\n"))
 }
 
-/// The cluster and the user of the current context, with everything that they refer to inside.
+/// The cluster and the user of the current context, with certificates and keys inlined.
 pub(crate) fn current(kubectl: &Kubectl, kubeconfig: &Path) -> Result<(Value, Value), Error> {
     fs::metadata(kubeconfig).map_err(Error::at(kubeconfig))?;
     let view =
         kubectl.run(kubeconfig, &["config", "view", "--raw", "--minify", "--flatten", "--output=json"]);
-    // Without a current context, kubectl fails or prints a document that lacks these parts.
+    // Without a current context, kubectl fails or prints a document without these parts.
     let view: Value = view.ok().and_then(|view| serde_json::from_str(&view).ok()).unwrap_or_default();
     let part = |path| view.pointer(path).filter(|part| part.is_object()).cloned();
     part("/clusters/0/cluster")

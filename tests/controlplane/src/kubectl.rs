@@ -1,4 +1,4 @@
-//! kubectl, kept apart from what the user has set up for it.
+//! kubectl, independent of the user's configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use crate::Error;
 use crate::process::Probe;
 
-/// A kubectl with a cache of its own.
+/// A kubectl with a discovery cache of its own.
 ///
-/// kubectl caches what a server offers by its address, for hours. Addresses of test servers come
-/// back: with the user's cache, a new server would seem to have the types of an old one.
+/// kubectl caches discovery by server address for hours, and addresses of test servers repeat: with the user's cache, a
+/// new server would seem to have the types of an old one.
 #[derive(Clone)]
 pub(crate) struct Kubectl {
     program: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Kubectl {
 }
 
 impl Kubectl {
-    /// The cache is made inside `dir`.
+    /// The cache is inside `dir`.
     pub(crate) fn new(program: PathBuf, dir: &Path) -> Self {
         Self { program, cache: dir.join("kubectl-cache") }
     }
@@ -26,19 +26,19 @@ impl Kubectl {
         &self.program
     }
 
-    /// A command to add arguments to.
+    /// A command without arguments yet.
     pub(crate) fn with(&self, kubeconfig: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .env("KUBECACHEDIR", &self.cache)
-            // The user's aliases and defaults for kubectl.
+            // Disables the user's aliases and defaults.
             .env("KUBECTL_KUBERC", "false");
         command
     }
 
-    /// Runs a command and returns what it prints.
+    /// Runs a command and returns its output.
     pub(crate) fn run(&self, kubeconfig: &Path, args: &[&str]) -> Result<String, Error> {
         let output = self.with(kubeconfig).args(args).output().map_err(Error::at(&self.program))?;
         if output.status.success() {
@@ -51,7 +51,7 @@ impl Kubectl {
         }
     }
 
-    /// Whether a request succeeds, to be asked again and again. A server that hangs does not count.
+    /// A probe that runs a command and returns whether it succeeds. A server that hangs counts as a failure.
     pub(crate) fn succeeds(&self, kubeconfig: &Path, args: &'static [&'static str]) -> Probe {
         let (kubectl, kubeconfig) = (self.clone(), kubeconfig.to_owned());
         Box::new(move || {

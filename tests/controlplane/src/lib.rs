@@ -8,22 +8,30 @@
 //! # Ok(()) }
 //! ```
 //!
-//! etcd, kube-apiserver, kube-controller-manager and kubectl are the real ones, compiled from the
-//! Go modules that `go.mod` pins: the only place to bump a version. The first build takes minutes
-//! and is cached for the user; a boot takes seconds. No process and no file outlives the process
-//! that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. For Linux.
+//! etcd, kube-apiserver, kube-controller-manager and kubectl are compiled from the Go modules that `go.mod` pins, the only
+//! place to change a version. The first build takes minutes and is cached for the user; a boot takes seconds. No process
+//! and no file outlives the process that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. Linux
+//! only.
 //!
 //! | variable | effect |
 //! | --- | --- |
-//! | `KUBEBUILDER_ASSETS` | a directory with the four binaries, taken instead of building them |
+//! | `KUBEBUILDER_ASSETS` | a directory with the four binaries, used instead of building them |
 //! | `LOCKSTEP_TEST_KUBECONFIG` | an existing cluster, used instead of booting one |
 //!
-//! The rooms: `compile` and `binaries` find the programs, `pki` and `port` make what they need,
-//! `components` are their flags, `process` and `cleanup` run and end them, `users` writes kubeconfigs,
-//! `control_plane` puts it together. `image` wraps a static program for container runtimes.
-//!
-//! [`Node`] adds a real node to it, for root on a machine with containerd, runc and iptables: `node/sandbox` is where it
-//! lives, `node/cgroups` where it is counted, `node/programs` what runs there, `node/preflight` why it cannot.
+//! | module | what it does |
+//! | --- | --- |
+//! | `binaries`, `compile` | find or compile the binaries |
+//! | `pki`, `port`, `files`, `kubeconfig` | create certificates, ports and files |
+//! | `components` | flags and readiness probes of each component |
+//! | `process`, `cleanup` | start, kill, pause and clean up processes |
+//! | `users`, `kubectl` | kubeconfigs of users, and kubectl with them |
+//! | `control_plane` | puts these together |
+//! | `lockstep` | a `lockstep run` process for harness, demo and benchmark |
+//! | `image` | an OCI archive of a static program |
+//! | `node` | a real node, for root on a machine with containerd, runc and iptables |
+//! | `node/preflight` | what this machine lacks to run a node |
+//! | `node/sandbox`, `node/cgroups` | the node's namespaces, network and cgroups |
+//! | `node/programs` | configuration of containerd, kubelet and kube-proxy |
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! `controlplane build` compiles the binaries. `controlplane up` runs a control plane, optionally with a node, until it is
-//! killed. `controlplane preflight` fails and prints the reason if this machine cannot run a node. `controlplane image`
-//! writes an image archive.
+//! `controlplane build` compiles the binaries. `controlplane up` runs a control plane, optionally with a node, until it
+//! is killed. `controlplane preflight` fails and prints the reason if this machine cannot run a node. `controlplane
+//! image` writes an image archive.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +17,10 @@ fn main() -> ExitCode {
         ["build"] => show(Binaries::build()),
         ["build", "node"] => show(Binaries::build_node()),
         ["build", "helm"] => show(Binaries::build_helm()),
-        ["up"] => ControlPlane::start().and_then(|plane| stay(&plane)),
+        ["up"] => ControlPlane::start().and_then(|plane| wait_for_signal(&plane)),
         ["up", "node", ref images @ ..] => {
             let images: Vec<&Path> = images.iter().map(Path::new).collect();
-            Node::start(&images).and_then(|node| stay(node.plane()))
+            Node::start(&images).and_then(|node| wait_for_signal(node.plane()))
         }
         ["preflight"] => match Node::unmet_requirement() {
             Some(reason) => {
@@ -52,16 +52,16 @@ fn show(built: Result<Binaries, Error>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the image of Lockstep around a static binary.
+/// Writes an image of Lockstep with this static binary.
 fn image(binary: &Path, archive: &Path, name: &str) -> Result<(), Error> {
     Image::lockstep(binary, name)?.write(archive)?;
     writeln!(io::stdout(), "{}", archive.display())?;
     Ok(())
 }
 
-/// Says how to get at it, and stays. There is nothing to catch a signal for: whatever ends this process, everything
-/// else goes with it.
-fn stay(plane: &ControlPlane) -> Result<(), Error> {
+/// Prints how to reach the control plane, and waits for a signal. No handler is needed: when this process ends, the
+/// control plane ends with it.
+fn wait_for_signal(plane: &ControlPlane) -> Result<(), Error> {
     let mut out = io::stdout();
     writeln!(out, "export KUBECONFIG='{}'", plane.admin().display())?;
     for (name, value) in plane.kubectl().get_envs() {
@@ -70,7 +70,7 @@ fn stay(plane: &ControlPlane) -> Result<(), Error> {
     if let Some(dir) = plane.kubectl_path().parent() {
         writeln!(out, "export PATH='{}':\"$PATH\"", dir.display())?;
     }
-    eprintln!("controlplane: {} is up; Ctrl+C ends it", plane.server_url());
+    eprintln!("controlplane: {} is up; Ctrl+C stops it", plane.server_url());
     loop {
         thread::park();
     }

@@ -1,8 +1,8 @@
 //! A cluster with one real node: kubelet, kube-proxy, scheduler, containerd and runc, without Docker.
 //!
-//! Everything lives in namespaces and cgroups of its own, below a data directory of its own, and is tied to this
-//! process by the cleanup: afterwards the machine is as it was. Images come from archives; there is no way out to a
-//! registry, and no DNS.
+//! Everything runs in its own Linux namespaces and cgroups, below its own data directory, and is cleaned up when this
+//! process ends: the machine is then as it was before. Images come from archives; the node reaches neither a registry nor
+//! DNS.
 
 mod cgroups;
 mod preflight;
@@ -28,19 +28,19 @@ use crate::pki::{Authority, Credentials};
 use crate::process::{Probe, Process, Spec};
 use crate::{Error, compile, files};
 
-/// What the node is called.
+/// The name of the node.
 const NAME: &str = "node";
-/// Where containerd keeps what the kubelet asks of it.
-const KUBERNETES: &str = "k8s.io";
-const PORT: u16 = 6443;
-/// What is locked while there is a node: a directory that everybody on the machine has, whoever they are.
+/// The containerd namespace that the kubelet uses.
+const CONTAINERD_NAMESPACE: &str = "k8s.io";
+const API_SERVER_PORT: u16 = 6443;
+/// The directory that is locked while a node runs: every user of the machine has it.
 const MACHINE_LOCK: &str = "/run";
 
-/// A control plane with one node. One at a time on a machine: others wait.
+/// A control plane with one node. There is one at a time on a machine; others wait.
 ///
-/// Dropping it ends everything, as the end of the process does.
+/// Dropping it stops everything, as the end of the process does.
 pub struct Node {
-    // Fields are dropped from top to bottom: what runs on the node, the node, the control plane.
+    // Fields are dropped from top to bottom: the programs on the node, the node, the control plane.
     _scheduler: Process,
     _kube_proxy: Process,
     kubelet: Process,
@@ -50,16 +50,17 @@ pub struct Node {
 }
 
 impl Node {
-    /// Why there can be no node on this machine, if so; for tests that are then passed over.
+    /// Why this machine cannot run a node, if so; tests that need one are then skipped.
     #[must_use]
     pub fn unmet_requirement() -> Option<String> {
         preflight::unmet_requirement()
     }
 
-    /// Boots a cluster whose node has these images, from archives. Returns when the node is ready for pods.
+    /// Boots a cluster whose node has the images of these archives. Returns when the node is ready for pods.
     ///
     /// # Errors
-    /// [`Error::NoNode`] where there is an [`reason`](Self::unmet_requirement); whatever prevents building or booting.
+    /// [`Error::NoNode`] if there is an [unmet requirement](Self::unmet_requirement), and whatever prevents building or
+    /// booting.
     pub fn start(images: &[&Path]) -> Result<Self, Error> {
         if let Some(reason) = Self::unmet_requirement() {
             return Err(Error::NoNode(reason));
@@ -75,9 +76,9 @@ impl Node {
         let sandbox = Sandbox::start(&cleanup)?;
         let site = Site {
             address: NODE,
-            port: PORT,
+            port: API_SERVER_PORT,
             reservation: None,
-            enter: Some(sandbox.network_entrance()),
+            enter: Some(sandbox.network_wrapper()),
             flags: programs::apiserver_flags(&dir),
         };
         let plane = ControlPlane::boot_at(site, &binaries, cleanup, authority, &[])?;
@@ -109,25 +110,25 @@ impl Node {
         &self.plane
     }
 
-    /// The kubelet. Containers live on while it is away.
+    /// The kubelet. Containers keep running without it.
     #[must_use]
     pub fn kubelet(&self) -> &Process {
         &self.kubelet
     }
 
-    /// The address at which programs of the node find those of the machine.
+    /// The address at which programs on the node reach this machine.
     #[must_use]
     pub fn machine_address(&self) -> Ipv4Addr {
         MACHINE
     }
 
-    /// `ctr` for what the kubelet asked of containerd, such as `tasks kill --signal SIGKILL ID`.
+    /// `ctr` for the kubelet's containers, such as `tasks kill --signal SIGKILL ID`.
     #[must_use]
     pub fn ctr(&self) -> Command {
         ctr(&self.sandbox)
     }
 
-    /// The most memory that a container ever had, and its limit, in bytes.
+    /// The peak of a container's memory, and its limit, in bytes.
     ///
     /// # Errors
     /// When there is no such container.
@@ -158,7 +159,7 @@ fn write_files(dir: &Path, authority: &Authority) -> Result<(), Error> {
 
 fn ctr(sandbox: &Sandbox) -> Command {
     let mut command = sandbox.command("ctr");
-    command.args(["--address", programs::SOCKET, "--namespace", KUBERNETES]);
+    command.args(["--address", programs::SOCKET, "--namespace", CONTAINERD_NAMESPACE]);
     command
 }
 
@@ -167,13 +168,13 @@ fn containerd(sandbox: &Sandbox, dir: &Path) -> Result<Spec, Error> {
     files::write_private(&config, &programs::containerd(dir))?;
     let mut version = ctr(sandbox);
     version.arg("version");
-    let ready = says(version, |_| true);
+    let ready = output_probe(version, |_| true);
     let args = [format!("--config={}", config.display())];
     Ok(sandbox.spec("containerd", Path::new("containerd"), &args, ready))
 }
 
-/// Whether a command succeeds and prints what it should.
-fn says(command: Command, expected: fn(&str) -> bool) -> Probe {
+/// A probe: whether a command succeeds and prints what is expected.
+fn output_probe(command: Command, expected: fn(&str) -> bool) -> Probe {
     let command = Mutex::new(command);
     Box::new(move || {
         let mut command = command.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +183,7 @@ fn says(command: Command, expected: fn(&str) -> bool) -> Probe {
     })
 }
 
-/// Writes a configuration and returns the flag that names it.
+/// Writes a configuration file and returns the flag that names it.
 fn config(dir: &Path, name: &str, content: &Value) -> Result<String, Error> {
     let path = dir.join(name);
     files::write_private(&path, &content.to_string())?;
@@ -207,10 +208,10 @@ fn kubelet(sandbox: &Sandbox, plane: &ControlPlane, program: &Path) -> Result<Sp
 fn kube_proxy(sandbox: &Sandbox, plane: &ControlPlane, program: &Path) -> Result<Spec, Error> {
     let kubeconfig = plane.user("system:kube-proxy", &[])?;
     let args = [config(plane.data_dir(), "kube-proxy.json", &programs::kube_proxy(&kubeconfig))?];
-    // It says so by redirecting the first Service there is.
+    // It is ready when it has written rules for the first Service.
     let mut rules = sandbox.command("iptables-save");
     rules.args(["--table", "nat"]);
-    let ready = says(rules, |rules| rules.contains("default/kubernetes"));
+    let ready = output_probe(rules, |rules| rules.contains("default/kubernetes"));
     Ok(sandbox.spec("kube-proxy", program, &args, ready))
 }
 
@@ -222,7 +223,7 @@ fn scheduler(plane: &ControlPlane, programs: &Binaries) -> Result<Spec, Error> {
         args: vec![
             format!("--kubeconfig={}", kubeconfig.display()),
             "--leader-elect=false".into(),
-            // Nobody asks it anything.
+            // It needs no port, because nothing calls it.
             "--secure-port=0".into(),
         ],
         ready: Box::new(|| true),

@@ -1,4 +1,4 @@
-//! The certificates of one control plane: an authority of its own, which lives in memory only.
+//! The certificates of one control plane, signed by a CA that is kept in memory only.
 
 use std::time::{Duration, SystemTime};
 
@@ -38,7 +38,7 @@ impl Authority {
         self.issuer.pem()
     }
 
-    /// For a server with these DNS names and addresses.
+    /// A certificate for a server with these DNS names and addresses.
     pub(crate) fn server(&self, names: &[&str]) -> Result<Credentials, Error> {
         let mut params = valid_params(names)?;
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
@@ -48,7 +48,7 @@ impl Authority {
         Ok(Credentials { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
-    /// For a client that Kubernetes knows by this name, in these groups.
+    /// A certificate for a client with this user name and these groups.
     pub(crate) fn client(&self, name: &str, groups: &[&str]) -> Result<Credentials, Error> {
         let mut params = valid_params(&[])?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -63,7 +63,7 @@ impl Authority {
     }
 }
 
-/// Valid from an hour ago, for clocks that differ, and for a year: rcgen's own default is 1975–4096.
+/// Valid from an hour ago, because clocks differ, and for a year; rcgen's default is 1975–4096.
 fn valid_params(names: &[&str]) -> Result<CertificateParams, Error> {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut params = CertificateParams::new(names)?;
@@ -94,7 +94,7 @@ fn subject(name: &str, groups: &[&str]) -> Vec<u8> {
 
 /// The same certificate with another subject, signed again.
 ///
-/// rcgen keeps one value for each kind of attribute, so that it can express a single group only.
+/// rcgen keeps one value per attribute type, so it can express only a single group.
 fn with_subject(certificate: &[u8], subject: &[u8], signer: &impl SigningKey) -> Result<Vec<u8>, Error> {
     /// After version, serial number, algorithm, issuer and validity.
     const SUBJECT: usize = 5;

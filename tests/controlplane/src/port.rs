@@ -1,4 +1,4 @@
-//! A TCP port that stays ours while the server behind it comes and goes.
+//! Reserves a TCP port across restarts of its server.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -9,9 +9,8 @@ use crate::Error;
 
 /// A port of 127.0.0.1, reserved for a server that shares it (`SO_REUSEPORT`).
 ///
-/// Choosing a free port and letting it go again leaves a moment in which another process can take
-/// it, now or at the next restart. So the port is held by a socket that is bound but never listens:
-/// connections go to the server, and are refused while there is none.
+/// If a free port is chosen and released, another process can take it before the server starts or restarts. So a socket
+/// holds the port that is bound but never listens: connections reach the server, and are refused while there is none.
 pub(crate) struct Port {
     _reservation: OwnedFd,
     number: u16,
@@ -41,7 +40,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn nobody_else_can_take_a_reserved_port_and_nobody_answers_on_it() {
+    fn reserved_port_cannot_be_bound_and_refuses_connections() {
         let port = Port::reserve().unwrap();
         let address = (Ipv4Addr::LOCALHOST, port.number());
         assert_eq!(TcpListener::bind(address).unwrap_err().kind(), ErrorKind::AddrInUse);

@@ -15,17 +15,16 @@ use crate::cleanup::Cleanup;
 use crate::wait::eventually;
 use crate::{Error, files};
 
-/// How long a process may take to become ready: far more than the seconds it needs, for machines
-/// that are busy with other things.
-const PATIENCE: Duration = Duration::from_mins(2);
+/// How long a process may take to become ready: far more than it needs, for machines that are busy.
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// How much of its log an error quotes.
+/// How many lines of its log an error quotes.
 const TAIL_LINES: usize = 25;
 
-/// Says whether a process does its work.
+/// Returns whether a process is ready.
 pub(crate) type Probe = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// What to run, and how to tell that it is ready.
+/// A program with its arguments, and the probe for its readiness.
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
@@ -33,17 +32,16 @@ pub(crate) struct Spec {
     pub(crate) ready: Probe,
 }
 
-/// A process of the control plane, for tests to harm.
+/// A process of the control plane, which tests can kill, pause and restart.
 ///
-/// Its data, ports and flags stay the same over restarts; its log goes on in the same file.
-/// Dropping it kills it.
+/// A restart keeps its data, port and flags, and appends to the same log. Dropping it kills it.
 pub struct Process {
     spec: Spec,
     dir: PathBuf,
     log: PathBuf,
     group: u32,
-    /// `None` once it was killed, or found dead. The number of a process is only used while its
-    /// `Child` is here and unreaped: it cannot belong to another process then.
+    /// `None` once it was killed or found dead. A process id is only used while its `Child` is unreaped, when it cannot
+    /// belong to another process.
     child: Mutex<Option<Child>>,
 }
 
@@ -61,10 +59,10 @@ impl Process {
         Ok(process)
     }
 
-    /// Waits until the process is ready; fails at once when it ends instead.
+    /// Waits until the process is ready; fails at once if it ends.
     pub(crate) fn wait_ready(&self) -> Result<(), Error> {
         let mut ended = None;
-        let ready = eventually(PATIENCE, || {
+        let ready = eventually(READY_TIMEOUT, || {
             ended = self.ended();
             ended.is_some() || (self.spec.ready)()
         });
@@ -73,14 +71,14 @@ impl Process {
             None if ready => Ok(()),
             None => Err(Error::NotReady {
                 name: self.spec.name,
-                after: PATIENCE,
+                after: READY_TIMEOUT,
                 log: self.log.clone(),
                 tail: files::tail(&self.log, TAIL_LINES),
             }),
         }
     }
 
-    /// The process id, or `None` while it is killed.
+    /// The process id, or `None` if it does not run.
     #[must_use]
     pub fn id(&self) -> Option<u32> {
         self.child().as_ref().map(Child::id)
@@ -92,7 +90,7 @@ impl Process {
         &self.log
     }
 
-    /// Kills the process (SIGKILL) and returns when it is gone. Fine if it is gone already.
+    /// Kills the process (SIGKILL), if it runs, and returns when it has ended.
     ///
     /// # Errors
     /// When the system refuses the signal.
@@ -100,35 +98,34 @@ impl Process {
         end(&mut self.child())
     }
 
-    /// Freezes the process (SIGSTOP) and returns when it stands still: from then on it answers
-    /// nobody, but its connections stay open. [`kill`](Self::kill) works on a frozen process.
+    /// Pauses the process (SIGSTOP) and returns when it is stopped: it answers nobody, but its connections stay open.
+    /// [`kill`](Self::kill) works on a paused process.
     ///
     /// # Errors
-    /// [`Error::NotRunning`] when there is nothing to freeze.
+    /// [`Error::NotRunning`] when it does not run.
     pub fn pause(&self) -> Result<(), Error> {
         self.signal(Signal::STOP, |pid| {
-            // Without EXITED, the exit status stays where `Child` looks for it. With NOWAIT, so
-            // does the news that it stopped: a second pause in a row would wait forever for it.
+            // Without EXITED, the exit status is left for `Child`. Without NOWAIT, a second pause in a row would wait
+            // forever.
             waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).map(|_| ())
         })
     }
 
-    /// Lets a frozen process go on (SIGCONT).
+    /// Resumes a paused process (SIGCONT).
     ///
     /// # Errors
-    /// [`Error::NotRunning`] when there is nothing to wake.
+    /// [`Error::NotRunning`] when it does not run.
     pub fn resume(&self) -> Result<(), Error> {
         self.signal(Signal::CONT, |_| Ok(()))
     }
 
-    /// Kills the process if it runs, starts it again on the same data and ports, and waits until it
-    /// is ready. The others find their way back to it by themselves, which can take a moment:
-    /// see [`ControlPlane::wait_ready`](crate::ControlPlane::wait_ready).
+    /// Kills the process if it runs, starts it again on the same data and port, and waits until it is ready. The others
+    /// reconnect after a moment: see [`ControlPlane::wait_ready`](crate::ControlPlane::wait_ready).
     ///
-    /// The controller manager has nothing to ask: it counts as ready when it runs.
+    /// After a restart, the controller manager counts as ready as soon as it runs.
     ///
     /// # Errors
-    /// [`Error::Ended`] or [`Error::NotReady`] when it does not come up.
+    /// [`Error::Ended`] or [`Error::NotReady`].
     pub fn restart(&self) -> Result<(), Error> {
         let mut child = self.child();
         end(&mut child)?;
@@ -146,13 +143,13 @@ impl Process {
         let running = child.as_ref().ok_or(Error::NotRunning(self.spec.name))?;
         let pid = Pid::from_child(running);
         match kill_process(pid, signal).and_then(|()| confirm(pid)) {
-            // It has died but nobody has looked yet.
+            // It has ended and was not reaped yet.
             Err(rustix::io::Errno::CHILD) => Err(Error::NotRunning(self.spec.name)),
             done => done.map_err(|error| Error::Io(error.into())),
         }
     }
 
-    /// Why there is nothing to wait for, if so.
+    /// The error for a process that does not run, if so.
     fn ended(&self) -> Option<Error> {
         let mut child = self.child();
         let Some(running) = child.as_mut() else {
@@ -168,7 +165,7 @@ impl Process {
         })
     }
 
-    /// The environment is left behind: variables like `ETCD_NAME` would change what runs.
+    /// Starts it without this process's environment: variables like `ETCD_NAME` would override flags.
     fn spawn(&self) -> Result<Child, Error> {
         let log = OpenOptions::new()
             .create(true)
@@ -211,7 +208,7 @@ impl fmt::Debug for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // What cannot be killed here is left to the cleanup.
+        // If this fails, the cleaner kills it in the end.
         let _ = self.kill();
     }
 }

@@ -1,4 +1,4 @@
-//! Who may call the API server: a kubeconfig for each, in the data directory.
+//! Kubeconfigs for users of the API server, in the data directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,32 +12,32 @@ use crate::{Error, files, kubeconfig};
 pub(crate) struct Users {
     dir: PathBuf,
     cluster: Value,
-    proof: Proof,
+    authentication: Authentication,
     issued: AtomicU64,
 }
 
-/// How a user proves who they are.
-enum Proof {
-    /// By a client certificate, where the authority is ours.
+/// How users authenticate.
+enum Authentication {
+    /// By a client certificate, if the CA is ours.
     Certificate(Box<Authority>),
-    /// As somebody whom the administrator with these credentials impersonates.
+    /// By impersonation, with these credentials of an administrator.
     Impersonation(Value),
 }
 
 impl Users {
-    /// To a cluster whose certificate authority is ours.
+    /// For a cluster whose CA is ours.
     pub(crate) fn own(dir: &Path, server: &str, authority: Authority) -> Self {
         let cluster = json!({ "server": server, "certificate-authority": dir.join("ca.crt") });
-        Self::new(dir, cluster, Proof::Certificate(Box::new(authority)))
+        Self::new(dir, cluster, Authentication::Certificate(Box::new(authority)))
     }
 
-    /// To a cluster of which we have the credentials of an administrator.
+    /// For a cluster of which we have an administrator's credentials.
     pub(crate) fn existing(dir: &Path, cluster: Value, credentials: Value) -> Self {
-        Self::new(dir, cluster, Proof::Impersonation(credentials))
+        Self::new(dir, cluster, Authentication::Impersonation(credentials))
     }
 
-    fn new(dir: &Path, cluster: Value, proof: Proof) -> Self {
-        Self { dir: dir.to_owned(), cluster, proof, issued: AtomicU64::new(0) }
+    fn new(dir: &Path, cluster: Value, authentication: Authentication) -> Self {
+        Self { dir: dir.to_owned(), cluster, authentication, issued: AtomicU64::new(0) }
     }
 
     /// The address of the API server.
@@ -46,16 +46,18 @@ impl Users {
     }
 
     pub(crate) fn admin(&self) -> Result<PathBuf, Error> {
-        match &self.proof {
-            Proof::Certificate(_) => self.user("admin", &["system:masters"]),
-            Proof::Impersonation(credentials) => self.write(&self.unique("admin"), credentials, "default"),
+        match &self.authentication {
+            Authentication::Certificate(_) => self.user("admin", &["system:masters"]),
+            Authentication::Impersonation(credentials) => {
+                self.write(&self.unique("admin"), credentials, "default")
+            }
         }
     }
 
     pub(crate) fn user(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
         let file = self.unique(name);
-        let credentials = match &self.proof {
-            Proof::Certificate(authority) => {
+        let credentials = match &self.authentication {
+            Authentication::Certificate(authority) => {
                 let client = authority.client(name, groups)?;
                 let (certificate, key) =
                     (self.dir.join(format!("{file}.crt")), self.dir.join(format!("{file}.key")));
@@ -63,7 +65,7 @@ impl Users {
                 files::write_private(&key, &client.key)?;
                 json!({ "client-certificate": certificate, "client-key": key })
             }
-            Proof::Impersonation(credentials) => {
+            Authentication::Impersonation(credentials) => {
                 let mut credentials = credentials.clone();
                 credentials["as"] = name.into();
                 credentials["as-groups"] = groups.into();
@@ -84,8 +86,8 @@ impl Users {
         Ok(path)
     }
 
-    /// A file name that says whom it is for, and is new each time: names may differ in nothing but
-    /// characters that a file name cannot have.
+    /// A unique file name that contains the user's name. The number makes it unique: names may differ only in characters
+    /// that are replaced.
     fn unique(&self, name: &str) -> String {
         let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         format!("{}-{name:.60}", self.issued.fetch_add(1, Ordering::Relaxed))

@@ -9,8 +9,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Checks `condition` until it holds, for at most `timeout`, and returns whether it did.
 ///
-/// The condition is checked once more after the deadline: a machine that froze in between does not fail a condition that
-/// holds.
+/// The condition is checked once more after the deadline, in case the machine froze in between.
 pub fn eventually(timeout: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + timeout;
     loop {

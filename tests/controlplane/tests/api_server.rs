@@ -1,4 +1,4 @@
-//! What a control plane offers, asked of a single one, which sits in a `static` and is never dropped.
+//! What a control plane offers. The tests share one in a `static`, which is never dropped.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start().unwrap());
 
-/// Far more than it takes: it is only waited for when something is wrong.
+/// Far more than needed.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 fn run(command: &mut Command, args: &[&str]) -> Result<String, String> {
@@ -32,14 +32,14 @@ fn whoami(kubeconfig: &std::path::Path) -> (String, Vec<String>) {
     (info["username"].as_str().unwrap().to_owned(), groups.collect())
 }
 
-/// The lines of the audit log that match; the last one may be half written.
+/// The matching lines of the audit log; the last one may be incomplete.
 fn audited(matches: impl FnMut(&Value) -> bool) -> Vec<Value> {
     let log = fs::read_to_string(PLANE.audit_log().unwrap()).unwrap();
     log.lines().filter_map(|line| serde_json::from_str(line).ok()).filter(matches).collect()
 }
 
 #[test]
-fn it_answers_in_the_pinned_version() {
+fn api_server_reports_the_pinned_version() {
     let version: Value = serde_json::from_str(&admin(&["version", "--output=json"])).unwrap();
     let (client, server) = (&version["clientVersion"]["gitVersion"], &version["serverVersion"]["gitVersion"]);
     assert!(server.as_str().unwrap().starts_with("v1."), "{version}");
@@ -49,7 +49,7 @@ fn it_answers_in_the_pinned_version() {
 }
 
 #[test]
-fn nobody_gets_in_without_a_name() {
+fn anonymous_requests_are_rejected() {
     if PLANE.is_existing() {
         return;
     }
@@ -59,7 +59,7 @@ fn nobody_gets_in_without_a_name() {
 }
 
 #[test]
-fn what_belongs_to_a_deleted_owner_is_garbage_collected() {
+fn dependents_of_a_deleted_owner_are_garbage_collected() {
     admin(&["create", "configmap", "owner"]);
     admin(&["create", "configmap", "owned"]);
     let uid = admin(&["get", "configmap", "owner", "--output=jsonpath={.metadata.uid}"]);
@@ -74,13 +74,13 @@ fn what_belongs_to_a_deleted_owner_is_garbage_collected() {
 }
 
 #[test]
-fn a_deleted_namespace_goes_away() {
+fn deleted_namespace_is_removed() {
     admin(&["create", "namespace", "short-lived"]);
     admin(&["delete", "namespace", "short-lived", "--timeout=60s"]);
 }
 
 #[test]
-fn a_user_is_known_by_name_and_groups_and_may_do_nothing_yet() {
+fn new_user_has_name_and_groups_and_no_permissions() {
     let alice = PLANE.user("alice", &["team:a", "team:b", "Größe"]).unwrap();
     let (name, groups) = whoami(&alice);
     assert_eq!(name, "alice");
@@ -90,7 +90,7 @@ fn a_user_is_known_by_name_and_groups_and_may_do_nothing_yet() {
 }
 
 #[test]
-fn a_service_account_is_known_by_its_token() {
+fn service_account_authenticates_with_its_token() {
     admin(&["create", "serviceaccount", "robot"]);
     let robot = PLANE.service_account("default", "robot").unwrap();
     assert_eq!(whoami(&robot).0, "system:serviceaccount:default:robot");
@@ -107,7 +107,7 @@ fn kubeconfigs_are_private() {
 }
 
 #[test]
-fn the_audit_log_says_at_once_who_wrote_and_who_read() {
+fn audit_log_has_writes_and_reads_at_once() {
     if PLANE.is_existing() {
         return;
     }
@@ -122,7 +122,7 @@ fn the_audit_log_says_at_once_who_wrote_and_who_read() {
 }
 
 #[test]
-fn an_existing_cluster_needs_a_kubeconfig_with_a_context() {
+fn existing_cluster_needs_a_kubeconfig_with_a_context() {
     let file = PLANE.data_dir().join("no-context");
     let error = ControlPlane::existing(&file).unwrap_err();
     assert!(error.to_string().contains("no-context: No such file"), "{error}");
@@ -132,7 +132,7 @@ fn an_existing_cluster_needs_a_kubeconfig_with_a_context() {
 }
 
 #[test]
-fn an_existing_cluster_is_used_as_it_is() {
+fn existing_cluster_is_used_and_left_running() {
     let existing = ControlPlane::existing(&PLANE.admin()).unwrap();
     assert_eq!(existing.server_url(), PLANE.server_url());
     assert!(existing.is_existing());
@@ -147,5 +147,5 @@ fn an_existing_cluster_is_used_as_it_is() {
     let dir = existing.data_dir().to_owned();
     existing.stop();
     assert!(!dir.exists());
-    assert!(admin(&["get", "--raw=/readyz"]).contains("ok"), "the cluster itself goes on");
+    assert!(admin(&["get", "--raw=/readyz"]).contains("ok"), "the cluster was stopped");
 }

@@ -1,4 +1,4 @@
-//! How the binaries are built and cached, with a stand-in for `go`: the real one takes minutes.
+//! How the binaries are built and cached, with a fake `go`, because the real one takes minutes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
 
-/// A cache directory of its own, and a `PATH` that holds nothing but the `go` of a test.
+/// A cache directory, and a `PATH` that contains only the test's `go`.
 struct Sandbox(PathBuf);
 
 impl Sandbox {
@@ -16,7 +16,7 @@ impl Sandbox {
         Self(dir)
     }
 
-    /// Puts a `go` in place that runs this script when it is told to build.
+    /// Installs a `go` that runs this script on `go build`.
     fn go(&self, build: &str) {
         let script = format!(
             "#!/bin/sh\n[ \"$1\" = build ] || exit 0\necho \"$*\" >> '{}'\n{build}\n",
@@ -51,14 +51,13 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap().trim_end()
 }
 
-/// What `go build` leaves behind, with builtins of the shell only. It lasts long enough for others
-/// to come upon it.
+/// Writes what `go build` writes, with shell builtins only. It takes long enough for others to wait for it.
 const BUILDS: &str = "
     for name in kube-apiserver kube-controller-manager kubectl server; do : > bin/$name; done
     /bin/sleep 0.3";
 
 #[test]
-fn many_processes_build_once_and_then_it_is_silent() {
+fn concurrent_processes_build_once_and_later_calls_print_nothing() {
     let sandbox = Sandbox::new("once");
     sandbox.go(BUILDS);
     let outputs: Vec<Output> = thread::scope(|scope| {
@@ -83,7 +82,7 @@ fn many_processes_build_once_and_then_it_is_silent() {
 }
 
 #[test]
-fn a_failed_build_leaves_nothing_that_looks_finished() {
+fn failed_build_is_repeated_by_the_next_call() {
     let sandbox = Sandbox::new("fails");
     sandbox.go(&format!("{BUILDS}\necho 'no sandbox left' >&2; exit 3"));
     let failed = sandbox.build();
@@ -97,7 +96,7 @@ fn a_failed_build_leaves_nothing_that_looks_finished() {
 }
 
 #[test]
-fn without_go_there_is_one_line_that_says_what_else_would_do() {
+fn missing_go_is_reported_in_one_line_with_the_alternatives() {
     let sandbox = Sandbox::new("no-go");
     let failed = sandbox.build();
     assert!(!failed.status.success());

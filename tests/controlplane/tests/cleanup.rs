@@ -1,4 +1,4 @@
-//! Nothing stays behind, whichever way the process that booted a control plane ends.
+//! No process and no file is left, whichever way the process that booted a control plane ends.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn wait_until_up(up: &mut Up) {
     assert_eq!(up.data_dirs(), 1);
 }
 
-/// Waits until `up` has died of the signal, and everything else with it.
+/// Waits until `up` was ended by the signal, and its processes and files are gone.
 fn assert_nothing_is_left_after(signal: Signal, mut up: Up) {
     assert_eq!(up.0.wait().unwrap().signal(), Some(signal.as_raw()));
     let clean = eventually(DEADLINE, || up.processes().is_empty() && up.data_dirs() == 0);
@@ -34,7 +34,7 @@ fn assert_nothing_is_left_after(signal: Signal, mut up: Up) {
 }
 
 #[test]
-fn killed_when_up() {
+fn nothing_is_left_when_killed_after_boot() {
     let mut up = Up::start(&[]);
     wait_until_up(&mut up);
     kill_process(Pid::from_child(&up.0), Signal::KILL).unwrap();
@@ -42,16 +42,16 @@ fn killed_when_up() {
 }
 
 #[test]
-fn killed_while_booting() {
+fn nothing_is_left_when_killed_during_boot() {
     let up = Up::start(&[]);
     assert!(eventually(DEADLINE, || runs(&up, "kube-apiserver")));
     kill_process(Pid::from_child(&up.0), Signal::KILL).unwrap();
     assert_nothing_is_left_after(Signal::KILL, up);
 }
 
-/// The terminal sends the signal to the whole job.
+/// A terminal sends SIGINT to the whole process group.
 #[test]
-fn interrupted_in_a_terminal() {
+fn nothing_is_left_after_ctrl_c_in_a_terminal() {
     let mut up = Up::start(&[]);
     wait_until_up(&mut up);
     kill_process_group(Pid::from_child(&up.0), Signal::INT).unwrap();

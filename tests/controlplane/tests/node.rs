@@ -1,4 +1,4 @@
-//! A node leaves the machine as it was, even when its owner is killed. For `make test-node`; elsewhere this is skipped.
+//! A node leaves the machine as it was, even if its owner is killed. Run by `make test-node`, otherwise skipped.
 
 mod common;
 
@@ -16,7 +16,7 @@ use common::Up;
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A pod of the one image that every node has.
+/// A pod with the image that every node has.
 const POD: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "idle"}, "spec": {"containers": [
     {"name": "idle", "image": "localhost/pause:1", "imagePullPolicy": "Never"}]}}"#;
 
@@ -34,13 +34,13 @@ fn machine() -> BTreeSet<String> {
             !entry.starts_with('#')
                 && (line != "sysctl -a" || names.iter().any(|name| entry.starts_with(name)))
         });
-        // Packets are counted, in brackets.
+        // Packet counters are in brackets.
         let lasting = lasting.map(|entry| entry.split(" [").next().unwrap_or_default());
         seen.extend(lasting.map(|entry| format!("{line}: {entry}")));
     }
     seen.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
     cgroups(Path::new("/sys/fs/cgroup"), &mut seen);
-    seen.extend(handed_down_for_us());
+    seen.extend(unused_delegated_controllers());
     for dir in ["/var/lib", "/var/log", "/run", "/etc/cni", "/opt"] {
         let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
         seen.extend(entries.map(|entry| entry.path().display().to_string()));
@@ -48,7 +48,7 @@ fn machine() -> BTreeSet<String> {
     seen
 }
 
-/// Those that are, or were, ours.
+/// Cgroups of a node.
 fn cgroups(dir: &Path, seen: &mut BTreeSet<String>) {
     for entry in fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -60,8 +60,8 @@ fn cgroups(dir: &Path, seen: &mut BTreeSet<String>) {
     }
 }
 
-/// Of version 2: controllers that the root hands down, and no other cgroup hands on. The rest is systemd's to change.
-fn handed_down_for_us() -> BTreeSet<String> {
+/// In cgroups version 2: controllers that the root delegates and no other cgroup uses. systemd may change the others.
+fn unused_delegated_controllers() -> BTreeSet<String> {
     let root = Path::new("/sys/fs/cgroup");
     let controllers = |dir: &Path| -> BTreeSet<String> {
         let list = fs::read_to_string(dir.join("cgroup.subtree_control")).unwrap_or_default();
@@ -72,7 +72,7 @@ fn handed_down_for_us() -> BTreeSet<String> {
     controllers(root).difference(&used).cloned().collect()
 }
 
-/// Command lines of what runs in the node's cgroups.
+/// Command lines of the processes in the node's cgroups.
 fn inside() -> Vec<String> {
     common::processes(|_, dir| {
         fs::read_to_string(dir.join("cgroup")).is_ok_and(|cgroups| cgroups.contains("lockstep-node"))
@@ -80,7 +80,7 @@ fn inside() -> Vec<String> {
 }
 
 /// Starts a pod with the kubectl and the kubeconfig that `up` prints.
-fn start_a_pod(up: &mut Up) {
+fn start_pod(up: &mut Up) {
     let exports = up.exports().join("\n");
     let mut shell = Command::new("sh")
         .args([
@@ -99,28 +99,28 @@ fn start_a_pod(up: &mut Up) {
 }
 
 #[test]
-fn the_machine_is_as_it_was_after_its_owner_is_killed() {
+fn machine_is_unchanged_after_the_owner_of_a_node_is_killed() {
     let reason = match std::env::var_os("LOCKSTEP_TEST_IMAGE") {
-        None => Some("this is a part of `make test-node`".to_owned()),
+        None => Some("only `make test-node` runs it".to_owned()),
         Some(_) => Node::unmet_requirement(),
     };
     if let Some(reason) = reason {
-        // Past the test harness, which swallows what `eprintln!` prints.
+        // The test harness captures `eprintln!`.
         drop(writeln!(stderr(), "node: skipped, no node was booted: {reason}"));
         return;
     }
 
-    // Where others run a node, it must be gone first.
+    // Wait for a node of another process.
     let others = || machine().iter().any(|line| line.contains("lockstep-node"));
-    assert!(eventually(10 * DEADLINE, || !others()), "there is a node of somebody else");
+    assert!(eventually(10 * DEADLINE, || !others()), "another process runs a node");
     let before = machine();
     for with_a_pod in [true, false] {
         let mut up = Up::start(&["node"]);
         if with_a_pod {
-            start_a_pod(&mut up);
+            start_pod(&mut up);
             assert!(machine().iter().any(|line| line.contains("lockstep-node")), "no trace of the node");
         } else {
-            // In the middle of its boot.
+            // Kill it during its boot.
             let boots = || up.processes().iter().any(|line| line.contains("kube-apiserver"));
             assert!(eventually(DEADLINE, boots));
         }
@@ -129,7 +129,7 @@ fn the_machine_is_as_it_was_after_its_owner_is_killed() {
         let left = || [up.processes(), inside()].concat();
         assert!(eventually(DEADLINE, || left().is_empty()), "{:#?}", left());
         assert!(eventually(DEADLINE, || up.data_dirs() == 0), "the data directory is left");
-        // Others on this machine may be in the middle of something.
+        // Other processes on this machine may cause temporary changes.
         let changed = || machine().symmetric_difference(&before).cloned().collect::<Vec<_>>();
         assert!(eventually(DEADLINE, || changed().is_empty()), "{:#?}", changed());
     }

@@ -1,4 +1,4 @@
-//! What tests can do to a control plane: kill, pause and restart its processes.
+//! Tests can kill, pause and restart the processes of a control plane.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use controlplane::{ControlPlane, Error, eventually};
 
 const DEADLINE: Duration = Duration::from_mins(1);
 
-/// `None` on an existing cluster, which there is nothing to do to.
+/// `None` on an existing cluster, whose processes cannot be reached.
 fn boot() -> Option<ControlPlane> {
     Some(ControlPlane::start().unwrap()).filter(|plane| !plane.is_existing())
 }
@@ -16,8 +16,7 @@ fn succeeds(mut command: Command, args: &[&str]) -> bool {
     command.args(args).output().unwrap().status.success()
 }
 
-/// Whether the API server gives a fresh answer, which needs etcd, within two seconds.
-/// Patient, for a machine that is busy.
+/// Whether the API server answers a read that needs etcd. The timeout is long, for a machine that is busy.
 fn answers(plane: &ControlPlane) -> bool {
     succeeds(plane.kubectl(), &["get", "configmap", "kept", "--request-timeout=30s"])
 }
@@ -27,7 +26,7 @@ fn is_silent(plane: &ControlPlane) -> bool {
 }
 
 #[test]
-fn data_outlive_the_death_of_etcd_and_the_api_server() {
+fn data_survive_a_kill_of_etcd_or_the_api_server() {
     let Some(plane) = boot() else { return };
     let (etcd, apiserver) = (plane.etcd().unwrap(), plane.apiserver().unwrap());
     let address = plane.server_url().to_owned();
@@ -49,14 +48,14 @@ fn data_outlive_the_death_of_etcd_and_the_api_server() {
     assert!(answers(&plane));
     assert_eq!(plane.server_url(), address);
 
-    // Restarting what runs is the same as killing it first.
+    // `restart` kills a running process first.
     etcd.restart().unwrap();
     apiserver.restart().unwrap();
     assert!(answers(&plane));
 }
 
 #[test]
-fn a_paused_process_stands_still_until_it_is_resumed() {
+fn paused_process_does_not_answer_until_resumed() {
     let Some(plane) = boot() else { return };
     assert!(succeeds(plane.kubectl(), &["create", "configmap", "kept"]));
     for process in [plane.etcd().unwrap(), plane.apiserver().unwrap()] {
@@ -73,7 +72,7 @@ fn a_paused_process_stands_still_until_it_is_resumed() {
     assert!(matches!(apiserver.pause(), Err(Error::NotRunning(_))));
     assert!(matches!(apiserver.resume(), Err(Error::NotRunning(_))));
 
-    // Ends at once although one process is dead and others are paused.
+    // `stop` is quick although one process is dead and another is paused.
     plane.etcd().unwrap().pause().unwrap();
     let (dir, begin) = (plane.data_dir().to_owned(), Instant::now());
     plane.stop();
@@ -82,7 +81,7 @@ fn a_paused_process_stands_still_until_it_is_resumed() {
 }
 
 #[test]
-fn nothing_is_cleaned_up_while_the_controller_manager_is_dead() {
+fn deleted_namespace_stays_while_the_controller_manager_is_dead() {
     let Some(plane) = boot() else { return };
     plane.controller_manager().unwrap().kill().unwrap();
     assert!(succeeds(plane.kubectl(), &["create", "namespace", "stuck"]));
@@ -94,7 +93,7 @@ fn nothing_is_cleaned_up_while_the_controller_manager_is_dead() {
 }
 
 #[test]
-fn a_process_that_does_not_start_is_explained_by_its_log() {
+fn process_that_does_not_start_is_reported_with_its_log() {
     let error = match ControlPlane::start_with(&["--no-such-flag"]) {
         Ok(plane) => return assert!(plane.is_existing()),
         Err(error) => error,
@@ -104,6 +103,6 @@ fn a_process_that_does_not_start_is_explained_by_its_log() {
     assert!(message.contains("unknown flag: --no-such-flag"), "{message}");
     assert!(message.contains(&log.display().to_string()), "{message}");
     let content = std::fs::read_to_string(&log).unwrap();
-    assert!(content.contains("--no-such-flag"), "the log is still there to be read");
+    assert!(content.contains("--no-such-flag"), "the log was removed");
     std::fs::remove_file(log).unwrap();
 }

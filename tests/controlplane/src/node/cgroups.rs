@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// What the node's cgroup is called.
+/// The name of the node's cgroup.
 const NAME: &str = "lockstep-node";
-/// Where the hierarchies are, on the machine and on the node.
+/// Where the hierarchies are mounted, on the machine and on the node.
 const MOUNTED: &str = "/sys/fs/cgroup";
 
-/// What the kubelet wants to limit. In version 2, a cgroup has the controllers that its parent hands down.
+/// The controllers that the kubelet needs. In version 2, a cgroup has the controllers that its parent delegates.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
-const HANDED_DOWN: &str = "/sys/fs/cgroup/cgroup.subtree_control";
+const DELEGATED: &str = "/sys/fs/cgroup/cgroup.subtree_control";
 
-/// Mounts on the node what the machine has, from the node's cgroups on.
+/// Mounts the machine's hierarchies on the node, with the node's cgroups as roots.
 const MOUNT_1: &str = r#"
 umount -n -R -l /sys/fs/cgroup
 mount -n -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
@@ -28,15 +28,15 @@ while IFS=: read -r _ controllers _; do
 done < /proc/self/cgroup
 "#;
 
-/// Here the controllers are also put to use, since systemd may take back those that no cgroup uses.
+/// It also enables the controllers, because systemd may withdraw those that no cgroup uses.
 const MOUNT_2: &str = r"
 umount -n -R -l /sys/fs/cgroup
 mount -n -t cgroup2 cgroup /sys/fs/cgroup
 sed 's/[^ ]*/+&/g' /sys/fs/cgroup/cgroup.controllers > /sys/fs/cgroup/cgroup.subtree_control
 ";
 
-/// A cgroup is busy until the last process in it is gone.
-const SWEEP: &str = r#"
+/// Repeats the removal, because a cgroup is busy until its last process has ended.
+const REMOVE: &str = r#"
 for cgroup in $cgroups; do
     tries=0
     while [ -d "$cgroup" ] && [ "$tries" -lt 100 ]; do
@@ -50,23 +50,23 @@ for controller in $controllers; do
 done
 "#;
 
-/// They are made by [`make`](Self::make), and removed by what [`sweep`](Self::sweep) returns.
+/// They are created by [`create`](Self::create), and removed by the script of [`removal_script`](Self::removal_script).
 pub(crate) struct Cgroups {
     all: Vec<Cgroup>,
-    /// What the machine must hand down for us and did not by itself. Only in version 2.
+    /// Controllers that the root cgroup did not delegate before. Only in version 2.
     missing: Vec<&'static str>,
 }
 
 struct Cgroup {
-    /// As the kernel lists them. Only in version 1.
+    /// The hierarchies as the kernel lists them. Only in version 1.
     controllers: Vec<String>,
-    /// What the node takes for the root of the hierarchy.
+    /// The root of the hierarchy as the node sees it.
     root: PathBuf,
-    /// Where processes are put. In version 2, this cannot be where controllers are handed down.
+    /// The cgroup of the processes. In version 2, a cgroup that delegates controllers cannot have processes.
     leaf: PathBuf,
 }
 
-/// Why there can be no such cgroups.
+/// Why the cgroups cannot be created, if so.
 pub(crate) fn unmet_requirement() -> Option<String> {
     if !unified() {
         let counted = Path::new(MOUNTED).join("memory").is_dir();
@@ -76,21 +76,21 @@ pub(crate) fn unmet_requirement() -> Option<String> {
     if !lacking.is_empty() {
         return Some(format!("the cgroups lack the controllers {}", lacking.join(", ")));
     }
-    // Only the root of the machine has no type, and can hand down controllers though it has processes.
+    // Only the machine's root cgroup has no type, and can delegate controllers although it has processes.
     let root = !Path::new(MOUNTED).join("cgroup.type").exists();
-    let ready = root || absent(Path::new(HANDED_DOWN)).is_empty();
-    (!ready).then(|| format!("{HANDED_DOWN} lacks controllers: is this a container?"))
+    let ready = root || absent(Path::new(DELEGATED)).is_empty();
+    (!ready).then(|| format!("{DELEGATED} lacks controllers: is this a container?"))
 }
 
 impl Cgroups {
-    /// In version 1, below those that this process is in. In version 2 these hand down nothing, since they have
-    /// processes: there, below the root.
+    /// In version 1, below the cgroups of this process. In version 2, below the root: the cgroup of this process has
+    /// processes and so delegates nothing.
     pub(crate) fn find() -> Result<Self, Error> {
         if unified() {
             let root = Path::new(MOUNTED).join(NAME);
             let leaf = root.join("programs");
             let all = vec![Cgroup { controllers: Vec::new(), root, leaf }];
-            return Ok(Self { all, missing: absent(Path::new(HANDED_DOWN)) });
+            return Ok(Self { all, missing: absent(Path::new(DELEGATED)) });
         }
         let own = Path::new("/proc/self/cgroup");
         let text = fs::read_to_string(own).map_err(Error::at(own))?;
@@ -107,14 +107,14 @@ impl Cgroups {
         Ok(Self { all: hierarchies.collect(), missing: Vec::new() })
     }
 
-    pub(crate) fn make(&self) -> Result<(), Error> {
+    pub(crate) fn create(&self) -> Result<(), Error> {
         for controller in &self.missing {
-            fs::write(HANDED_DOWN, format!("+{controller}")).map_err(Error::at(Path::new(HANDED_DOWN)))?;
+            fs::write(DELEGATED, format!("+{controller}")).map_err(Error::at(Path::new(DELEGATED)))?;
         }
         for cgroup in &self.all {
             fs::create_dir_all(&cgroup.leaf).map_err(Error::at(&cgroup.leaf))?;
             if cgroup.controllers.iter().any(|one| one == "cpuset") {
-                // Nothing can run in a cgroup without these.
+                // No process can run in a cpuset without these.
                 for name in ["cpuset.cpus", "cpuset.mems"] {
                     let (from, to) = (cgroup.root.with_file_name(name), cgroup.root.join(name));
                     let value = fs::read(&from).map_err(Error::at(&from))?;
@@ -125,12 +125,12 @@ impl Cgroups {
         Ok(())
     }
 
-    /// A script that puts a shell where a cgroup namespace of the node has to begin.
+    /// A script that moves a shell to the root of the node's cgroup namespace.
     pub(crate) fn join_root(&self) -> String {
         join(self.all.iter().map(|cgroup| &cgroup.root))
     }
 
-    /// A script that puts a shell among the processes of the node.
+    /// A script that moves a shell to the cgroup of the node's processes.
     pub(crate) fn join_leaf(&self) -> String {
         join(self.all.iter().map(|cgroup| &cgroup.leaf))
     }
@@ -140,14 +140,14 @@ impl Cgroups {
         if unified() { MOUNT_2 } else { MOUNT_1 }
     }
 
-    /// A script that removes the cgroups when their processes are killed.
-    pub(crate) fn sweep(&self) -> String {
-        // The system's own cgroups have no blanks in their names.
+    /// A script that removes the cgroups after their processes were killed.
+    pub(crate) fn removal_script(&self) -> String {
+        // Names of the system's cgroups contain no blanks.
         let roots: Vec<_> = self.all.iter().map(|cgroup| cgroup.root.display().to_string()).collect();
-        format!("cgroups='{}'\ncontrollers='{}'\n{SWEEP}", roots.join(" "), self.missing.join(" "))
+        format!("cgroups='{}'\ncontrollers='{}'\n{REMOVE}", roots.join(" "), self.missing.join(" "))
     }
 
-    /// The most memory that a container ever had, and its limit, in bytes.
+    /// The peak of a container's memory, and its limit, in bytes.
     pub(crate) fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
         let counts = |cgroup: &&Cgroup| unified() || cgroup.controllers.iter().any(|one| one == "memory");
         let dir = self.all.iter().find(counts).and_then(|cgroup| find_dir(&cgroup.root, container));
@@ -157,18 +157,18 @@ impl Cgroups {
             let text = fs::read_to_string(&path).map_err(Error::at(&path))?;
             Ok::<u64, Error>(text.trim().parse().unwrap_or(u64::MAX))
         };
-        // Before Linux 5.19, version 2 keeps no peak: there, it is what the container has now.
+        // Before Linux 5.19, version 2 has no peak: then this is the current memory.
         let most = read(&["memory.max_usage_in_bytes", "memory.peak", "memory.current"])?;
         Ok((most, read(&["memory.limit_in_bytes", "memory.max"])?))
     }
 }
 
-/// Whether the cgroups are of version 2.
+/// Whether the machine uses cgroups version 2.
 fn unified() -> bool {
     Path::new(MOUNTED).join("cgroup.controllers").exists()
 }
 
-/// Those of our controllers that a file does not list.
+/// The controllers that a file does not list.
 fn absent(list: &Path) -> Vec<&'static str> {
     let listed = fs::read_to_string(list).unwrap_or_default();
     CONTROLLERS.into_iter().filter(|name| !listed.split_whitespace().any(|one| one == *name)).collect()
@@ -178,7 +178,7 @@ fn join<'a>(cgroups: impl Iterator<Item = &'a PathBuf>) -> String {
     cgroups.map(|dir| format!("echo $$ > '{}/cgroup.procs' || exit 1\n", dir.display())).collect()
 }
 
-/// The directory of this name, wherever it is.
+/// Finds a directory of this name.
 fn find_dir(dir: &Path, name: &str) -> Option<PathBuf> {
     let dirs = fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
     dirs.filter(|path| path.is_dir()).find_map(|path| {

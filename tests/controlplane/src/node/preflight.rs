@@ -1,11 +1,11 @@
-//! Why a machine cannot be a node.
+//! Checks whether this machine can run a node.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::cgroups;
 
-/// What has to be installed: programs, and the Debian packages that have them.
+/// The required programs, and the Debian packages that contain them.
 const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
@@ -18,13 +18,13 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("setpriv", "util-linux"),
 ];
 
-/// Where programs are looked for, here and on the node: an environment of our own, like everything that runs there.
+/// The search path for programs, here and on the node, independent of the user's environment.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What stands in the way, in one line that says what to do about it.
+/// Why this machine cannot run a node and what to do about it, in one line.
 pub(crate) fn unmet_requirement() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
-        return Some("it takes root, for namespaces and cgroups".to_owned());
+        return Some("it needs root, for namespaces and cgroups".to_owned());
     }
     for (program, package) in PROGRAMS {
         if find(program).is_none() {
@@ -46,7 +46,7 @@ pub(crate) fn unmet_requirement() -> Option<String> {
     if made.is_ok_and(|status| status.success()) {
         None
     } else {
-        Some("root may neither make namespaces nor mount: is this an unprivileged container?".to_owned())
+        Some("root may neither create namespaces nor mount: is this an unprivileged container?".to_owned())
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
     PATH.split(':').map(|dir| Path::new(dir).join(program)).find(|file| file.is_file())
 }
 
-/// Where the CNI plugins are: Debian has them in a place of its own.
+/// The directory of the CNI plugins; Debian has its own.
 pub(crate) fn plugins() -> Option<&'static Path> {
     ["/usr/lib/cni", "/opt/cni/bin"].map(Path::new).into_iter().find(|dir| dir.join("bridge").is_file())
 }

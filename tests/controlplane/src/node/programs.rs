@@ -1,4 +1,4 @@
-//! What containerd, kubelet and kube-proxy are told.
+//! Configuration of containerd, kubelet and kube-proxy.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use super::preflight::plugins;
 use super::sandbox::NODE;
 
-/// The image of the container that holds a pod's namespaces open.
+/// The image of the pause container, which keeps a pod's namespaces open.
 pub(crate) const PAUSE: &str = "localhost/pause:1";
-/// Where containerd listens, on the node.
+/// Where containerd listens on the node.
 pub(crate) const SOCKET: &str = "/run/containerd/containerd.sock";
 /// Addresses of pods.
 const PODS: &str = "10.250.1.0/24";
 
-/// For a machine without AppArmor profiles of ours, where root may lack the right to lower an OOM score.
+/// Without AppArmor profiles, and for a machine on which root may not lower an OOM score.
 pub(crate) fn containerd(dir: &Path) -> String {
     let plugins = plugins().unwrap_or(Path::new("/opt/cni/bin")).display();
     let dir = dir.display();
@@ -62,7 +62,7 @@ pub(crate) fn network() -> Value {
     })
 }
 
-/// A disk that is nearly full is no reason to evict pods, nor to throw away images that nobody can pull again.
+/// A nearly full disk must neither evict pods nor delete images, which cannot be pulled again.
 pub(crate) fn kubelet(dir: &Path) -> Value {
     let file = |name: &str| dir.join(name);
     json!({
@@ -84,7 +84,7 @@ pub(crate) fn kubelet(dir: &Path) -> Value {
         "resolvConf": file("resolv.conf"),
         "podLogsDir": file("pods"),
         "volumePluginDir": file("volume-plugins"),
-        // A container that was killed is back before a test has waited long.
+        // A killed container restarts quickly, so that tests do not wait.
         "crashLoopBackOff": { "maxContainerRestartPeriod": "2s" },
         "nodeStatusUpdateFrequency": "5s",
         "imageGCHighThresholdPercent": 100,
@@ -99,7 +99,7 @@ pub(crate) fn kubelet(dir: &Path) -> Value {
     })
 }
 
-/// The limits of connection tracking are the machine's: they are left alone.
+/// Leaves the machine's limits of connection tracking alone.
 pub(crate) fn kube_proxy(kubeconfig: &Path) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -118,14 +118,14 @@ pub(crate) fn kube_proxy(kubeconfig: &Path) -> Value {
     })
 }
 
-/// What the API server needs to know about the node: how to call the kubelet, and that both have an address.
+/// Flags of the API server: how to call the kubelet, and the address to advertise.
 pub(crate) fn apiserver_flags(dir: &Path) -> Vec<String> {
     let file = |name: &str| dir.join(name).display().to_string();
     vec![
         "--bind-address=0.0.0.0".to_owned(),
         format!("--advertise-address={NODE}"),
         "--endpoint-reconciler-type=lease".to_owned(),
-        // Added to RBAC: this flag adds up.
+        // This flag accumulates: Node is added to RBAC.
         "--authorization-mode=Node".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--kubelet-preferred-address-types=InternalIP".to_owned(),

@@ -1,4 +1,4 @@
-//! Where the node lives: namespaces and cgroups of its own, and one link to the machine.
+//! The node's Linux namespaces and cgroups, and its network link to the machine.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -12,23 +12,23 @@ use crate::control_plane::keep_log;
 use crate::process::{Probe, Process, Spec};
 use crate::{Error, files};
 
-/// The two ends of the link. They are fixed, as is its name, so there can be one node at a time.
+/// The addresses of the link. They are fixed, as is its name, so there can be only one node at a time.
 pub(crate) const MACHINE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 2);
 const LINK: &str = "lockstep-node";
 
-/// What the shell is called that enters the node; what follows is the program to run there.
+/// The name (`$0`) of the shell that enters the node; the program to run there follows it.
 const ENTERED: &str = "node";
 
-/// `nsenter` waits outside for what it started inside: if the one is killed, so is the other.
-const TIED: &str = "setpriv --pdeathsig KILL --";
+/// `nsenter` waits outside for the program that it started inside: when it is killed, the program is killed, too.
+const DIE_WITH_PARENT: &str = "setpriv --pdeathsig KILL --";
 
-/// The first process: its death is the end of every process on the node, of all mounts and of the network. Only then
-/// is anything mounted, and without a note of it (`-n`), so that the machine sees nothing of it.
+/// The first process of the node: when it ends, all processes, mounts and the network of the node end. It mounts with
+/// `-n`, which leaves no entry in the machine's mount table.
 ///
-/// - `/run`, `/var/log` and `/var/lib/cni` are written by kubelet, containerd and CNI. Since the last may not exist, it
-///   is made in a copy-on-write view of `/var/lib`.
-/// - The kubelet sets kernel parameters that are not bound to a namespace: it gets files instead.
+/// - kubelet, containerd and CNI write to `/run`, `/var/log` and `/var/lib/cni`. The last may not exist, so `/var/lib` is
+///   an overlay.
+/// - The kubelet sets kernel parameters that do not belong to a namespace: files are mounted in their place.
 const INIT: &str = r#"
 mount -n -t tmpfs -o mode=755 run /run
 mkdir -p /run/netns /run/lock /run/lib/upper /run/lib/work /run/sys
@@ -51,10 +51,10 @@ sleep infinity &
 while :; do wait || :; done
 "#;
 
-/// The namespaces, held open by their first process. Dropping it ends whatever runs in them.
+/// The namespaces, kept open by their first process. Dropping it ends everything that runs in them.
 pub(crate) struct Sandbox {
     _first: Process,
-    /// The first process, as the machine knows it.
+    /// The first process's id on the machine.
     pid: u32,
     cgroups: Cgroups,
 }
@@ -63,13 +63,13 @@ impl Sandbox {
     pub(crate) fn start(cleanup: &Cleanup) -> Result<Self, Error> {
         let dir = cleanup.dir();
         let cgroups = Cgroups::find()?;
-        // Before there is anything to sweep.
-        let sweep = format!("PATH={PATH}\nip link del {LINK}\n{}", cgroups.sweep());
-        files::write_private(&dir.join(SCRIPT), &sweep)?;
-        cgroups.make()?;
+        // The script is written before there is anything to clean up.
+        let script = format!("PATH={PATH}\nip link del {LINK}\n{}", cgroups.removal_script());
+        files::write_private(&dir.join(SCRIPT), &script)?;
+        cgroups.create()?;
 
         let up = dir.join("sandbox");
-        // The namespace of cgroups begins where its first process is, which then goes where processes may stay.
+        // The cgroup namespace starts at the cgroup of its first process, which then moves to the leaf.
         let begin =
             format!("PATH={PATH}; export PATH\n{}exec unshare --cgroup -- \"$@\"", cgroups.join_root());
         let unshare =
@@ -91,14 +91,16 @@ impl Sandbox {
         let child = fs::read_to_string(&children).map_err(Error::at(&children))?;
         let sandbox = Self {
             _first: first,
-            pid: child.trim().parse().map_err(|_| Error::NoNode(format!("{} is odd", children.display())))?,
+            pid: child.trim().parse().map_err(|_| {
+                Error::NoNode(format!("cannot read a process id from {}", children.display()))
+            })?,
             cgroups,
         };
         sandbox.link()?;
         Ok(sandbox)
     }
 
-    /// The one link: the machine can reach the node and its API server. Nothing else can be reached from there.
+    /// Links the node to the machine. The node reaches nothing else.
     fn link(&self) -> Result<(), Error> {
         let pid = self.pid.to_string();
         for line in [
@@ -111,7 +113,7 @@ impl Sandbox {
         for line in [
             format!("ip addr add {NODE}/30 dev eth0"),
             "ip link set eth0 up".to_owned(),
-            // Addresses of Services: without a route, nothing is sent that kube-proxy could redirect.
+            // Without a route to Service addresses, no packet is sent that kube-proxy could redirect.
             "ip route add 10.0.0.0/24 dev eth0".to_owned(),
         ] {
             run(self.command("sh").args(["-c", &line]))?;
@@ -119,7 +121,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// A program that runs on the node, with everything it starts.
+    /// A program that runs on the node.
     pub(crate) fn spec(&self, name: &'static str, program: &Path, args: &[String], ready: Probe) -> Spec {
         let mut all = self.enter();
         all.push(program.display().to_string());
@@ -134,21 +136,22 @@ impl Sandbox {
         command
     }
 
-    /// What brings a program into the network alone, so that it can be killed and paused like one of the machine.
-    pub(crate) fn network_entrance(&self) -> (PathBuf, Vec<String>) {
+    /// A wrapper that runs a program only in the node's network, so that it can be killed and paused from the machine.
+    pub(crate) fn network_wrapper(&self) -> (PathBuf, Vec<String>) {
         let nsenter = find("nsenter").unwrap_or_else(|| "nsenter".into());
         (nsenter, vec![format!("--net=/proc/{}/ns/net", self.pid), "--".to_owned()])
     }
 
-    /// The most memory that a container ever had, and its limit, in bytes.
+    /// The peak of a container's memory, and its limit, in bytes.
     pub(crate) fn memory(&self, container: &str) -> Result<(u64, u64), Error> {
         self.cgroups.memory(container)
     }
 
     fn enter(&self) -> Vec<String> {
         let pid = self.pid;
-        let nsenter =
-            format!("exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- {TIED} \"$@\"");
+        let nsenter = format!(
+            "exec nsenter --target {pid} --mount --net --pid --uts --ipc --cgroup -- {DIE_WITH_PARENT} \"$@\""
+        );
         let script = format!("PATH={PATH}; export PATH\n{}{nsenter}", self.cgroups.join_leaf());
         ["-c", &script, ENTERED].map(str::to_owned).to_vec()
     }
@@ -160,7 +163,7 @@ pub(crate) fn run(command: &mut Command) -> Result<String, Error> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    // What comes before is how it got onto the node.
+    // The arguments before that enter the node.
     let args: Vec<_> = command.get_args().map(|arg| arg.to_string_lossy()).collect();
     let start = args.iter().rposition(|arg| arg == ENTERED || arg == "-c").map_or(0, |at| at + 1);
     Err(Error::Command {

@@ -1,4 +1,4 @@
-//! `controlplane up`, and what there is of it on this machine.
+//! Runs `controlplane up`, and finds its processes and files.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -6,37 +6,39 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// In a process group of its own, like a job of an interactive shell. It ends with the test, whichever way that ends.
+/// `controlplane up` in a process group of its own, like a job of an interactive shell. Dropping it kills it.
 pub struct Up(pub Child);
 
 impl Up {
     pub fn start(args: &[&str]) -> Self {
-        // Who runs in the background of a script ignores Ctrl+C, and so would whatever they start.
+        // A background job of a script ignores SIGINT, and its children inherit that.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_controlplane"), "up"]).args(args);
         command.env_remove("LOCKSTEP_TEST_KUBECONFIG");
         Self(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap())
     }
 
-    /// Waits until it is up, and returns what it prints for a shell.
+    /// Waits until it is up, and returns the `export` lines that it prints.
     pub fn exports(&mut self) -> Vec<String> {
         BufReader::new(self.0.stdout.as_mut().unwrap()).lines().map(Result::unwrap).take(4).collect()
     }
 
-    /// What the name of its data directory begins with.
-    fn mark(&self) -> String {
+    /// The prefix of its data directory's name.
+    fn data_dir_prefix(&self) -> String {
         format!("controlplane-{}-", self.0.id())
     }
 
-    /// Command lines of all processes that mention its data directory, its helpers included.
+    /// Command lines of all processes that mention its data directory.
     pub fn processes(&self) -> Vec<String> {
-        let mark = format!("/{}", self.mark());
-        processes(|line, _| line.contains(&mark))
+        let prefix = format!("/{}", self.data_dir_prefix());
+        processes(|line, _| line.contains(&prefix))
     }
 
     pub fn data_dirs(&self) -> usize {
         let entries = fs::read_dir(std::env::temp_dir()).unwrap().filter_map(Result::ok);
-        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.mark())).count()
+        entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&self.data_dir_prefix()))
+            .count()
     }
 }
 
@@ -47,7 +49,7 @@ impl Drop for Up {
     }
 }
 
-/// Command lines of processes, chosen by these and by where `/proc` describes them.
+/// Command lines of the processes for which `choose` holds, given the command line and the directory in `/proc`.
 pub fn processes(choose: impl Fn(&str, &PathBuf) -> bool) -> Vec<String> {
     let proc = fs::read_dir("/proc").unwrap().filter_map(Result::ok).map(|entry| entry.path());
     proc.filter_map(|dir| {
