@@ -1,13 +1,24 @@
-//! The controller: watch → world → queue → plan → write.
+//! The controller: queue → reconcile → plan → apply → report.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`queue`] | sources to reconcile: in order, each once, some later |
+//! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
+//! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
+//! | [`writes`] | started writes: fair between sources, bounded for each namespace |
+//! | [`apply`] | carries out one write: [`request`] builds it, [`api`] sends it |
+//! | [`report`], [`events`] | logs, metrics and Events |
 
+pub mod api;
+pub mod apply;
 pub mod brake;
-mod carry;
 pub mod events;
-pub mod ledger;
-pub mod pass;
 pub mod queue;
-mod tell;
-pub mod write;
+pub mod reconcile;
+pub mod report;
+pub mod request;
+pub mod retry;
+pub mod writes;
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,89 +33,104 @@ use crate::{
     plan::Heal,
     world::{SharedWorld, state::World},
 };
-use pass::Passes;
+use api::{CompanionApi, KubeApi};
+use events::EventRecorder;
 use queue::Queue;
+use reconcile::Reconciler;
+use report::Reporter;
 
-/// What the mirror needs to know.
+/// Events that wait to be written delay a stop by this much at most.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub keys: Arc<Keys>,
+    /// Sources reconciled at a time.
     pub workers: usize,
+    /// Requests to the API server at a time.
     pub writes: usize,
     pub resync: Duration,
     pub delete_grace: Duration,
 }
 
-/// Runs until `stop` turns true, then finishes what is under way and leaves the election. Returns early, with its name,
-/// when a task ends that never should. Everything must have been listed once.
-#[allow(clippy::too_many_arguments)]
-pub async fn run(
-    client: Client,
-    settings: Settings,
-    world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
-    claim: Claim,
-    leave: impl Future<Output = ()>,
-    metrics: Metrics,
-    stop: watch::Receiver<bool>,
-) -> Result<(), &'static str> {
-    let (teller, scribe) = events::Teller::start(client.clone(), &settings.keys, metrics.clone());
-    let passes =
-        Passes::new(client, &settings, world.clone(), queue.clone(), teller, claim.clone(), metrics.clone());
-    // The series begin at zero, so that the first heal shows as an increase.
-    for heal in Heal::ALL {
-        drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
-    }
-    let mut tasks = JoinSet::new();
-    tasks.spawn(take_turns(claim, passes.clone(), world.clone(), queue.clone()));
-    tasks.spawn(resync(world, queue, settings.resync));
-    for _ in 0..settings.workers {
-        let (passes, stop) = (passes.clone(), stop.clone());
-        tasks.spawn(async move {
-            passes.work(stop).await;
-            "worker"
-        });
-    }
-
-    let mut stopped = stop.clone();
-    let outcome = tokio::select! {
-        biased;
-        _ = stopped.wait_for(|stop| *stop) => Ok(()),
-        // A worker may see the stop before we do.
-        ended = tasks.join_next() => match ended.and_then(Result::ok) {
-            _ if *stop.borrow() => Ok(()),
-            ended => Err(ended.unwrap_or("task")),
-        },
-    };
-    passes.finish().await;
-    drop(passes);
-    tasks.shutdown().await;
-    // Nothing is written any more: now another may.
-    leave.await;
-    // What was told is written before we go; Events are no reason to stay for long.
-    drop(tokio::time::timeout(Duration::from_secs(5), scribe).await);
-    outcome
+/// The controller and what it works on. Every watch must have listed once.
+pub struct Mirror {
+    pub client: Client,
+    pub settings: Settings,
+    pub world: SharedWorld,
+    pub queue: Arc<Queue<ObjectKey>>,
+    pub claim: Claim,
+    pub metrics: Metrics,
 }
 
-/// Looks at every source when it is our turn to write, and forgets what it did when it no longer is. Who stands by keeps
-/// no list of what to look at: sources come and go, and it will look at all there are.
-async fn take_turns(
-    mut claim: Claim,
-    passes: Passes,
-    world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
-) -> &'static str {
+impl Mirror {
+    /// Runs until `stop` turns true, then finishes its writes and gives the Lease back with `release`. Returns early, with
+    /// the name of the task, when a task ends that never should.
+    pub async fn run(
+        self,
+        release: impl Future<Output = ()>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<(), &'static str> {
+        let Self { client, settings, world, queue, claim, metrics } = self;
+        // The series begin at zero, so that the first heal shows as an increase.
+        for heal in Heal::ALL {
+            drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
+        }
+        let (recorder, events) = EventRecorder::start(client.clone(), &settings.keys, metrics.clone());
+        let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
+        let reporter = Reporter::new(recorder, metrics.clone());
+        let reconciler =
+            Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(follow_leadership(claim, reconciler.clone()));
+        tasks.spawn(resync(world, queue, settings.resync));
+        for _ in 0..settings.workers {
+            let (reconciler, stop) = (reconciler.clone(), stop.clone());
+            tasks.spawn(async move {
+                reconciler.reconcile_all(stop).await;
+                "reconcile worker"
+            });
+        }
+        for _ in 0..settings.writes.max(1) {
+            let reconciler = reconciler.clone();
+            tasks.spawn(async move {
+                reconciler.write_all().await;
+                "write worker"
+            });
+        }
+
+        let mut stopped = stop.clone();
+        let outcome = tokio::select! {
+            biased;
+            _ = stopped.wait_for(|stop| *stop) => Ok(()),
+            // A worker may see the stop before we do.
+            ended = tasks.join_next() => match ended.and_then(Result::ok) {
+                _ if *stop.borrow() => Ok(()),
+                ended => Err(ended.unwrap_or("task")),
+            },
+        };
+        reconciler.finish().await;
+        drop(reconciler);
+        tasks.shutdown().await;
+        // Only now that nothing is written any more may another replica write.
+        release.await;
+        drop(tokio::time::timeout(EVENTS_TIMEOUT, events).await);
+        outcome
+    }
+}
+
+/// Opens the queues when this replica becomes the leader, and closes them when it no longer is. A standby's queues stay
+/// closed; on becoming leader every source is enqueued.
+async fn follow_leadership<A: CompanionApi>(mut claim: Claim, reconciler: Reconciler<A>) -> &'static str {
     loop {
         claim.acquired().await;
-        queue.open();
-        queue.push_all(world.read(World::all_sources));
+        reconciler.open();
         claim.lost().await;
-        queue.close();
-        passes.forget();
+        reconciler.close();
     }
 }
 
-/// Looks at every source now and then. A plan that finds nothing to do calls nobody, so this is free.
+/// Enqueues every source now and then. A plan that finds nothing to do makes no API call, so this is free.
 async fn resync(world: SharedWorld, queue: Arc<Queue<ObjectKey>>, every: Duration) -> &'static str {
     let mut ticks = tokio::time::interval(every);
     loop {

@@ -1,11 +1,19 @@
-//! PURE. A source and the world in, the changes that are missing out: none when all is right.
+//! PURE. A source and the world in, the missing changes out: none when every companion is right.
+//!
+//! [`plan`] covers a whole source. [`plan_companion`] covers one of its companions, with the same rules: the mirror
+//! asks it once more just before a write, so that what is written is what the source wants at that moment.
 
-use std::fmt;
+mod trouble;
+
+pub use trouble::{Holder, Trouble};
+
+use std::collections::BTreeSet;
 
 use crate::{
+    content::Digest,
     marks,
     object::ObjectKey,
-    policy::{Fault, Targets},
+    policy::Targets,
     world::state::{Admission, Companion, Source, World},
 };
 
@@ -16,32 +24,32 @@ pub struct Plan {
     pub troubles: Vec<Trouble>,
 }
 
-/// One write, or a delete and a create for [`Action::Replace`].
+/// One write; for [`Action::Recreate`], a delete and a create.
 #[derive(Debug, Clone)]
 pub struct Change {
     pub at: ObjectKey,
     pub action: Action,
 }
 
-/// `known` is the state that the change was decided on: the write is good for exactly that state.
+/// `known` is the state that the change was decided on: the write succeeds for exactly that state.
 #[derive(Debug, Clone)]
 pub enum Action {
-    Create { why: Why },
-    Update { why: Why, known: Box<Companion> },
-    Replace { why: Why, known: Box<Companion> },
-    Delete { why: Removal, known: Box<Companion> },
+    Create { reason: WriteReason },
+    Update { reason: WriteReason, known: Box<Companion> },
+    Recreate { reason: WriteReason, known: Box<Companion> },
+    Delete { reason: DeleteReason, known: Box<Companion> },
 }
 
 /// Why a companion is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum WriteReason {
     New,
     SourceChanged,
     Adopted,
     Healed(Heal),
 }
 
-/// What had happened to a companion that had to be put right.
+/// What somebody did to a companion that has to be undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Heal {
     Deleted,
@@ -56,52 +64,12 @@ pub enum Heal {
 
 /// Why a companion is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Removal {
+pub enum DeleteReason {
     SourceGone,
     NotWanted,
 }
 
-/// What keeps a source from having what it asks for. Its message is the text of a Warning Event.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
-    #[error("{0}")]
-    Fault(Fault),
-    #[error("{at}: the name is held by {holder}; nothing was overwritten")]
-    Conflict { at: ObjectKey, holder: Holder },
-    #[error(
-        "namespace {namespace} takes no companions from {home} until its accept-from annotation names it"
-    )]
-    NotAccepted { namespace: String, home: String },
-    #[error("namespace {0} is excluded and never a target")]
-    Excluded(String),
-    #[error("{at}: the API server calls it invalid: {detail}; it is tried again when the source changes")]
-    Invalid { at: ObjectKey, detail: String },
-    #[error("{at}: not allowed: {detail}")]
-    Forbidden { at: ObjectKey, detail: String },
-    #[error("{at}: {manager} undoes us again and again ({times} times); healing it less often")]
-    Fight { at: ObjectKey, manager: String, times: u32 },
-    #[error(
-        "{companions} companions of {sources} sources would go at once, more than half of all: they stay until {until}, in case this is an accident"
-    )]
-    Accident { companions: usize, sources: usize, until: String },
-}
-
-/// Who holds a name that a source wants for its companion.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
-    /// Not ours, and not to be adopted.
-    Foreign,
-    /// Not ours, and `adopt` does not reach it: it is controlled by something else, a finalizer waits for it, it is
-    /// itself a source, or it is going.
-    Bound,
-    /// Not ours, in a namespace that does not accept from ours.
-    NotAccepting,
-    Companion {
-        of: ObjectKey,
-    },
-}
-
-/// What to do about one place where a companion should be.
+/// What to do about one companion.
 #[derive(Debug)]
 pub enum Decision {
     Nothing,
@@ -115,7 +83,7 @@ pub struct Target<'a> {
     pub namespace: &'a str,
     pub admission: Admission,
     /// The source lists the namespace by name; no pattern or selector merely matches it.
-    pub outright: bool,
+    pub explicit: bool,
 }
 
 /// The namespaces that sources of `home` with these targets ask for, in order, whether or not they get a companion.
@@ -127,7 +95,7 @@ pub fn targets<'a>(
     world.wanted_namespaces(home, targets).into_iter().map(move |namespace| Target {
         namespace,
         admission: world.admission(home, namespace),
-        outright: targets.names_explicitly(home, namespace),
+        explicit: targets.names_explicitly(home, namespace),
     })
 }
 
@@ -138,22 +106,25 @@ impl Target<'_> {
     pub fn trouble(&self, home: &str) -> Option<Trouble> {
         let namespace = || self.namespace.to_owned();
         match self.admission {
-            Admission::NotAccepted if self.outright => {
+            Admission::NotAccepted if self.explicit => {
                 Some(Trouble::NotAccepted { namespace: namespace(), home: home.to_owned() })
             }
-            Admission::Never if self.outright => Some(Trouble::Excluded(namespace())),
+            Admission::Never if self.explicit => Some(Trouble::Excluded(namespace())),
             Admission::NotAccepted | Admission::Never | Admission::Absent | Admission::Admitted => None,
         }
     }
 }
 
-/// Plans for one source. `settled` says that its companions were right for the source as it is now, so that
-/// whatever differs was done to them.
+/// Plans for one source. `in_step` is the digest of the source for which all its companions were last right: while the
+/// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
 #[must_use]
-pub fn plan(world: &World, key: &ObjectKey, settled: bool) -> Plan {
+pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let mut plan = Plan::default();
     let Some(source) = world.source(key) else {
-        plan.remove_all(world, key, Removal::SourceGone, |_| true);
+        let gone = world
+            .companions_of(key)
+            .filter_map(|(at, found)| delete(world, at, found, DeleteReason::SourceGone));
+        plan.changes.extend(gone);
         return plan;
     };
     if source.terminating {
@@ -171,54 +142,97 @@ pub fn plan(world: &World, key: &ObjectKey, settled: bool) -> Plan {
     }
 
     let home = &*key.namespace;
-    let mut places = std::collections::BTreeSet::new();
+    let mut kept = BTreeSet::new();
     for target in targets(world, home, &wish.policy.targets) {
         let at = ObjectKey::new(key.kind, target.namespace, &wish.policy.companion);
         match target.admission {
-            Admission::Absent => {
-                // What is there goes with the namespace; it is not ours to delete meanwhile.
-                places.insert(at);
-            }
             Admission::NotAccepted | Admission::Never => plan.troubles.extend(target.trouble(home)),
-            // A pattern reached the source itself.
+            // The namespace controller deletes what is in there.
+            Admission::Absent => drop(kept.insert(at)),
+            // A pattern matches the source's own namespace, and the companion has the source's name.
             Admission::Admitted if at == *key => {}
             Admission::Admitted => {
-                let found = world.companion(&at);
-                match decide(source, &at, found, Seen::by(world, source, &at, found, settled)) {
-                    Decision::Nothing => {}
-                    Decision::Change(change) => plan.changes.push(change),
-                    Decision::Trouble(trouble) => plan.troubles.push(trouble),
-                }
-                places.insert(at);
+                plan.add(decide_in(world, source, &at, in_step));
+                kept.insert(at);
             }
         }
     }
-    plan.remove_all(world, key, Removal::NotWanted, |at| !places.contains(at));
+    let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
+    plan.changes.extend(unwanted.filter_map(|(at, found)| delete(world, at, found, DeleteReason::NotWanted)));
     plan
 }
 
-/// What the world knows about a place, besides what stands there.
-#[derive(Debug, Clone, Copy)]
-pub struct Seen {
-    pub settled: bool,
-    /// A companion was here and vanished.
-    pub lost: bool,
-    /// The namespace has said that it takes what the source's namespace brings.
-    pub accepts: bool,
-    /// What stands there names no source, and no other that wants the place comes before this one.
-    pub first: bool,
+/// What [`plan`] says about the companion at one place.
+#[must_use]
+pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
+    let reason = match world.source(key) {
+        None => DeleteReason::SourceGone,
+        Some(source) => {
+            let Some(policy) = source.active_policy() else { return Decision::Nothing };
+            if *at.name == *policy.companion && world.wants(key, &at.namespace) {
+                match world.admission(&key.namespace, &at.namespace) {
+                    Admission::Absent => return Decision::Nothing,
+                    Admission::Admitted if at == key => return Decision::Nothing,
+                    Admission::Admitted => return decide_in(world, source, at, in_step),
+                    Admission::NotAccepted | Admission::Never => {}
+                }
+            }
+            DeleteReason::NotWanted
+        }
+    };
+    let ours = world.companion(at).filter(|found| found.source.as_ref() == Some(key));
+    ours.and_then(|found| delete(world, at, found, reason)).map_or(Decision::Nothing, Decision::Change)
 }
 
-/// Decides about one place, given what stands there: as the world knows it, or as it was just read.
+/// Deletes a companion, unless it is being deleted already, alone or with its namespace.
+fn delete(world: &World, at: &ObjectKey, found: &Companion, reason: DeleteReason) -> Option<Change> {
+    if found.terminating || world.is_going(&at.namespace) {
+        return None;
+    }
+    Some(Change { at: at.clone(), action: Action::Delete { reason, known: Box::new(found.clone()) } })
+}
+
+fn decide_in(world: &World, source: &Source, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
+    let found = world.companion(at);
+    decide(source, at, found, TargetContext::of(world, source, at, found, in_step))
+}
+
+/// What the world knows about a place, besides the object that is there.
+#[derive(Debug, Clone, Copy)]
+pub struct TargetContext {
+    /// All companions of the source, as it is now, were right.
+    pub in_step: bool,
+    /// There was a companion, and it vanished.
+    pub lost: bool,
+    /// The namespace accepts what the source's namespace sends.
+    pub accepts: bool,
+    /// The object there names no source, and no other source that wants the place precedes this one.
+    pub first_in_line: bool,
+}
+
+/// Decides about one place, given the object there: as the world knows it, or as it was just read.
 #[must_use]
-pub fn decide(source: &Source, at: &ObjectKey, found: Option<&Companion>, seen: Seen) -> Decision {
+pub fn decide(
+    source: &Source,
+    at: &ObjectKey,
+    found: Option<&Companion>,
+    context: TargetContext,
+) -> Decision {
     let Ok(wish) = &source.wish else { return Decision::Nothing };
     let change = |action| Decision::Change(Change { at: at.clone(), action });
     let Some(found) = found else {
-        return change(Action::Create { why: if seen.lost { Why::Healed(Heal::Deleted) } else { Why::New } });
+        let reason = if context.lost { WriteReason::Healed(Heal::Deleted) } else { WriteReason::New };
+        return change(Action::Create { reason });
     };
-    let known = || Box::new(found.clone());
-    match whose(source, found, seen.first) {
+    let write = |reason| {
+        let known = Box::new(found.clone());
+        change(if must_recreate(source, found) {
+            Action::Recreate { reason, known }
+        } else {
+            Action::Update { reason, known }
+        })
+    };
+    match ownership(source, found, context.first_in_line) {
         Ownership::Ours => {}
         Ownership::Other(of) => {
             return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder: Holder::Companion { of } });
@@ -232,50 +246,43 @@ pub fn decide(source: &Source, at: &ObjectKey, found: Option<&Companion>, seen: 
                 || found.terminating
             {
                 Holder::Bound
-            } else if !seen.accepts {
+            } else if !context.accepts {
                 Holder::NotAccepting
-            } else if must_replace(source, found) {
-                return change(Action::Replace { why: Why::Adopted, known: known() });
             } else {
-                return change(Action::Update { why: Why::Adopted, known: known() });
+                return write(WriteReason::Adopted);
             };
             return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder });
         }
     }
     if found.terminating {
-        // It goes, and comes back when it is gone. Only a finalizer that somebody added can hold it up.
+        // It is created again once it is gone. Only a finalizer that somebody added can delay that.
         return if found.finalizers {
-            change(Action::Update { why: Why::Healed(Heal::Finalizer), known: known() })
+            let reason = WriteReason::Healed(Heal::Finalizer);
+            change(Action::Update { reason, known: Box::new(found.clone()) })
         } else {
             Decision::Nothing
         };
     }
-    let Some(heal) = difference(source, at, found) else { return Decision::Nothing };
-    let edited = seen.settled || (found.content != wish.content && !found.intact);
-    let why = if edited { Why::Healed(heal) } else { Why::SourceChanged };
-    if must_replace(source, found) {
-        change(Action::Replace { why, known: known() })
-    } else {
-        change(Action::Update { why, known: known() })
-    }
+    let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
+    let edited = context.in_step || (found.content != wish.content && !found.intact);
+    write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
-impl Seen {
-    /// What a world knows about a place where a source wants a companion.
+impl TargetContext {
     #[must_use]
-    pub fn by(
+    pub fn of(
         world: &World,
         source: &Source,
         at: &ObjectKey,
         found: Option<&Companion>,
-        settled: bool,
+        in_step: Option<Digest>,
     ) -> Self {
-        let nobodys = found.is_some_and(|found| found.source.is_none());
+        let unowned = found.is_some_and(|found| found.source.is_none());
         Self {
-            settled,
+            in_step: in_step == Some(source.digest),
             lost: world.was_lost(at),
             accepts: world.accepts(&source.key.namespace, &at.namespace),
-            first: nobodys && world.is_first_in_line(&source.key, at),
+            first_in_line: unowned && world.is_first_in_line(&source.key, at),
         }
     }
 }
@@ -286,25 +293,27 @@ enum Ownership {
     Foreign,
 }
 
-/// Whose an object is, by its marks. Our label alone is no proof, and our entry in managedFields names no source and
-/// outlives our marks: the two together count, where nobody else owns the object, for the first that wants it. What
-/// names a source is never one itself; what names none may be, and then it is no companion, whoever wrote an
-/// ownerReference on it.
-fn whose(source: &Source, found: &Companion, first: bool) -> Ownership {
+/// Whose an object is, by its marks.
+///
+/// Our label alone proves nothing: anybody can set it. Neither does our entry in managedFields alone: it names no source
+/// and outlives our marks. The two together count, where nobody else owns the object, for the first source that
+/// wants the place. An object that names a source is a companion and never a source itself. One that names none may be
+/// a source, and then it is no companion, whatever ownerReference somebody wrote on it.
+fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
         (None, _) if found.is_source => Ownership::Foreign,
         (None, Some(owner)) if *owner == source.uid => Ownership::Ours,
-        (None, None) if found.labelled && found.written_by_us && first => Ownership::Ours,
+        (None, None) if found.labelled && found.written_by_us && first_in_line => Ownership::Ours,
         (None, _) => Ownership::Foreign,
     }
 }
 
-/// What is wrong with a companion, the gravest first; `None` when it is as it should be.
-fn difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
+/// The most serious difference between a companion and what its source wants; `None` when there is none.
+fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let wish = source.wish.as_ref().ok()?;
-    let owners = marks::expected_owners(&source.key, &source.uid, &at.namespace);
+    let owners = marks::owners_digest(&marks::expected_owners(&source.key, &source.uid, &at.namespace));
     if found.content != wish.content {
         Some(if found.type_.as_deref() != wish.payload.type_.as_deref() {
             Heal::Type
@@ -317,7 +326,7 @@ fn difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal
         Some(Heal::Label)
     } else if found.marks != wish.marks_digest {
         Some(Heal::Marks)
-    } else if found.owners != marks::owners_digest(&owners) {
+    } else if found.owners != owners {
         Some(Heal::Owner)
     } else if found.finalizers {
         Some(Heal::Finalizer)
@@ -326,8 +335,8 @@ fn difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal
     }
 }
 
-/// What the API server does not let an update change: immutable content, and a Secret's type.
-fn must_replace(source: &Source, found: &Companion) -> bool {
+/// The API server lets no update change immutable content or a Secret's type: delete and create.
+fn must_recreate(source: &Source, found: &Companion) -> bool {
     source.wish.as_ref().is_ok_and(|wish| {
         (found.immutable && found.content != wish.content)
             || found.type_.as_deref() != wish.payload.type_.as_deref()
@@ -335,44 +344,60 @@ fn must_replace(source: &Source, found: &Companion) -> bool {
 }
 
 impl Action {
-    /// What was planned before and could not be done is no heal now.
-    pub fn count_as_no_heal(&mut self) {
-        match self {
-            Self::Create { why } if matches!(why, Why::Healed(_)) => *why = Why::New,
-            Self::Update { why, .. } | Self::Replace { why, .. } if matches!(why, Why::Healed(_)) => {
-                *why = Why::SourceChanged;
+    /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nobody undid anything since.
+    #[must_use]
+    pub fn without_heal(mut self) -> Self {
+        match &mut self {
+            Self::Create { reason } if matches!(reason, WriteReason::Healed(_)) => *reason = WriteReason::New,
+            Self::Update { reason, .. } | Self::Recreate { reason, .. }
+                if matches!(reason, WriteReason::Healed(_)) =>
+            {
+                *reason = WriteReason::SourceChanged;
             }
             _ => {}
         }
+        self
     }
 
-    /// Who else wrote last what is to be put right.
     #[must_use]
-    pub fn other_manager(&self) -> Option<String> {
+    pub const fn is_delete(&self) -> bool {
+        matches!(self, Self::Delete { .. })
+    }
+
+    #[must_use]
+    pub const fn is_heal(&self) -> bool {
+        match self {
+            Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
+                matches!(reason, WriteReason::Healed(_))
+            }
+            Self::Delete { .. } => false,
+        }
+    }
+
+    /// The field manager, other than ours, that last wrote the object.
+    #[must_use]
+    pub fn other_manager(&self) -> Option<&str> {
         match self {
             Self::Create { .. } => None,
-            Self::Update { known, .. } | Self::Replace { known, .. } | Self::Delete { known, .. } => {
-                known.other_manager.clone()
+            Self::Update { known, .. } | Self::Recreate { known, .. } | Self::Delete { known, .. } => {
+                known.other_manager.as_deref()
             }
         }
     }
 }
 
 impl Plan {
-    fn remove_all(
-        &mut self,
-        world: &World,
-        source: &ObjectKey,
-        why: Removal,
-        gone: impl Fn(&ObjectKey) -> bool,
-    ) {
-        let doomed = world
-            .companions_of(source)
-            .filter(|(at, found)| gone(at) && !found.terminating && !world.is_going(&at.namespace));
-        self.changes.extend(doomed.map(|(at, found)| Change {
-            at: at.clone(),
-            action: Action::Delete { why, known: Box::new(found.clone()) },
-        }));
+    fn add(&mut self, decision: Decision) {
+        match decision {
+            Decision::Nothing => {}
+            Decision::Change(change) => self.changes.push(change),
+            Decision::Trouble(trouble) => self.troubles.push(trouble),
+        }
+    }
+
+    /// The companions that it deletes.
+    pub fn deletes(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.changes.iter().filter(|change| change.action.is_delete()).map(|change| &change.at)
     }
 
     #[must_use]
@@ -393,7 +418,7 @@ impl Heal {
         Self::Finalizer,
     ];
 
-    /// The word for it in logs, Events and metrics.
+    /// Its name in logs, Events and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -409,70 +434,12 @@ impl Heal {
     }
 }
 
-impl Removal {
+impl DeleteReason {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SourceGone => "source gone",
             Self::NotWanted => "no longer a target",
-        }
-    }
-}
-
-impl Trouble {
-    /// Whether this is the same trouble as another, though its text may differ: it is told once.
-    #[must_use]
-    pub fn is_same_as(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Fight { at, manager, .. }, Self::Fight { at: other, manager: same, .. }) => {
-                at == other && manager == same
-            }
-            (Self::Accident { .. }, Self::Accident { .. }) => true,
-            _ => self == other,
-        }
-    }
-
-    /// The reason of its Warning Event.
-    #[must_use]
-    pub const fn event_reason(&self) -> &'static str {
-        match self {
-            Self::Fault(_) => "Refused",
-            Self::Conflict { .. } => "Conflict",
-            Self::NotAccepted { .. } | Self::Excluded(_) => "NotAccepted",
-            Self::Invalid { .. } => "Invalid",
-            Self::Forbidden { .. } => "Forbidden",
-            Self::Fight { .. } => "Fight",
-            Self::Accident { .. } => "DeletesHeld",
-        }
-    }
-
-    /// The `reason` label of metrics.
-    #[must_use]
-    pub const fn label(&self) -> &'static str {
-        match self {
-            Self::Fault(fault) => fault.label(),
-            Self::Conflict { .. } => "conflict",
-            Self::NotAccepted { .. } => "not_accepted",
-            Self::Excluded(_) => "excluded",
-            Self::Invalid { .. } => "invalid",
-            Self::Forbidden { .. } => "forbidden",
-            Self::Fight { .. } => "fight",
-            Self::Accident { .. } => "accident",
-        }
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Foreign => f.write_str("an object that is not ours (adopt=true would take it over)"),
-            Self::Bound => {
-                f.write_str("an object that another controller owns or waits for, or that is itself a source")
-            }
-            Self::NotAccepting => f.write_str(
-                "an object that is not ours, in a namespace whose accept-from does not let us adopt it",
-            ),
-            Self::Companion { of } => write!(f, "the companion of {of}"),
         }
     }
 }

@@ -62,7 +62,7 @@ pub enum Protect {
 }
 
 /// Why a source is not mirrored. The message says what is wrong and what to do.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Fault {
     #[error("annotation {key}: {problem}")]
     Annotation { key: String, problem: String },

@@ -29,10 +29,16 @@ impl Scope {
 #[derive(Clone)]
 pub struct SharedWorld(Arc<RwLock<World>>);
 
+impl From<World> for SharedWorld {
+    fn from(world: World) -> Self {
+        Self(Arc::new(RwLock::new(world)))
+    }
+}
+
 impl SharedWorld {
     #[must_use]
     pub fn new(scope: &Scope) -> Self {
-        Self(Arc::new(RwLock::new(World::new(scope.keys.clone(), scope.limits.clone()))))
+        World::new(scope.keys.clone(), scope.limits.clone()).into()
     }
 
     pub fn read<T>(&self, f: impl FnOnce(&World) -> T) -> T {

@@ -18,7 +18,7 @@ use crate::{
     config,
     guard::{self, access::AccessChecker, http::Guard},
     leader::{self, Claim, Election},
-    mirror::{self, queue::Queue},
+    mirror::{Mirror, queue::Queue},
     object::ObjectKey,
     ops::{
         health::{Condition, Readiness, readyz, routes},
@@ -77,11 +77,11 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     );
     let world = SharedWorld::new(&scope);
     let queue: Arc<Queue<ObjectKey>> = Arc::default();
-    let look_at = {
+    let requeue = {
         let queue = queue.clone();
         move |keys| queue.push_all(keys)
     };
-    feed::start(&mut tasks, &client, &scope, &world, &readiness, &metrics, look_at);
+    feed::start(&mut tasks, &client, &scope, &world, &readiness, &metrics, requeue);
 
     let guard = match webhook_listener {
         None => None,
@@ -133,14 +133,14 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 return Ok(());
             }
             let (claim, election) = claim(&settings, &scope, &client, &metrics);
-            let mirror = settings.mirror(scope.keys.clone());
-            let leave = async {
+            let release = async {
                 if let Some(election) = election {
                     election.release().await;
                 }
             };
-            let (world, metrics, stop) = (world.clone(), metrics.clone(), stop.clone());
-            mirror::run(client, mirror, world, queue, claim, leave, metrics, stop).await
+            let settings = settings.mirror(scope.keys.clone());
+            let (world, metrics) = (world.clone(), metrics.clone());
+            Mirror { client, settings, world, queue, claim, metrics }.run(release, stop.clone()).await
         };
         tokio::try_join!(mirror, webhook).map(drop)
     };

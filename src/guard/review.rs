@@ -239,7 +239,7 @@ impl<'a> Case<'a> {
             Some(Ok(policy)) if self.settings_changed => self.claim_targets(world, policy),
             // Troubles do not depend on whether the companions are settled.
             Some(Ok(_)) => {
-                Ok(plan(world, &self.key, false).troubles.iter().map(ToString::to_string).collect())
+                Ok(plan(world, &self.key, None).troubles.iter().map(ToString::to_string).collect())
             }
             Some(Err(_)) | None => Ok(Vec::new()),
         };
@@ -269,7 +269,7 @@ impl<'a> Case<'a> {
         for target in targets(world, home, &policy.targets) {
             warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
-            if target.admission == Admission::Absent && target.outright {
+            if target.admission == Admission::Absent && target.explicit {
                 warnings.push(format!("namespace {namespace} does not exist (yet): no companion there"));
             }
             if target.admission != Admission::Admitted {

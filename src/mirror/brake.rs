@@ -1,4 +1,4 @@
-//! PURE. Notices when so much would be deleted at once that it looks like an accident, and holds it.
+//! PURE. A circuit breaker for deletes: holds them when so many are due at once that it looks like an accident.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,43 +7,46 @@ use std::{
 
 use crate::object::ObjectKey;
 
-/// What would go within this time counts together.
+/// Deletes that become due within this time count together.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Where an accident is possible at all, deletes wait until no other has joined them for this long,
-const GATHER: Duration = Duration::from_secs(1);
-/// but not longer than this.
-const MAX_GATHER: Duration = Duration::from_secs(10);
-/// An accident hits more sources than this.
-const SOURCES: usize = 20;
+/// Where there are enough sources for an accident, a delete waits until no other has become due for this long.
+const QUIET: Duration = Duration::from_secs(1);
+/// No delete waits for others longer than this.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// Deletes of so many sources, or fewer, are never held.
+const MAX_UNHELD_SOURCES: usize = 20;
+/// How often expired entries are removed; each time goes through all of them.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Brake {
-    /// How long companions stay; zero turns the brake off.
+    /// How long held companions stay; zero turns the brake off.
     grace: Duration,
-    doomed: HashMap<ObjectKey, HashMap<ObjectKey, Doomed>>,
-    /// What of these counts, kept at hand: sources may be many, and each asks.
+    /// By source and companion.
+    pending: HashMap<ObjectKey, HashMap<ObjectKey, PendingDelete>>,
+    /// The sums over `pending`, kept up to date because every source asks for them.
     count: Count,
-    /// How many companions there were before any of these went.
+    /// How many companions there were before any of these was deleted.
     companions: usize,
-    /// When the last of them joined.
-    joined: Option<Instant>,
+    /// When the last of them became due.
+    last_due: Option<Instant>,
     held_until: Option<Instant>,
-    aged: Option<Instant>,
+    last_expired: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Doomed {
+struct PendingDelete {
     since: Instant,
-    fate: Fate,
+    state: HoldState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// It would go, and counts.
-    Open,
-    /// It is part of what looks like an accident, and stays.
+enum HoldState {
+    /// It is due, and counts.
+    Due,
+    /// It is part of what looks like an accident, and is held.
     Held,
-    /// It was held for the whole grace: it may go and counts no more.
+    /// It was held for the whole grace: it may happen, and no longer counts.
     Released,
 }
 
@@ -54,23 +57,23 @@ struct Count {
     held: usize,
 }
 
-/// Whether deletes may go ahead.
+/// Whether deletes may happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    Go,
-    /// Ask again then: others may be about to follow.
-    Gather(Instant),
+pub enum BrakeDecision {
+    Proceed,
+    /// Ask again then: other deletes may be about to follow.
+    Wait(Instant),
     /// This looks like an accident.
-    Held {
+    Hold {
         until: Instant,
         companions: usize,
         sources: usize,
     },
 }
 
-/// How large the world is that something would be deleted from.
+/// How much there is to delete from.
 #[derive(Debug, Clone, Copy)]
-pub struct Whole {
+pub struct Totals {
     pub companions: usize,
     /// Sources that have companions, whether they still exist or not.
     pub sources: usize,
@@ -81,84 +84,95 @@ impl Brake {
     pub fn new(grace: Duration) -> Self {
         Self {
             grace,
-            doomed: HashMap::new(),
+            pending: HashMap::new(),
             count: Count::default(),
             companions: 0,
-            joined: None,
+            last_due: None,
             held_until: None,
-            aged: None,
+            last_expired: None,
         }
     }
 
-    /// A source would lose these companions; the others that it was said to lose, it keeps.
-    pub fn ask(&mut self, now: Instant, source: &ObjectKey, going: &[ObjectKey], whole: Whole) -> Verdict {
+    /// Asks whether these companions of a source may be deleted.
+    pub fn ask(
+        &mut self,
+        now: Instant,
+        source: &ObjectKey,
+        due: &[ObjectKey],
+        totals: Totals,
+    ) -> BrakeDecision {
         if self.grace.is_zero() {
-            return Verdict::Go;
+            return BrakeDecision::Proceed;
         }
-        self.age(now);
+        self.expire(now);
         self.companions =
-            if self.doomed.is_empty() { whole.companions } else { self.companions.max(whole.companions) };
-        let doomed = self.doomed.entry(source.clone()).or_default();
-        let (before, counted) = (doomed.len(), doomed.values().any(Doomed::counts));
-        for key in going {
-            doomed.entry(key.clone()).or_insert(Doomed { since: now, fate: Fate::Open });
+            if self.pending.is_empty() { totals.companions } else { self.companions.max(totals.companions) };
+        let pending = self.pending.entry(source.clone()).or_default();
+        let (before, counted) = (pending.len(), pending.values().any(PendingDelete::counts));
+        for key in due {
+            pending.entry(key.clone()).or_insert(PendingDelete { since: now, state: HoldState::Due });
         }
-        let joined = doomed.len() - before;
-        if joined > 0 {
-            self.joined = Some(now);
-            self.count.companions += joined;
+        let added = pending.len() - before;
+        if added > 0 {
+            self.last_due = Some(now);
+            self.count.companions += added;
             self.count.sources += usize::from(!counted);
         }
-        if self.count.companions * 2 > self.companions && self.count.sources > SOURCES {
+        if self.count.companions * 2 > self.companions && self.count.sources > MAX_UNHELD_SOURCES {
             self.hold(now, source);
         }
 
-        let asked: Vec<&Doomed> = going.iter().filter_map(|key| self.doomed.get(source)?.get(key)).collect();
-        let first = asked.iter().map(|doomed| doomed.since).min().unwrap_or(now);
-        let gathered = (self.joined.unwrap_or(now) + GATHER).min(first + MAX_GATHER);
-        if let Some(until) = self.held_until.filter(|_| asked.iter().any(|doomed| doomed.fate == Fate::Held))
+        let asked: Vec<&PendingDelete> =
+            due.iter().filter_map(|key| self.pending.get(source)?.get(key)).collect();
+        let first = asked.iter().map(|pending| pending.since).min().unwrap_or(now);
+        let wait_until = (self.last_due.unwrap_or(now) + QUIET).min(first + MAX_WAIT);
+        if let Some(until) =
+            self.held_until.filter(|_| asked.iter().any(|pending| pending.state == HoldState::Held))
         {
             let Count { companions, sources, .. } = self.count;
-            Verdict::Held { until, companions, sources }
-        } else if asked.iter().any(|doomed| doomed.counts()) && whole.sources > SOURCES && now < gathered {
-            Verdict::Gather(gathered)
+            BrakeDecision::Hold { until, companions, sources }
+        } else if asked.iter().any(|pending| pending.counts())
+            && totals.sources > MAX_UNHELD_SOURCES
+            && now < wait_until
+        {
+            BrakeDecision::Wait(wait_until)
         } else {
-            Verdict::Go
+            BrakeDecision::Proceed
         }
     }
 
-    /// Holds all that would go; while it lasts, what a source adds to it.
+    /// Holds every pending delete; while a hold lasts, those that a source adds.
     fn hold(&mut self, now: Instant, source: &ObjectKey) {
-        let hold = |doomed: &mut Doomed| {
-            let held = doomed.fate == Fate::Open;
+        let hold = |pending: &mut PendingDelete| {
+            let held = pending.state == HoldState::Due;
             if held {
-                doomed.fate = Fate::Held;
+                pending.state = HoldState::Held;
             }
             held
         };
         let held = if self.held_until.is_none() {
             self.held_until = Some(now + self.grace);
-            self.doomed.values_mut().flat_map(HashMap::values_mut).map(hold).filter(|held| *held).count()
+            self.pending.values_mut().flat_map(HashMap::values_mut).map(hold).filter(|held| *held).count()
         } else {
-            let doomed = self.doomed.get_mut(source).into_iter().flat_map(HashMap::values_mut);
-            doomed.map(hold).filter(|held| *held).count()
+            let pending = self.pending.get_mut(source).into_iter().flat_map(HashMap::values_mut);
+            pending.map(hold).filter(|held| *held).count()
         };
         self.count.held += held;
     }
 
-    /// A source that stands keeps all its companions but these: what came back no longer counts, and when all that
-    /// was held is back, the accident is over.
-    pub fn keeps_all_but(&mut self, source: &ObjectKey, going: &[ObjectKey]) {
-        let Some(doomed) = self.doomed.get_mut(source) else { return };
-        let before = Count::of(doomed);
-        let going: HashSet<&ObjectKey> = going.iter().collect();
-        doomed.retain(|key, _| going.contains(key));
-        let after = Count::of(doomed);
+    /// An existing source keeps all its companions but these. What is wanted again no longer counts, and when that is
+    /// true of every held companion, the hold ends.
+    pub fn keeps_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
+        let Some(pending) = self.pending.get_mut(source) else { return };
+        let before = Count::of(pending);
+        let due: HashSet<&ObjectKey> = due.iter().collect();
+        pending.retain(|key, _| due.contains(key));
+        let after = Count::of(pending);
         self.count.companions -= before.companions - after.companions;
         self.count.sources -= before.sources - after.sources;
         self.count.held -= before.held - after.held;
-        if doomed.is_empty() {
-            self.doomed.remove(source);
+        if pending.is_empty() {
+            self.pending.remove(source);
         }
         if self.count.held == 0 {
             self.held_until = None;
@@ -170,25 +184,25 @@ impl Brake {
         self.held_until.is_some_and(|until| now < until)
     }
 
-    /// Forgets what is past. Once a second is enough: it goes through everything.
-    fn age(&mut self, now: Instant) {
+    /// Forgets deletes that were due before the window, and releases held ones after the grace.
+    fn expire(&mut self, now: Instant) {
         let over = self.held_until.is_some_and(|until| until <= now);
-        let recent = self.aged.is_some_and(|aged| aged + Duration::from_secs(1) > now);
+        let recent = self.last_expired.is_some_and(|last| last + EXPIRE_INTERVAL > now);
         if !over && (recent || self.held_until.is_some()) {
             return;
         }
-        self.aged = Some(now);
+        self.last_expired = Some(now);
         if over {
             self.held_until = None;
-            for doomed in self.doomed.values_mut().flat_map(HashMap::values_mut) {
-                *doomed = Doomed { since: now, fate: Fate::Released };
+            for pending in self.pending.values_mut().flat_map(HashMap::values_mut) {
+                *pending = PendingDelete { since: now, state: HoldState::Released };
             }
         }
-        for doomed in self.doomed.values_mut() {
-            doomed.retain(|_, doomed| doomed.since + WINDOW > now);
+        for pending in self.pending.values_mut() {
+            pending.retain(|_, pending| pending.since + WINDOW > now);
         }
-        self.doomed.retain(|_, doomed| !doomed.is_empty());
-        self.count = self.doomed.values().map(Count::of).fold(Count::default(), |all, one| Count {
+        self.pending.retain(|_, pending| !pending.is_empty());
+        self.count = self.pending.values().map(Count::of).fold(Count::default(), |all, one| Count {
             companions: all.companions + one.companions,
             sources: all.sources + one.sources,
             held: all.held + one.held,
@@ -196,16 +210,16 @@ impl Brake {
     }
 }
 
-impl Doomed {
+impl PendingDelete {
     fn counts(&self) -> bool {
-        self.fate != Fate::Released
+        self.state != HoldState::Released
     }
 }
 
 impl Count {
-    fn of(doomed: &HashMap<ObjectKey, Doomed>) -> Self {
-        let companions = doomed.values().filter(|doomed| doomed.counts()).count();
-        let held = doomed.values().filter(|doomed| doomed.fate == Fate::Held).count();
+    fn of(pending: &HashMap<ObjectKey, PendingDelete>) -> Self {
+        let companions = pending.values().filter(|pending| pending.counts()).count();
+        let held = pending.values().filter(|pending| pending.state == HoldState::Held).count();
         Self { companions, sources: usize::from(companions > 0), held }
     }
 }
@@ -225,76 +239,76 @@ mod tests {
         ObjectKey::new(Kind::ConfigMap, "away", &format!("s{n}-synced"))
     }
 
-    fn ask(brake: &mut Brake, now: Instant, n: usize, total: usize) -> Verdict {
-        brake.ask(now, &source(n), &[companion(n)], Whole { companions: total, sources: total })
+    fn ask(brake: &mut Brake, now: Instant, n: usize, total: usize) -> BrakeDecision {
+        brake.ask(now, &source(n), &[companion(n)], Totals { companions: total, sources: total })
     }
 
     #[test]
-    fn few_sources_are_never_held_up() {
+    fn deletes_of_few_sources_are_never_held() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..20 {
-            assert_eq!(ask(&mut brake, now, n, 20), Verdict::Go);
+            assert_eq!(ask(&mut brake, now, n, 20), BrakeDecision::Proceed);
         }
     }
 
     #[test]
-    fn among_many_a_delete_waits_a_moment_for_others_to_join_it() {
+    fn with_many_sources_a_delete_waits_a_moment_for_others_to_follow() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
-        assert_eq!(ask(&mut brake, now, 0, 100), Verdict::Gather(now + GATHER));
-        assert_eq!(ask(&mut brake, now + GATHER, 0, 100), Verdict::Go);
+        assert_eq!(ask(&mut brake, now, 0, 100), BrakeDecision::Wait(now + QUIET));
+        assert_eq!(ask(&mut brake, now + QUIET, 0, 100), BrakeDecision::Proceed);
     }
 
     #[test]
-    fn while_others_join_it_waits_on_but_not_for_ever() {
+    fn delete_waits_while_others_follow_up_to_a_maximum() {
         let (mut brake, start) = (Brake::new(GRACE), Instant::now());
         let mut now = start;
         for n in 0..15 {
             ask(&mut brake, now, n, 100);
             now += Duration::from_millis(900);
         }
-        assert_eq!(ask(&mut brake, now, 0, 100), Verdict::Go);
-        assert!(matches!(ask(&mut brake, now, 14, 100), Verdict::Gather(_)));
+        assert_eq!(ask(&mut brake, now, 0, 100), BrakeDecision::Proceed);
+        assert!(matches!(ask(&mut brake, now, 14, 100), BrakeDecision::Wait(_)));
     }
 
     #[test]
-    fn more_than_half_of_all_is_held_for_the_grace_and_then_goes() {
+    fn deletes_of_more_than_half_are_held_for_the_grace_and_then_proceed() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 40);
         }
         let until = now + GRACE;
         assert!(
-            matches!(ask(&mut brake, now + GATHER, 0, 40), Verdict::Held { until: held, .. } if held == until)
+            matches!(ask(&mut brake, now + QUIET, 0, 40), BrakeDecision::Hold { until: held, .. } if held == until)
         );
-        assert!(brake.is_holding(now + GATHER));
+        assert!(brake.is_holding(now + QUIET));
         for n in 0..30 {
-            assert_eq!(ask(&mut brake, until, n, 40), Verdict::Go);
+            assert_eq!(ask(&mut brake, until, n, 40), BrakeDecision::Proceed);
         }
         // The next one starts from scratch.
-        assert_eq!(ask(&mut brake, until, 31, 40), Verdict::Gather(until + GATHER));
+        assert_eq!(ask(&mut brake, until, 31, 40), BrakeDecision::Wait(until + QUIET));
     }
 
     #[test]
-    fn half_of_all_is_not_more_than_half() {
+    fn deletes_of_exactly_half_are_not_held() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 60);
         }
-        assert_eq!(ask(&mut brake, now + GATHER, 0, 60), Verdict::Go);
+        assert_eq!(ask(&mut brake, now + QUIET, 0, 60), BrakeDecision::Proceed);
     }
 
     #[test]
-    fn what_went_already_still_counts_within_the_minute() {
+    fn deletes_that_happened_count_within_the_window() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..25 {
             // As they are deleted, fewer are left.
             ask(&mut brake, now, n, 40 - n);
         }
-        assert!(brake.is_holding(now + GATHER));
+        assert!(brake.is_holding(now + QUIET));
     }
 
     #[test]
-    fn what_comes_back_counts_no_more() {
+    fn companion_that_is_wanted_again_no_longer_counts() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..20 {
             ask(&mut brake, now, n, 30);
@@ -307,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_is_back_the_accident_is_over_and_a_later_delete_is_free() {
+    fn hold_ends_when_every_held_companion_is_wanted_again() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 30);
@@ -320,11 +334,11 @@ mod tests {
         brake.keeps_all_but(&source(29), &[]);
         assert!(!brake.is_holding(now));
         ask(&mut brake, now, 0, 30);
-        assert_eq!(ask(&mut brake, now + GATHER, 0, 30), Verdict::Go);
+        assert_eq!(ask(&mut brake, now + QUIET, 0, 30), BrakeDecision::Proceed);
     }
 
     #[test]
-    fn a_delete_beside_an_accident_that_is_nearly_undone_is_not_held() {
+    fn new_delete_is_not_held_once_most_held_companions_are_wanted_again() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 40);
@@ -333,12 +347,12 @@ mod tests {
             brake.keeps_all_but(&source(n), &[]);
         }
         ask(&mut brake, now, 35, 40);
-        assert_eq!(ask(&mut brake, now + GATHER, 35, 40), Verdict::Go);
-        assert!(matches!(ask(&mut brake, now + GATHER, 0, 40), Verdict::Held { .. }));
+        assert_eq!(ask(&mut brake, now + QUIET, 35, 40), BrakeDecision::Proceed);
+        assert!(matches!(ask(&mut brake, now + QUIET, 0, 40), BrakeDecision::Hold { .. }));
     }
 
     #[test]
-    fn what_goes_slowly_is_no_accident() {
+    fn slow_deletes_are_not_held() {
         let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 30);
@@ -348,10 +362,10 @@ mod tests {
     }
 
     #[test]
-    fn no_grace_turns_it_off() {
+    fn zero_grace_turns_the_brake_off() {
         let (mut brake, now) = (Brake::new(Duration::ZERO), Instant::now());
         for n in 0..30 {
-            assert_eq!(ask(&mut brake, now, n, 30), Verdict::Go);
+            assert_eq!(ask(&mut brake, now, n, 30), BrakeDecision::Proceed);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Events on sources: what `kubectl describe` tells. Told once, then counted.
+//! Events on sources, for `kubectl describe`. An Event that repeats is one Event with a count.
 
 use std::{
     collections::HashMap,
@@ -19,20 +19,21 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
+use crate::{client::Failure, keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
 
-/// The same Event within this time is one Event with a count.
-const SAME: Duration = Duration::from_secs(600);
-/// The API server takes a note of 1 KiB at most.
-const NOTE: usize = 1000;
-/// How long one may take to be written.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// An Event that repeats within this time is counted in a series.
+const SERIES_WINDOW: Duration = Duration::from_secs(600);
+/// The API server accepts notes of 1 KiB.
+const MAX_NOTE_BYTES: usize = 1000;
+/// An Event's name may have 253 bytes: this many of the source's name, and a random suffix.
+const MAX_NAME_STEM_BYTES: usize = 200;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Events that wait to be written; more are dropped and counted.
-const BACKLOG: usize = 10_000;
+const MAX_PENDING: usize = 10_000;
 
-/// Something to tell about a source.
+/// An Event about a source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Story {
+pub struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
     pub uid: String,
@@ -41,55 +42,55 @@ pub struct Story {
     pub note: String,
 }
 
-/// Takes stories from anywhere; one task writes them.
+/// Accepts Events from anywhere; one task writes them.
 #[derive(Clone)]
-pub struct Teller {
-    stories: mpsc::Sender<Story>,
+pub struct EventRecorder {
+    pending: mpsc::Sender<NewEvent>,
     metrics: Metrics,
 }
 
-impl Teller {
-    /// The task ends when every `Teller` is gone and what was told is written.
+impl EventRecorder {
+    /// The task ends when every clone of the recorder is dropped and all Events are written.
     #[must_use]
     pub fn start(client: Client, keys: &Keys, metrics: Metrics) -> (Self, tokio::task::JoinHandle<()>) {
-        let (stories, inbox) = mpsc::channel(BACKLOG);
-        let scribe = Scribe {
+        let (pending, events) = mpsc::channel(MAX_PENDING);
+        let writer = EventWriter {
             client,
             controller: keys.instance.clone(),
-            told: HashMap::new(),
+            recent: HashMap::new(),
             metrics: metrics.clone(),
         };
-        (Self { stories, metrics }, tokio::spawn(scribe.run(inbox)))
+        (Self { pending, metrics }, tokio::spawn(writer.run(events)))
     }
 
-    pub fn tell(&self, story: Story) {
-        if self.stories.try_send(story).is_err() {
+    pub fn record(&self, event: NewEvent) {
+        if self.pending.try_send(event).is_err() {
             self.metrics.events_dropped.inc();
         }
     }
 }
 
-struct Scribe {
+struct EventWriter {
     client: Client,
     controller: String,
-    told: HashMap<Story, Told>,
+    recent: HashMap<NewEvent, Series>,
     metrics: Metrics,
 }
 
-struct Told {
+struct Series {
     name: String,
     count: i32,
     last: Instant,
 }
 
-impl Scribe {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Story>) {
-        while let Some(story) = inbox.recv().await {
-            // An Event is no more than a courtesy: its namespace may be gone by now.
-            match tokio::time::timeout(PATIENCE, self.write(story)).await {
+impl EventWriter {
+    async fn run(mut self, mut events: mpsc::Receiver<NewEvent>) {
+        while let Some(event) = events.recv().await {
+            // A failure is not retried: the namespace of the source may be gone by now.
+            match tokio::time::timeout(REQUEST_TIMEOUT, self.write(event)).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) => {
-                    tracing::debug!(error = %crate::client::Failure::from(error), "an Event could not be written");
+                    tracing::debug!(error = %Failure::from(error), "an Event could not be written");
                 }
                 Err(_) => tracing::debug!("an Event could not be written in time"),
             }
@@ -97,47 +98,46 @@ impl Scribe {
         }
     }
 
-    async fn write(&mut self, mut story: Story) -> Result<(), kube::Error> {
-        story.note.truncate(text::prefix(&story.note, NOTE).len());
-        self.told.retain(|_, told| told.last.elapsed() < SAME);
-        let events: Api<Event> = Api::namespaced(self.client.clone(), &story.source.namespace);
+    async fn write(&mut self, mut event: NewEvent) -> Result<(), kube::Error> {
+        event.note.truncate(text::prefix(&event.note, MAX_NOTE_BYTES).len());
+        self.recent.retain(|_, series| series.last.elapsed() < SERIES_WINDOW);
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &event.source.namespace);
         let now = MicroTime(Timestamp::now());
 
-        if let Some(told) = self.told.get_mut(&story) {
-            told.count += 1;
-            told.last = Instant::now();
-            let series = EventSeries { count: told.count, last_observed_time: now };
-            let patch = Patch::Merge(serde_json::json!({ "series": series }));
-            return events.patch(&told.name, &PatchParams::default(), &patch).await.map(drop);
+        if let Some(series) = self.recent.get_mut(&event) {
+            series.count += 1;
+            series.last = Instant::now();
+            let patch = EventSeries { count: series.count, last_observed_time: now };
+            let patch = Patch::Merge(serde_json::json!({ "series": patch }));
+            return events.patch(&series.name, &PatchParams::default(), &patch).await.map(drop);
         }
-        let event = self.event(&story, now);
-        let name = event.metadata.name.clone().unwrap_or_default();
-        events.create(&PostParams::default(), &event).await?;
-        self.told.insert(story, Told { name, count: 1, last: Instant::now() });
+        let object = self.object(&event, now);
+        let name = object.metadata.name.clone().unwrap_or_default();
+        events.create(&PostParams::default(), &object).await?;
+        self.recent.insert(event, Series { name, count: 1, last: Instant::now() });
         Ok(())
     }
 
-    fn event(&self, story: &Story, now: MicroTime) -> Event {
-        let source = &story.source;
-        // An Event's name may be as long as a source's, and no longer.
-        let stem = text::prefix(&source.name, 200);
+    fn object(&self, event: &NewEvent, now: MicroTime) -> Event {
+        let source = &event.source;
+        let stem = text::prefix(&source.name, MAX_NAME_STEM_BYTES).trim_end_matches(['.', '-']);
         Event {
             metadata: ObjectMeta {
                 namespace: Some(source.namespace.to_string()),
-                name: Some(format!("{}.{:016x}", stem.trim_end_matches(['.', '-']), fastrand::u64(..))),
+                name: Some(format!("{stem}.{:016x}", fastrand::u64(..))),
                 ..ObjectMeta::default()
             },
             event_time: Some(now),
             action: Some("Mirror".to_owned()),
-            reason: Some(story.reason.to_owned()),
-            type_: Some(if story.warning { "Warning" } else { "Normal" }.to_owned()),
-            note: Some(story.note.clone()),
+            reason: Some(event.reason.to_owned()),
+            type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
+            note: Some(event.note.clone()),
             regarding: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some(source.kind.as_str().to_owned()),
                 namespace: Some(source.namespace.to_string()),
                 name: Some(source.name.to_string()),
-                uid: Some(story.uid.clone()),
+                uid: Some(event.uid.clone()),
                 ..ObjectReference::default()
             }),
             reporting_controller: Some(self.controller.clone()),

@@ -1,32 +1,21 @@
-//! Who writes, who stands by, and what is left when that changes.
+//! The mirror as a whole, on an API server that answers as a test tells it: leadership, shutdown, slow writes.
 
 use std::{
     sync::Mutex,
     time::{Duration, Instant},
 };
 
+use prometheus_client::metrics::gauge::Gauge;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::*;
-use crate::{
-    object::Kind,
-    ops::metrics::ReasonLabel,
-    policy::pattern::Patterns,
-    testing::{
-        self,
-        api::{api_server, refusal},
-        cluster::Cluster,
-        companion, source,
-    },
-    world::{Scope, state::Limits},
+use crate::testing::{
+    self,
+    api::{ApiRequest, api_server, refusal},
+    cluster::Cluster,
+    companion, configmap, source,
 };
-
-fn shared(cluster: Cluster) -> SharedWorld {
-    let limits = Limits { own_namespace: testing::OWN_NAMESPACE.to_owned(), excluded: Patterns::default() };
-    let shared = SharedWorld::new(&Scope { keys: testing::keys(), limits, kinds: vec![Kind::ConfigMap] });
-    shared.write(|world| *world = cluster.world);
-    shared
-}
 
 fn settings() -> Settings {
     Settings {
@@ -38,46 +27,66 @@ fn settings() -> Settings {
     }
 }
 
-/// Everything that takes turns, and who says whose turn it is.
-struct Stage {
+/// A reconciler with its queue, and the lease that makes it lead.
+struct Fixture {
+    world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
     metrics: Metrics,
-    passes: Passes,
-    turn: watch::Sender<Option<Instant>>,
+    reconciler: Reconciler<KubeApi>,
+    lease: watch::Sender<Option<Instant>>,
     claim: Claim,
+    _stop: watch::Sender<bool>,
 }
 
-impl Stage {
+impl Fixture {
     fn new(cluster: Cluster, client: Client) -> Self {
-        let (turn, told) = watch::channel(None);
-        let (claim, metrics, queue) =
-            (Claim::from_receiver(told), Metrics::new(), Arc::<Queue<ObjectKey>>::default());
-        let world = shared(cluster);
-        let (teller, _scribe) = events::Teller::start(client.clone(), &testing::keys(), metrics.clone());
-        let passes = Passes::new(
-            client,
-            &settings(),
-            world.clone(),
-            queue.clone(),
-            teller,
-            claim.clone(),
-            metrics.clone(),
-        );
-        tokio::spawn(take_turns(claim.clone(), passes.clone(), world, queue.clone()));
-        Self { queue, metrics, passes, turn, claim }
+        Self::with(cluster, client, &settings())
     }
 
-    fn ours(&self) {
-        self.turn.send_replace(Some(Instant::now() + Duration::from_hours(1)));
+    /// No worker runs.
+    fn with(cluster: Cluster, client: Client, settings: &Settings) -> Self {
+        let (lease, received) = watch::channel(None);
+        let (claim, metrics, queue) =
+            (Claim::from_receiver(received), Metrics::new(), Arc::<Queue<ObjectKey>>::default());
+        let (recorder, _) = EventRecorder::start(client.clone(), &testing::keys(), metrics.clone());
+        let api = KubeApi::new(client, testing::keys(), claim.clone());
+        let reporter = Reporter::new(recorder, metrics.clone());
+        let world = cluster.world;
+        let (shared, keys, for_reconciler) = (world.clone(), queue.clone(), claim.clone());
+        let reconciler =
+            Reconciler::new(settings, api, shared, keys, reporter, for_reconciler, metrics.clone());
+        tokio::spawn(follow_leadership(claim.clone(), reconciler.clone()));
+        let (stop, _) = watch::channel(false);
+        Self { world, queue, metrics, reconciler, lease, claim, _stop: stop }
+    }
+
+    fn start_workers(&self) {
+        let (reconciler, stop) = (self.reconciler.clone(), self._stop.subscribe());
+        tokio::spawn(async move { reconciler.reconcile_all(stop).await });
+        for _ in 0..settings().writes {
+            let reconciler = self.reconciler.clone();
+            tokio::spawn(async move { reconciler.write_all().await });
+        }
+    }
+
+    fn lead(&self) {
+        self.lease.send_replace(Some(Instant::now() + Duration::from_hours(1)));
     }
 
     async fn lose(&mut self) {
-        self.turn.send_replace(None);
+        self.lease.send_replace(None);
         self.claim.lost().await;
     }
 
     fn troubles(&self, reason: &'static str) -> i64 {
         self.metrics.troubles.get_or_create(&ReasonLabel { reason }).get()
+    }
+
+    /// A person changes a source: the watch shows it.
+    fn put_source(&self, builder: testing::ObjectBuilder) {
+        let source = testing::read_source(builder.kind, builder.object());
+        let effect = self.world.write(|world| world.apply_source(source));
+        self.queue.push_all(effect.requeue);
     }
 }
 
@@ -91,28 +100,28 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn who_stands_by_keeps_no_list_and_looks_at_everything_when_its_turn_comes() {
+async fn standby_queues_nothing_and_a_new_leader_enqueues_every_source() {
     let mut cluster = Cluster::with(&["home", "away"]);
     cluster.put(source("home", "colors"));
     cluster.put(companion("away", "orphan-synced").of("home/orphan"));
-    let mut stage = Stage::new(cluster, api_server(|_| async { refusal(500, "") }));
-    let key = |n: u32| testing::configmap("home", &n.to_string());
-    stage.queue.push_all((0..1000).map(key));
-    assert_eq!(stage.queue.depth(), 0);
+    let mut fixture = Fixture::new(cluster, api_server(|_| async { refusal(500, "") }));
+    let key = |n: u32| configmap("home", &n.to_string());
+    fixture.queue.push_all((0..1000).map(key));
+    assert_eq!(fixture.queue.depth(), 0);
 
     for _ in 0..2 {
-        stage.ours();
-        until(|| stage.queue.depth() == 2).await;
-        stage.queue.push_all((0..1000).map(key));
-        stage.lose().await;
-        until(|| stage.queue.depth() == 0).await;
-        stage.queue.push_all((0..1000).map(key));
-        assert_eq!(stage.queue.depth(), 0);
+        fixture.lead();
+        until(|| fixture.queue.depth() == 2).await;
+        fixture.queue.push_all((0..1000).map(key));
+        fixture.lose().await;
+        until(|| fixture.queue.depth() == 0).await;
+        fixture.queue.push_all((0..1000).map(key));
+        assert_eq!(fixture.queue.depth(), 0);
     }
 }
 
 #[tokio::test]
-async fn who_no_longer_leads_says_nothing_of_what_stood_in_the_way() {
+async fn former_leader_reports_no_troubles_even_when_a_write_fails_later() {
     let mut cluster = Cluster::with(&["home"]);
     cluster.put(source("home", "faulty").annotate("paused", "perhaps"));
     cluster.put(source("home", "slow"));
@@ -128,52 +137,196 @@ async fn who_no_longer_leads_says_nothing_of_what_stood_in_the_way() {
             refusal(422, "Invalid")
         }
     });
-    let mut stage = Stage::new(cluster, client);
-    let (_stop, stopped) = watch::channel(false);
-    let passes = stage.passes.clone();
-    tokio::spawn(async move { passes.work(stopped).await });
-    stage.ours();
+    let mut fixture = Fixture::new(cluster, client);
+    fixture.start_workers();
+    fixture.lead();
     asked.notified().await;
-    until(|| stage.troubles("malformed") == 1).await;
-    stage.metrics.deletes_held.set(1);
+    until(|| fixture.troubles("malformed") == 1).await;
+    fixture.metrics.deletes_held.set(1);
 
-    stage.lose().await;
-    until(|| stage.troubles("malformed") == 0).await;
-    // What was under way when another took over ends badly.
+    fixture.lose().await;
+    until(|| fixture.troubles("malformed") == 0).await;
+    // The write that was in flight when another replica took over fails.
     answered.notify_one();
-    stage.passes.finish().await;
-    assert_eq!(stage.troubles("invalid"), 0);
-    assert_eq!((stage.metrics.deletes_held.get(), stage.metrics.queue_depth.get()), (0, 0));
+    fixture.reconciler.finish().await;
+    assert_eq!(fixture.troubles("invalid"), 0);
+    assert_eq!((fixture.metrics.deletes_held.get(), fixture.metrics.queue_depth.get()), (0, 0));
 
-    // Should it lead again, it begins anew.
+    // It leads again and reports anew.
     answered.notify_one();
-    stage.ours();
-    until(|| stage.troubles("malformed") == 1 && stage.troubles("invalid") == 1).await;
+    fixture.lead();
+    until(|| fixture.troubles("malformed") == 1 && fixture.troubles("invalid") == 1).await;
+}
+
+#[tokio::test]
+async fn former_leader_shows_zero_in_the_leaders_gauges() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for n in 0..21 {
+        cluster.put(companion("away", &format!("s{n}-synced")).of(&format!("home/s{n}")));
+    }
+    cluster.put(source("home", "s99"));
+    let hanging = api_server(|_| std::future::pending());
+    let settings = Settings { delete_grace: Duration::from_secs(300), ..settings() };
+    let mut fixture = Fixture::with(cluster, hanging, &settings);
+    let shown =
+        |metrics: &Metrics| [&metrics.deletes_held, &metrics.sources, &metrics.companions].map(Gauge::get);
+    fixture.start_workers();
+    fixture.lead();
+    until(|| shown(&fixture.metrics) == [1, 1, 21]).await;
+    fixture.lose().await;
+    until(|| shown(&fixture.metrics) == [0; 3]).await;
+    assert_eq!(fixture.metrics.queue_depth.get(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_election_is_left_before_events_are_written() {
+async fn lease_is_released_before_pending_events_are_written() {
     let mut cluster = Cluster::with(&["home"]);
     cluster.put(source("home", "faulty").annotate("paused", "perhaps"));
-    let told = Arc::new(Notify::new());
-    let telling = told.clone();
+    let reported = Arc::new(Notify::new());
+    let reporting = reported.clone();
     let client = api_server(move |asked| {
         assert!(asked.uri.contains("/events"), "{}", asked.uri);
-        telling.notify_one();
+        reporting.notify_one();
         std::future::pending()
     });
-    let ((stop, stopped), left) = (watch::channel(false), Mutex::new(None));
-    let leave = async { *left.lock().unwrap() = Some(tokio::time::Instant::now()) };
-    let queue = Arc::default();
-    let mirror =
-        run(client, settings(), shared(cluster), queue, Claim::permanent(), leave, Metrics::new(), stopped);
+    let ((stop, stopped), released) = (watch::channel(false), Mutex::new(None));
+    let release = async { *released.lock().unwrap() = Some(tokio::time::Instant::now()) };
+    let mirror = Mirror {
+        client,
+        settings: settings(),
+        world: cluster.world,
+        queue: Arc::default(),
+        claim: Claim::permanent(),
+        metrics: Metrics::new(),
+    };
     let stopping = async {
-        told.notified().await;
+        reported.notified().await;
         stop.send_replace(true);
         tokio::time::Instant::now()
     };
-    let (outcome, begun) = tokio::join!(mirror, stopping);
+    let (outcome, begun) = tokio::join!(mirror.run(release, stopped), stopping);
     assert_eq!(outcome, Ok(()));
-    assert!(begun.elapsed() >= Duration::from_secs(5), "an Event kept it");
-    assert_eq!(left.lock().unwrap().expect("left"), begun);
+    assert!(begun.elapsed() >= EVENTS_TIMEOUT, "an Event delayed the stop");
+    assert_eq!(released.lock().unwrap().expect("released"), begun);
+}
+
+/// An API server on which writes in one namespace hang until they are let go. It keeps what it was sent.
+#[derive(Clone, Default)]
+struct SlowApi {
+    gate: Arc<Notify>,
+    writes: Arc<Mutex<Vec<(String, Value)>>>,
+    version: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl SlowApi {
+    fn client(&self) -> Client {
+        let api = self.clone();
+        api_server(move |asked: ApiRequest| {
+            let api = api.clone();
+            async move { api.answer(asked).await }
+        })
+    }
+
+    async fn answer(&self, asked: ApiRequest) -> (u16, Value) {
+        if !asked.uri.contains("/configmaps") {
+            return (201, json!({"metadata": {}}));
+        }
+        let namespace = asked.uri.split('/').nth(4).unwrap_or_default().to_owned();
+        self.writes.lock().unwrap().push((namespace.clone(), asked.body.clone()));
+        if namespace == "slow" {
+            self.gate.notified().await;
+        }
+        let mut object = asked.body;
+        // A patch: what it sets is the object, as far as this test goes.
+        if let Some(operations) = object.as_array() {
+            let value = |path: &str| {
+                operations.iter().find(|op| op["path"] == path).map_or(Value::Null, |op| op["value"].clone())
+            };
+            let annotation = |name: &str| value(&format!("/metadata/annotations/workshop.io~1{name}"));
+            object = json!({
+                "metadata": {
+                    "name": "colors-synced", "namespace": namespace,
+                    "labels": {"workshop.io/companion": "true"},
+                    "annotations": {
+                        "workshop.io/source": annotation("source"),
+                        "workshop.io/source-uid": annotation("source-uid"),
+                        "workshop.io/source-checksum": annotation("source-checksum"),
+                        "workshop.io/protect": annotation("protect"),
+                    },
+                },
+                "data": value("/data"),
+            });
+        }
+        let version = 1000 + self.version.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        object["metadata"]["resourceVersion"] = json!(version.to_string());
+        object["metadata"]["uid"] = json!(format!("uid-in-{namespace}"));
+        (200, object)
+    }
+
+    /// The values of `sky` that were sent to a namespace.
+    fn sent(&self, namespace: &str) -> Vec<String> {
+        let writes = self.writes.lock().unwrap();
+        let sky = |body: &Value| {
+            let data = match body.as_array() {
+                Some(ops) => ops.iter().find(|op| op["path"] == "/data").map(|op| &op["value"]),
+                None => body.get("data"),
+            };
+            data.and_then(|data| data["sky"].as_str()).unwrap_or_default().to_owned()
+        };
+        writes.iter().filter(|(at, _)| at == namespace).map(|(_, body)| sky(body)).collect()
+    }
+}
+
+fn colors(sky: &str, version: u64) -> testing::ObjectBuilder {
+    source("home", "colors")
+        .data("sky", sky)
+        .annotate("target-namespaces", "slow,quick")
+        .version(version)
+        .uid("uid-100")
+}
+
+#[tokio::test]
+async fn hanging_write_delays_no_other_target_and_superseded_content_is_never_written() {
+    let mut cluster = Cluster::with(&["home", "slow", "quick"]);
+    cluster.put(colors("blue", 1));
+    let api = SlowApi::default();
+    let fixture = Fixture::new(cluster, api.client());
+    fixture.start_workers();
+    fixture.lead();
+    until(|| api.sent("slow") == ["blue"] && api.sent("quick") == ["blue"]).await;
+    for (n, sky) in (0..).zip(["red", "green", "yellow"]) {
+        fixture.put_source(colors(sky, 200 + n));
+        until(|| api.sent("quick").last().is_some_and(|sent| sent == sky)).await;
+    }
+    assert_eq!(api.sent("slow"), ["blue"], "its first write still hangs");
+    api.gate.notify_one();
+    until(|| api.sent("slow").len() == 2).await;
+    assert_eq!(api.sent("slow"), ["blue", "yellow"]);
+    api.gate.notify_one();
+    fixture.reconciler.finish().await;
+    assert_eq!(api.sent("quick"), ["blue", "red", "green", "yellow"]);
+    assert_eq!(api.sent("slow"), ["blue", "yellow"]);
+}
+
+#[tokio::test]
+async fn queued_write_whose_content_was_superseded_sends_the_newest() {
+    let mut cluster = Cluster::with(&["home", "slow", "quick"]);
+    // One worker, which the slow namespace of another source occupies.
+    cluster.put(source("home", "other").data("sky", "grey").annotate("target-namespaces", "slow"));
+    let api = SlowApi::default();
+    let fixture = Fixture::with(cluster, api.client(), &Settings { writes: 1, ..settings() });
+    let (reconciler, stop) = (fixture.reconciler.clone(), fixture._stop.subscribe());
+    tokio::spawn(async move { reconciler.reconcile_all(stop).await });
+    let reconciler = fixture.reconciler.clone();
+    tokio::spawn(async move { reconciler.write_all().await });
+    fixture.lead();
+    until(|| api.sent("slow") == ["grey"]).await;
+    for (n, sky) in (0..).zip(["blue", "red"]) {
+        fixture.put_source(colors(sky, 300 + n).annotate("target-namespaces", "quick"));
+        until(|| fixture.queue.depth() == 0).await;
+    }
+    api.gate.notify_one();
+    until(|| !api.sent("quick").is_empty()).await;
+    fixture.reconciler.finish().await;
+    assert_eq!(api.sent("quick"), ["red"]);
 }

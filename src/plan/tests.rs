@@ -7,10 +7,10 @@ mod properties;
 use super::*;
 use crate::testing::{
     ObjectBuilder,
-    cluster::{Cluster, Step, steps},
+    cluster::{Cluster, Planned, planned},
     configmap, full, namespace, object, source,
 };
-use Step::{Create, Delete, Replace, Update};
+use Planned::{Create, Delete, Recreate, Update};
 
 /// A source with companions in its own namespace and in `away`.
 fn colors() -> ObjectBuilder {
@@ -25,7 +25,7 @@ fn two_namespaces() -> Cluster {
 fn settled() -> (Cluster, ObjectKey) {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
-    assert_eq!(cluster.settle(&key), []);
+    assert_eq!(cluster.reconcile(&key), []);
     assert_nothing(&cluster, &key);
     (cluster, key)
 }
@@ -38,18 +38,18 @@ fn away() -> ObjectKey {
     configmap("away", "colors-synced")
 }
 
-fn expect(cluster: &Cluster, key: &ObjectKey, expected: &[(&str, Step)]) {
+fn expect(cluster: &Cluster, key: &ObjectKey, expected: &[(&str, Planned)]) {
     let expected: Vec<_> = expected.iter().map(|(at, step)| ((*at).to_owned(), *step)).collect();
-    assert_eq!(steps(&cluster.plan(key)), expected);
+    assert_eq!(planned(&cluster.plan(key)), expected);
 }
 
 fn assert_nothing(cluster: &Cluster, key: &ObjectKey) {
     let plan = cluster.plan(key);
-    assert!(plan.is_empty(), "{:?} {:?}", steps(&plan), plan.troubles);
+    assert!(plan.is_empty(), "{:?} {:?}", planned(&plan), plan.troubles);
 }
 
-fn data<'a>(cluster: &'a Cluster, at: &ObjectKey, key: &str) -> Option<&'a str> {
-    cluster.object(at)?.data.as_ref()?.get(key).map(String::as_str)
+fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {
+    cluster.object(at)?.data?.remove(key)
 }
 
 // --- what a source asks for
@@ -58,11 +58,11 @@ fn data<'a>(cluster: &'a Cluster, at: &ObjectKey, key: &str) -> Option<&'a str> 
 fn an_object_that_becomes_a_source_gets_a_companion_in_every_target() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
-    let new = Create(Why::New);
+    let new = Create(WriteReason::New);
     expect(&cluster, &key, &[("away/colors-synced", new), ("home/colors-synced", new)]);
-    cluster.settle(&key);
-    assert_eq!(data(&cluster, &home(), "sky"), Some("blue"));
-    assert_eq!(data(&cluster, &away(), "sky"), Some("blue"));
+    cluster.reconcile(&key);
+    assert_eq!(data(&cluster, &home(), "sky").as_deref(), Some("blue"));
+    assert_eq!(data(&cluster, &away(), "sky").as_deref(), Some("blue"));
     assert_eq!(cluster.object(&home()).unwrap().metadata.owner_references.len(), 1);
     assert!(cluster.object(&away()).unwrap().metadata.owner_references.is_empty());
     assert_nothing(&cluster, &key);
@@ -72,10 +72,10 @@ fn an_object_that_becomes_a_source_gets_a_companion_in_every_target() {
 fn each_companion_follows_new_content_with_one_write() {
     let (mut cluster, key) = settled();
     cluster.put(colors().data("sky", "red"));
-    let follow = Update(Why::SourceChanged);
+    let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
-    cluster.settle(&key);
-    assert_eq!(data(&cluster, &away(), "sky"), Some("red"));
+    cluster.reconcile(&key);
+    assert_eq!(data(&cluster, &away(), "sky").as_deref(), Some("red"));
     assert_nothing(&cluster, &key);
 }
 
@@ -89,9 +89,9 @@ fn each_companion_follows_a_new_policy_with_one_write() {
     ] {
         let (mut cluster, key) = settled();
         cluster.put(draft);
-        let follow = Update(Why::SourceChanged);
+        let follow = Update(WriteReason::SourceChanged);
         expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
-        cluster.settle(&key);
+        cluster.reconcile(&key);
         assert_nothing(&cluster, &key);
     }
 }
@@ -107,11 +107,11 @@ fn a_change_that_no_companion_would_show_writes_nothing() {
 fn what_is_no_longer_carried_over_is_taken_away() {
     let (mut cluster, key) = settled();
     cluster.put(colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     let labels = |cluster: &Cluster| cluster.object(&away()).unwrap().metadata.labels.clone();
     assert_eq!(labels(&cluster)["example.com/team"], "a");
     cluster.put(colors());
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert!(!labels(&cluster).contains_key("example.com/team"));
     assert_nothing(&cluster, &key);
 }
@@ -120,7 +120,7 @@ fn what_is_no_longer_carried_over_is_taken_away() {
 fn another_companion_name_makes_one_and_removes_the_other() {
     let (mut cluster, key) = settled();
     cluster.put(colors().annotate("companion-name", "paint"));
-    let (new, gone) = (Create(Why::New), Delete(Removal::NotWanted));
+    let (new, gone) = (Create(WriteReason::New), Delete(DeleteReason::NotWanted));
     expect(
         &cluster,
         &key,
@@ -144,11 +144,11 @@ fn a_namespace_that_appears_or_starts_to_match_gets_a_companion() {
     assert_nothing(&cluster, &key);
     cluster.namespace(namespace("team-a"));
     cluster.namespace(namespace("other").label("example.com/env", "dev"));
-    expect(&cluster, &key, &[("team-a/colors-synced", Create(Why::New))]);
+    expect(&cluster, &key, &[("team-a/colors-synced", Create(WriteReason::New))]);
     let mut dev = namespace("other");
     dev.object.metadata.labels.insert("env".to_owned(), "dev".to_owned());
     cluster.namespace(dev);
-    let new = Create(Why::New);
+    let new = Create(WriteReason::New);
     expect(&cluster, &key, &[("other/colors-synced", new), ("team-a/colors-synced", new)]);
 }
 
@@ -156,7 +156,7 @@ fn a_namespace_that_appears_or_starts_to_match_gets_a_companion() {
 fn a_target_that_is_not_there_is_no_trouble() {
     let mut cluster = Cluster::with(&["home"]);
     let key = cluster.put(colors());
-    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+    expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
     assert!(cluster.plan(&key).troubles.is_empty());
 }
 
@@ -165,7 +165,7 @@ fn a_terminating_namespace_is_skipped() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
     cluster.namespace(namespace("away").terminating());
-    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+    expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
 
     let (mut cluster, key) = settled();
     cluster.namespace(namespace("away").terminating());
@@ -174,7 +174,7 @@ fn a_terminating_namespace_is_skipped() {
     cluster.put(colors().annotate("target-namespaces", "."));
     assert_nothing(&cluster, &key);
     cluster.delete(&key);
-    expect(&cluster, &key, &[("home/colors-synced", Delete(Removal::SourceGone))]);
+    expect(&cluster, &key, &[("home/colors-synced", Delete(DeleteReason::SourceGone))]);
 }
 
 // --- when companions go
@@ -183,16 +183,16 @@ fn a_terminating_namespace_is_skipped() {
 fn companions_go_when_their_source_is_gone_or_unlabelled() {
     let (mut cluster, key) = settled();
     cluster.delete(&key);
-    let gone = Delete(Removal::SourceGone);
+    let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
     // Whoever carries it out leaves to the garbage collector what is the garbage collector's.
-    assert!(cluster.world.companion(&home()).unwrap().owned_by_source);
-    assert!(!cluster.world.companion(&away()).unwrap().owned_by_source);
+    assert!(cluster.companion(&home()).unwrap().owned_by_source);
+    assert!(!cluster.companion(&away()).unwrap().owned_by_source);
 
     let (mut cluster, key) = settled();
     cluster.edit(&key, |object| object.metadata.labels.clear());
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert!(cluster.object(&home()).is_none() && cluster.object(&away()).is_none());
     assert!(cluster.object(&key).is_some());
 }
@@ -204,14 +204,14 @@ fn an_orphan_is_removed_also_when_its_source_went_while_the_process_was_down() {
     cluster.delete(&key);
     cluster.restart();
     assert!(cluster.all_sources().contains(&key));
-    assert!(!cluster.world.companion(&home()).unwrap().owned_by_source);
-    let gone = Delete(Removal::SourceGone);
+    assert!(!cluster.companion(&home()).unwrap().owned_by_source);
+    let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
 }
 
 #[test]
 fn a_companion_goes_where_a_target_no_longer_matches() {
-    let not_wanted = [("away/colors-synced", Delete(Removal::NotWanted))];
+    let not_wanted = [("away/colors-synced", Delete(DeleteReason::NotWanted))];
     let (mut cluster, key) = settled();
     cluster.put(colors().annotate("target-namespaces", "."));
     expect(&cluster, &key, &not_wanted);
@@ -221,10 +221,10 @@ fn a_companion_goes_where_a_target_no_longer_matches() {
     dev.object.metadata.labels.insert("env".to_owned(), "dev".to_owned());
     cluster.namespace(dev);
     let key = cluster.put(source("home", "colors").annotate("target-selector", "env=dev"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster.namespace(namespace("away"));
     expect(&cluster, &key, &not_wanted);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert!(cluster.object(&away()).is_none());
     assert_nothing(&cluster, &key);
 }
@@ -234,9 +234,9 @@ fn a_source_made_again_under_its_name_takes_its_companions_over() {
     let (mut cluster, key) = settled();
     cluster.put_anew(colors());
     let uid = cluster.object(&key).unwrap().metadata.uid.clone();
-    let follow = Update(Why::SourceChanged);
+    let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert_eq!(cluster.object(&home()).unwrap().metadata.controller().unwrap().uid, uid);
     assert_eq!(cluster.object(&away()).unwrap().metadata.annotations[&full("source-uid")], uid);
     assert_nothing(&cluster, &key);
@@ -247,7 +247,7 @@ fn a_source_made_again_under_its_name_takes_its_companions_over() {
     expect(
         &cluster,
         &key,
-        &[("away/colors-synced", follow), ("home/colors-synced", Create(Why::Healed(Heal::Deleted)))],
+        &[("away/colors-synced", follow), ("home/colors-synced", Create(WriteReason::Healed(Heal::Deleted)))],
     );
 }
 
@@ -268,7 +268,7 @@ fn a_paused_source_leaves_its_companions_as_they_are_until_it_goes() {
     cluster.delete(&home());
     assert_nothing(&cluster, &key);
     cluster.delete(&key);
-    expect(&cluster, &key, &[("away/colors-synced", Delete(Removal::SourceGone))]);
+    expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::SourceGone))]);
 }
 
 // --- what an update cannot do
@@ -277,12 +277,12 @@ fn a_paused_source_leaves_its_companions_as_they_are_until_it_goes() {
 fn immutable_content_that_must_change_is_replaced() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().immutable());
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster.put_anew(colors().data("sky", "red").immutable());
-    let replace = Replace(Why::SourceChanged);
+    let replace = Recreate(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", replace), ("home/colors-synced", replace)]);
-    cluster.settle(&key);
-    assert_eq!(data(&cluster, &away(), "sky"), Some("red"));
+    cluster.reconcile(&key);
+    assert_eq!(data(&cluster, &away(), "sky").as_deref(), Some("red"));
     assert_nothing(&cluster, &key);
 }
 
@@ -290,11 +290,11 @@ fn immutable_content_that_must_change_is_replaced() {
 fn marks_of_an_immutable_companion_change_with_an_update() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().immutable());
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster.put(colors().immutable().annotate("protect", "all"));
-    let follow = Update(Why::SourceChanged);
+    let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert_nothing(&cluster, &key);
 }
 
@@ -302,9 +302,9 @@ fn marks_of_an_immutable_companion_change_with_an_update() {
 fn a_source_that_becomes_immutable_makes_its_companions_so_with_an_update() {
     let (mut cluster, key) = settled();
     cluster.put(colors().immutable());
-    let follow = Update(Why::SourceChanged);
+    let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert_eq!(cluster.object(&away()).unwrap().immutable, Some(true));
     assert_nothing(&cluster, &key);
 }
@@ -313,11 +313,11 @@ fn a_source_that_becomes_immutable_makes_its_companions_so_with_an_update() {
 fn a_secret_of_a_new_type_has_its_companions_replaced() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().of_type("Opaque"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster.put_anew(colors().of_type("example.com/other"));
-    let replace = Replace(Why::SourceChanged);
+    let replace = Recreate(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", replace), ("home/colors-synced", replace)]);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     assert_nothing(&cluster, &key);
 }
 
@@ -330,7 +330,7 @@ fn a_companion_unlabelled_and_held_by_a_finalizer_comes_back() {
     });
     cluster.delete(&away());
     for _ in 0..3 {
-        cluster.settle(&key);
+        cluster.reconcile(&key);
     }
     assert!(cluster.object(&away()).is_some(), "it never comes back");
 }
@@ -339,21 +339,21 @@ fn a_companion_unlabelled_and_held_by_a_finalizer_comes_back() {
 fn our_entry_alone_does_not_give_a_source_what_another_source_owns() {
     let mut cluster = two_namespaces();
     let first = cluster.put(source("home", "colors").data("sky", "blue"));
-    cluster.settle(&first);
+    cluster.reconcile(&first);
     let second =
         cluster.put(source("home", "paint").data("sky", "red").annotate("companion-name", "colors-synced"));
     cluster.edit(&home(), |object| object.metadata.annotations.clear());
     cluster.restart();
     // The controller ownerReference still names the first.
     let plan = cluster.plan(&second);
-    assert_eq!(steps(&plan), [], "{:?}", plan.troubles);
+    assert_eq!(planned(&plan), [], "{:?}", plan.troubles);
 }
 
 #[test]
 fn our_entry_alone_does_not_make_two_sources_write_one_object() {
     let mut cluster = two_namespaces();
     let first = cluster.put(colors().annotate("target-namespaces", "away"));
-    cluster.settle(&first);
+    cluster.reconcile(&first);
     let second = cluster.put(
         source("home", "paint")
             .annotate("target-namespaces", "away")

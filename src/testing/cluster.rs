@@ -1,41 +1,69 @@
-//! A cluster to try plans on: objects as the API server would keep them, and the world that watches them.
+//! A cluster in memory: objects as the API server keeps them, the world that watches them, and the mirror's own code
+//! that writes to them. The end-to-end tests show the same on a real API server.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use futures::FutureExt;
+use serde_json::{Value, json};
 
 use super::{ObjectBuilder, keys, namespace, world};
 use crate::{
+    client::Failure,
     content::{Content, Digest},
-    marks,
+    mirror::{
+        api::CompanionApi,
+        apply::{Applier, ApplyError, History, PlannedWrite},
+    },
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
-    plan::{Action, Change, Decision, Plan, Seen, Trouble, Why, decide, plan},
-    world::state::{Companion, Source, Stream, Wish, World},
+    plan::{Action, Change, DeleteReason, Plan, Trouble, WriteReason, plan},
+    world::{
+        SharedWorld,
+        state::{Companion, Stream, World},
+    },
 };
 
 pub struct Cluster {
-    pub world: World,
+    pub world: SharedWorld,
+    store: Store,
+    applier: Applier<Store>,
+    /// The digests of sources whose companions were right, as the mirror remembers them.
+    in_step: HashMap<ObjectKey, Digest>,
+}
+
+/// The objects of a cluster. It answers at once, and a watch shows each change after its answer.
+#[derive(Clone, Default)]
+struct Store(Arc<Mutex<Objects>>);
+
+#[derive(Default)]
+struct Objects {
     objects: BTreeMap<ObjectKey, Object>,
     namespaces: BTreeMap<String, Meta>,
     clock: u64,
-    /// The sources whose companions were right, as the mirror's ledgers remember them.
-    settled: HashMap<ObjectKey, Digest>,
-    /// By UID: the sources for which an object ever bore our marks.
+    /// What watches have yet to show.
+    events: Vec<WatchEvent>,
+    /// By UID: the sources that an object ever named in its annotation.
     marked_for: HashMap<String, BTreeSet<String>>,
 }
 
-/// Where a write met something that it may not touch, or that has yet to go.
-pub type Obstacle = (ObjectKey, Option<Trouble>);
+enum WatchEvent {
+    Applied(Stream, Object),
+    Deleted(Stream, Meta),
+}
+
+/// A companion that could not be written, and why.
+pub type Failed = (ObjectKey, Option<Trouble>);
 
 impl Cluster {
     #[must_use]
     pub fn with(namespaces: &[&str]) -> Self {
-        let mut cluster = Self {
-            world: world(),
-            objects: BTreeMap::new(),
-            namespaces: BTreeMap::new(),
-            clock: 100,
-            settled: HashMap::new(),
-            marked_for: HashMap::new(),
-        };
+        let store = Store::default();
+        store.lock().clock = 100;
+        let shared = SharedWorld::from(world());
+        let applier = Applier::new(store.clone(), keys(), shared.clone(), Arc::default(), 4);
+        let mut cluster = Self { world: shared, store, applier, in_step: HashMap::new() };
         namespaces.iter().for_each(|name| cluster.namespace(namespace(name)));
         cluster
     }
@@ -44,257 +72,236 @@ impl Cluster {
 
     pub fn namespace(&mut self, draft: ObjectBuilder) {
         let meta = draft.object.metadata;
-        self.world.apply_namespace(&meta);
-        self.namespaces.insert(meta.name.clone(), meta);
+        self.world.write(|world| world.apply_namespace(&meta));
+        self.store.lock().namespaces.insert(meta.name.clone(), meta);
     }
 
     /// The namespace controller has emptied it.
     pub fn drop_namespace(&mut self, name: &str) {
+        let objects = &mut self.store.lock();
         let inside: Vec<ObjectKey> =
-            self.objects.keys().filter(|key| *key.namespace == *name).cloned().collect();
-        inside.iter().for_each(|key| self.store(key, None, false));
-        self.namespaces.remove(name);
-        self.world.delete_namespace(name);
+            objects.objects.keys().filter(|key| *key.namespace == *name).cloned().collect();
+        inside.iter().for_each(|key| drop(objects.store(key, None)));
+        objects.namespaces.remove(name);
+        show(&self.world, objects);
+        self.world.write(|world| world.delete_namespace(name));
     }
 
     /// Creates an object, or replaces all of one but its UID.
     pub fn put(&mut self, draft: ObjectBuilder) -> ObjectKey {
         let key = draft.key();
         let mut object = draft.object;
-        object.metadata.uid = match self.objects.get(&key) {
+        let objects = &mut self.store.lock();
+        object.metadata.uid = match objects.objects.get(&key) {
             Some(known) => known.metadata.uid.clone(),
-            None => format!("uid-{}", self.clock),
+            None => format!("uid-{}", objects.clock),
         };
-        self.store(&key, Some(object), false);
+        objects.store(&key, Some(object));
+        show(&self.world, objects);
         key
     }
 
-    /// Deletes an object, if it is there, and makes it anew.
+    /// Deletes an object, if it exists, and creates it anew.
     pub fn put_anew(&mut self, draft: ObjectBuilder) -> ObjectKey {
-        self.store(&draft.key(), None, false);
+        self.store.lock().store(&draft.key(), None);
         self.put(draft)
     }
 
-    /// Edits an object, behind the guard. What the API server would not let pass is dropped.
+    /// Edits an object behind the guard's back. What the API server would refuse is dropped.
     pub fn edit(&mut self, key: &ObjectKey, edit: impl FnOnce(&mut Object)) {
-        let Some(before) = self.objects.get(key).cloned() else { return };
+        let objects = &mut self.store.lock();
+        let Some(before) = objects.objects.get(key).cloned() else { return };
         let mut after = before.clone();
         edit(&mut after);
-        write_entry(&mut after, "kubectl-edit");
+        set_manager(&mut after, "kubectl-edit");
         if may_become(&before, &after) {
-            self.store(key, Some(after), false);
+            objects.store(key, Some(after));
+            show(&self.world, objects);
         }
     }
 
     pub fn delete(&mut self, key: &ObjectKey) {
-        let Some(mut object) = self.objects.get(key).cloned() else { return };
-        object.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
-        self.store(key, Some(object), false);
+        let objects = &mut self.store.lock();
+        objects.delete(key);
+        show(&self.world, objects);
     }
 
-    /// What the garbage collector does: an object goes when none of its owners is left.
+    /// What the garbage collector does: deletes objects none of whose owners exists.
     pub fn collect_garbage(&mut self) {
-        let alive: BTreeSet<&str> = self.objects.values().map(|object| &*object.metadata.uid).collect();
-        let orphaned = |object: &Object| {
-            let owners = &object.metadata.owner_references;
-            !owners.is_empty() && owners.iter().all(|owner| !alive.contains(&*owner.uid))
+        let garbage: Vec<ObjectKey> = {
+            let objects = &self.store.lock().objects;
+            let alive: BTreeSet<&str> = objects.values().map(|object| &*object.metadata.uid).collect();
+            let orphaned = |object: &Object| {
+                let owners = &object.metadata.owner_references;
+                !owners.is_empty() && owners.iter().all(|owner| !alive.contains(&*owner.uid))
+            };
+            objects.iter().filter(|(_, object)| orphaned(object)).map(|(key, _)| key.clone()).collect()
         };
-        let garbage = self.objects.iter().filter(|(_, object)| orphaned(object));
-        for key in garbage.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            self.delete(&key);
-        }
+        garbage.iter().for_each(|key| self.delete(key));
     }
 
-    /// The process ends and another begins: all it knows is what is there.
+    /// The process ends and another starts: all it knows is what it lists.
     pub fn restart(&mut self) {
-        self.world = world();
-        self.settled.clear();
-        for meta in self.namespaces.values() {
-            self.world.apply_namespace(meta);
-        }
-        for (key, object) in &self.objects {
-            for stream in watched_by(key.kind, object) {
-                apply(&mut self.world, stream, object.clone());
+        self.in_step.clear();
+        let objects = self.store.lock();
+        self.world.write(|known| {
+            *known = world();
+            for meta in objects.namespaces.values() {
+                known.apply_namespace(meta);
             }
-        }
+            for (key, object) in &objects.objects {
+                for stream in watched_by(key.kind, object) {
+                    apply(known, stream, object.clone());
+                }
+            }
+        });
     }
 
     // --- what is there
 
     #[must_use]
-    pub fn object(&self, key: &ObjectKey) -> Option<&Object> {
-        self.objects.get(key)
+    pub fn object(&self, key: &ObjectKey) -> Option<Object> {
+        self.store.lock().objects.get(key).cloned()
     }
 
-    /// Every source that a resync would look at, in order.
+    /// What the world knows of a companion.
+    #[must_use]
+    pub fn companion(&self, at: &ObjectKey) -> Option<Companion> {
+        self.world.read(|world| world.companion(at).cloned())
+    }
+
+    /// Every source that a resync reconciles, in order.
     #[must_use]
     pub fn all_sources(&self) -> BTreeSet<ObjectKey> {
-        self.world.all_sources().into_iter().collect()
+        self.world.read(World::all_sources).into_iter().collect()
     }
 
-    /// Whether an object bears proof, now or before, of being this source's companion. Our label is none.
+    /// Whether an object proves, now or earlier, that it is this source's companion. Our label is no proof.
     #[must_use]
     pub fn is_marked_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        let Some(Object { metadata: meta, .. }) = self.objects.get(at) else { return false };
+        let objects = self.store.lock();
+        let Some(Object { metadata: meta, .. }) = objects.objects.get(at) else { return false };
         let owner = meta.controller().map(|owner| &owner.uid);
-        self.marked_for.get(&meta.uid).is_some_and(|sources| sources.contains(&source.to_string()))
-            || self.objects.get(source).is_some_and(|source| owner == Some(&source.metadata.uid))
-            || self.is_known_by_entry_only(at)
+        objects.marked_for.get(&meta.uid).is_some_and(|sources| sources.contains(&source.to_string()))
+            || objects.objects.get(source).is_some_and(|source| owner == Some(&source.metadata.uid))
+            || objects.is_known_by_entry_only(at)
     }
 
-    /// Whether nothing but our entry in `managedFields` says that an object is ours.
+    /// Whether nothing but our label and our entry in `managedFields` says that an object is ours.
     #[must_use]
     pub fn is_known_by_entry_only(&self, at: &ObjectKey) -> bool {
-        self.objects.get(at).is_some_and(|object| {
-            let named = object.metadata.annotations.get(&keys().source);
-            named.is_none_or(|text| ObjectKey::parse(at.kind, text).is_none())
-                && object.metadata.controller().is_none()
-                && object.metadata.labels.get(&keys().companion).is_some_and(|value| value == "true")
-                && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().instance)
-        })
+        self.store.lock().is_known_by_entry_only(at)
     }
 
     // --- what the mirror does
 
     #[must_use]
     pub fn plan(&self, source: &ObjectKey) -> Plan {
-        plan(&self.world, source, self.is_settled(source))
+        self.world.read(|world| plan(world, source, self.in_step.get(source).copied()))
     }
 
-    fn is_settled(&self, key: &ObjectKey) -> bool {
-        self.world.source(key).is_some_and(|source| self.settled.get(key) == Some(&source.digest))
-    }
-
-    /// Plans and carries out, once.
-    pub fn settle(&mut self, source: &ObjectKey) -> Vec<Obstacle> {
+    /// Plans and applies, once.
+    pub fn reconcile(&mut self, source: &ObjectKey) -> Vec<Failed> {
         let plan = self.plan(source);
-        self.carry_out(source, plan)
+        self.apply(source, plan)
     }
 
-    /// Carries out a plan as the mirror does, against what is really there.
-    pub fn carry_out(&mut self, key: &ObjectKey, plan: Plan) -> Vec<Obstacle> {
-        let source = self.world.source(key).cloned();
-        let settled = self.is_settled(key);
-        let mut obstacles = Vec::new();
+    /// Applies a plan with the mirror's own code. Nobody else writes meanwhile, so that no cache is stale.
+    pub fn apply(&mut self, key: &ObjectKey, plan: Plan) -> Vec<Failed> {
+        let deletes: Vec<ObjectKey> = plan.deletes().cloned().collect();
+        let mut confirmed = Vec::new();
+        if !deletes.is_empty() {
+            let answer = self.applier.confirm_deletes(key, deletes.clone()).now_or_never();
+            confirmed = answer.expect("an answer at once").expect("the cache is fresh");
+        }
+        let mut failed = Vec::new();
         for Change { at, action } in plan.changes {
-            let mut next = Some(action);
-            for _ in 0..4 {
-                let Some(action) = next.take() else { break };
-                match self.attempt(source.as_deref(), &at, action, settled) {
-                    Ok(step) => next = step,
-                    Err(trouble) => obstacles.push((at.clone(), trouble)),
-                }
+            if action.is_delete() && !confirmed.contains(&at) {
+                // It was left to the garbage collector.
+                self.delete(&at);
+                continue;
             }
-            assert!(next.is_none(), "{at}: a change that never ends");
-        }
-        if let Some(source) = source {
-            self.settled.insert(key.clone(), source.digest);
-        }
-        obstacles
-    }
-
-    fn attempt(
-        &mut self,
-        source: Option<&Source>,
-        at: &ObjectKey,
-        action: Action,
-        settled: bool,
-    ) -> Result<Option<Action>, Option<Trouble>> {
-        if let Action::Delete { known, .. } = &action {
-            self.remove(at, known);
-            return Ok(None);
-        }
-        let source = source.expect("only a source that is there has companions written");
-        let wish = source.wish.as_ref().expect("a source that gets nothing has no companions written");
-        match action {
-            Action::Create { .. } if self.objects.contains_key(at) => self.look(source, at, settled),
-            Action::Create { .. } => {
-                let place = self.namespaces.get(&*at.namespace).expect("no create where no namespace is");
-                assert!(!place.is_terminating(), "{at}: a create in a namespace that goes");
-                let mut draft = ObjectBuilder { kind: at.kind, ..super::object(&at.namespace, &at.name) };
-                draft.object.metadata.uid = format!("uid-{}", self.clock);
-                fill(&mut draft.object, source, wish, at);
-                self.store(at, Some(draft.object), true);
-                Ok(None)
-            }
-            Action::Update { known, .. } => {
-                let before = self.expect(at, &known);
-                let mut after = before.clone();
-                after.metadata.finalizers.clear();
-                if !known.terminating {
-                    for extra in known.extras.iter() {
-                        after.metadata.labels.retain(|key, _| !extra.labels.contains(key));
-                        after.metadata.annotations.retain(|key, _| !extra.annotations.contains(key));
-                    }
-                    fill(&mut after, source, wish, at);
-                }
-                assert!(may_become(&before, &after), "{at}: the API server refuses this update");
-                self.store(at, Some(after), true);
-                Ok(None)
-            }
-            Action::Replace { why, known } => {
-                self.remove(at, &known);
-                Ok(Some(Action::Create { why }))
-            }
-            Action::Delete { .. } => Ok(None),
-        }
-    }
-
-    /// A create found something that no watch of ours had shown.
-    fn look(
-        &mut self,
-        source: &Source,
-        at: &ObjectKey,
-        settled: bool,
-    ) -> Result<Option<Action>, Option<Trouble>> {
-        let there = super::read_companion(at.kind, self.objects[at].clone());
-        let (_, found) = self.world.identify(there.clone());
-        let mut seen = Seen::by(&self.world, source, at, Some(&found), settled);
-        seen.settled |= seen.lost;
-        match decide(source, at, Some(&found), seen) {
-            Decision::Change(change) => Ok(Some(change.action)),
-            Decision::Trouble(trouble) => Err(Some(trouble)),
-            Decision::Nothing if found.terminating => Err(None),
-            Decision::Nothing => {
-                self.world.companion_written(there);
-                Ok(None)
+            let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: action.is_delete() };
+            let history = History { in_step: self.in_step.get(key).copied(), failed: false };
+            let outcome = self.applier.apply(&write, history).now_or_never().expect("an answer at once");
+            show(&self.world, &mut self.store.lock());
+            match outcome {
+                Ok(_) => {}
+                Err(ApplyError::Retry { trouble, .. }) => failed.push((at, trouble)),
+                Err(ApplyError::StaleCache) => panic!("{at}: a write for a state that has passed"),
             }
         }
+        if let Some(source) = self.world.read(|world| world.source(key).cloned()) {
+            self.in_step.insert(key.clone(), source.digest);
+        }
+        failed
+    }
+}
+
+impl Store {
+    fn lock(&self) -> MutexGuard<'_, Objects> {
+        self.0.lock().expect("no test panicked with it")
+    }
+}
+
+impl CompanionApi for Store {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.lock().objects.get(key).cloned().ok_or(Failure::NotFound)
     }
 
-    /// What a write was decided on must be what is there: nobody was faster here.
-    fn expect(&self, at: &ObjectKey, known: &Companion) -> Object {
-        let object = self.objects.get(at).unwrap_or_else(|| panic!("{at}: a write to what is not there"));
-        let meta = &object.metadata;
-        let (there, decided_on) =
-            ((&meta.uid, &meta.resource_version), (&known.uid, &known.resource_version));
-        assert_eq!(there, decided_on, "{at}: a write on a state that has passed");
-        object.clone()
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        let objects = &mut self.lock();
+        if objects.objects.contains_key(at) {
+            return Err(Failure::AlreadyExists);
+        }
+        let place = objects.namespaces.get(&*at.namespace).expect("no create without a namespace");
+        assert!(!place.is_terminating(), "{at}: a create in a namespace that is being deleted");
+        let mut object: Object = serde_json::from_slice(&body).expect("an object");
+        assert_eq!(ObjectKey::of(at.kind, &object.metadata), *at);
+        object.metadata.uid = format!("uid-{}", objects.clock);
+        set_manager(&mut object, &keys().instance);
+        Ok(objects.store(at, Some(object)).expect("it was stored"))
     }
 
-    fn remove(&mut self, at: &ObjectKey, known: &Companion) {
-        let mut object = self.expect(at, known);
-        self.world.companion_deleted(at, &known.uid);
-        object.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
-        self.store(at, Some(object), false);
+    async fn patch(&self, at: &ObjectKey, operations: json_patch::Patch) -> Result<Object, Failure> {
+        let objects = &mut self.lock();
+        let before = objects.objects.get(at).cloned().ok_or(Failure::NotFound)?;
+        let mut after = to_json(&before);
+        json_patch::patch(&mut after, &operations).expect("a patch that fits");
+        let mut after: Object = serde_json::from_value(after).expect("an object");
+        if after.metadata.resource_version != before.metadata.resource_version {
+            return Err(Failure::Conflict);
+        }
+        set_manager(&mut after, &keys().instance);
+        assert!(may_become(&before, &after), "{at}: the API server refuses this update");
+        // The update that removes the last finalizer of a terminating object returns it once more.
+        Ok(objects.store(at, Some(after.clone())).unwrap_or(after))
     }
 
-    // --- what the API server does
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        let objects = &mut self.lock();
+        let Some(Object { metadata, .. }) = objects.objects.get(at) else { return Ok(()) };
+        if (&metadata.uid, &metadata.resource_version) != (&known.uid, &known.resource_version) {
+            return Err(Failure::Conflict);
+        }
+        objects.delete(at);
+        Ok(())
+    }
+}
 
-    /// Keeps a new state and shows it to the watches. The answer to a write of ours comes before its echo.
-    fn store(&mut self, key: &ObjectKey, after: Option<Object>, ours: bool) {
+impl Objects {
+    /// Stores a new state as the API server does, with a new version, and queues what the watches show of it. An object
+    /// that is being deleted is gone once it has no finalizers.
+    fn store(&mut self, key: &ObjectKey, after: Option<Object>) -> Option<Object> {
         self.clock += 1;
         let version = self.clock.to_string();
         let before = self.objects.remove(key);
-        let after = after.map(|mut object| {
-            object.metadata.resource_version.clone_from(&version);
-            object
-        });
-        if let Some(answer) = after.as_ref().filter(|_| ours) {
-            self.world.companion_written(super::read_companion(key.kind, answer.clone()));
-        }
         let after = after
-            .filter(|object| !object.metadata.is_terminating() || !object.metadata.finalizers.is_empty());
+            .filter(|object| !object.metadata.is_terminating() || !object.metadata.finalizers.is_empty())
+            .map(|mut object| {
+                object.metadata.resource_version.clone_from(&version);
+                object
+            });
         if let Some(object) = &after {
             self.objects.insert(key.clone(), object.clone());
             if let Some(named) = object.metadata.annotations.get(&keys().source) {
@@ -305,20 +312,81 @@ impl Cluster {
             let shown = |object: &Option<Object>| {
                 object.clone().filter(|object| watched_by(key.kind, object).any(|watch| watch == stream))
             };
-            match (shown(&before), shown(&after)) {
-                (_, Some(object)) => apply(&mut self.world, stream, object),
-                (Some(object), None) => {
-                    // A watch by label shows the last state that it matched, with the version of the change.
-                    let meta = Meta { resource_version: version.clone(), ..object.metadata };
-                    match stream {
-                        Stream::Sources(kind) => self.world.delete_source(kind, &meta),
-                        _ => self.world.delete_companion(key.kind, &meta),
-                    };
+            self.events.extend(match (shown(&before), shown(&after)) {
+                (_, Some(object)) => Some(WatchEvent::Applied(stream, object)),
+                // A watch by label shows the last state that it matched, with the version of the change.
+                (Some(object), None) => Some(WatchEvent::Deleted(
+                    stream,
+                    Meta { resource_version: version.clone(), ..object.metadata },
+                )),
+                (None, None) => None,
+            });
+        }
+        after
+    }
+
+    fn delete(&mut self, key: &ObjectKey) {
+        let Some(mut object) = self.objects.get(key).cloned() else { return };
+        object.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
+        self.store(key, Some(object));
+    }
+
+    fn is_known_by_entry_only(&self, at: &ObjectKey) -> bool {
+        self.objects.get(at).is_some_and(|object| {
+            let named = object.metadata.annotations.get(&keys().source);
+            named.is_none_or(|text| ObjectKey::parse(at.kind, text).is_none())
+                && object.metadata.controller().is_none()
+                && object.metadata.labels.get(&keys().companion).is_some_and(|value| value == "true")
+                && object.metadata.managed_fields.iter().any(|entry| entry.manager == keys().instance)
+        })
+    }
+}
+
+/// The watches show what has happened.
+fn show(world: &SharedWorld, objects: &mut Objects) {
+    world.write(|world| {
+        for event in objects.events.drain(..) {
+            match event {
+                WatchEvent::Applied(stream, object) => apply(world, stream, object),
+                WatchEvent::Deleted(Stream::Sources(kind), meta) => drop(world.delete_source(kind, &meta)),
+                WatchEvent::Deleted(Stream::Companions(kind), meta) => {
+                    drop(world.delete_companion(kind, &meta));
                 }
-                (None, None) => {}
+                WatchEvent::Deleted(Stream::Namespaces, _) => unreachable!("namespaces are not stored"),
             }
         }
+    });
+}
+
+/// An object as the API server would send it.
+fn to_json(object: &Object) -> Value {
+    let meta = &object.metadata;
+    let managed = meta.managed_fields.iter();
+    let managed: Vec<Value> =
+        managed.map(|entry| json!({"manager": entry.manager, "time": entry.time})).collect();
+    let mut json = json!({
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+            "ownerReferences": meta.owner_references,
+            "finalizers": meta.finalizers,
+            "managedFields": managed,
+            "deletionTimestamp": meta.deletion_timestamp,
+        },
+        "data": object.data,
+        "binaryData": object.binary_data,
+        "type": object.type_,
+        "immutable": object.immutable,
+    });
+    // An empty map is not there: a patch that adds an entry to it would fail.
+    for (name, map) in [("labels", &meta.labels), ("annotations", &meta.annotations)] {
+        if !map.is_empty() {
+            json["metadata"][name] = json!(map);
+        }
     }
+    json
 }
 
 fn watched_by(kind: Kind, object: &Object) -> impl Iterator<Item = Stream> {
@@ -341,22 +409,7 @@ fn apply(world: &mut World, stream: Stream, object: Object) {
     };
 }
 
-/// Content and marks as a source wishes them, beside what others put there.
-fn fill(object: &mut Object, source: &Source, wish: &Wish, at: &ObjectKey) {
-    let map = |raw: &Option<Box<serde_json::value::RawValue>>| {
-        raw.as_ref().map(|raw| serde_json::from_str(raw.get()).expect("a payload is a map"))
-    };
-    object.data = map(&wish.payload.data);
-    object.binary_data = map(&wish.payload.binary);
-    object.type_ = wish.payload.type_.as_deref().map(str::to_owned);
-    object.immutable = wish.payload.immutable.then_some(true);
-    object.metadata.labels.extend(wish.marks.labels.clone());
-    object.metadata.annotations.extend(wish.marks.annotations.clone());
-    object.metadata.owner_references = marks::expected_owners(&source.key, &source.uid, &at.namespace);
-    write_entry(object, &keys().instance);
-}
-
-fn write_entry(object: &mut Object, manager: &str) {
+fn set_manager(object: &mut Object, manager: &str) {
     object.metadata.managed_fields.retain(|entry| entry.manager != manager);
     object
         .metadata
@@ -364,8 +417,8 @@ fn write_entry(object: &mut Object, manager: &str) {
         .push(ManagedFields { manager: manager.to_owned(), ..ManagedFields::default() });
 }
 
-/// Whether the API server lets an update pass: an immutable object keeps its content, a Secret its type, and what
-/// terminates gets no new finalizer.
+/// Whether the API server allows an update: an immutable object keeps its content, a Secret its type, and an object that
+/// is being deleted gets no new finalizer.
 fn may_become(before: &Object, after: &Object) -> bool {
     let frozen = before.immutable == Some(true);
     let more = after.metadata.finalizers.len() > before.metadata.finalizers.len();
@@ -374,26 +427,26 @@ fn may_become(before: &Object, after: &Object) -> bool {
         && !(before.metadata.is_terminating() && more)
 }
 
-/// What a plan does at each place, without the state that it was decided on.
+/// What a plan does to each companion, without the state that it was decided on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    Create(Why),
-    Update(Why),
-    Replace(Why),
-    Delete(crate::plan::Removal),
+pub enum Planned {
+    Create(WriteReason),
+    Update(WriteReason),
+    Recreate(WriteReason),
+    Delete(DeleteReason),
 }
 
-/// The changes of a plan, to compare: place and step.
+/// The changes of a plan, to compare.
 #[must_use]
-pub fn steps(plan: &Plan) -> Vec<(String, Step)> {
-    let step = |change: &Change| {
-        let step = match &change.action {
-            Action::Create { why } => Step::Create(*why),
-            Action::Update { why, .. } => Step::Update(*why),
-            Action::Replace { why, .. } => Step::Replace(*why),
-            Action::Delete { why, .. } => Step::Delete(*why),
+pub fn planned(plan: &Plan) -> Vec<(String, Planned)> {
+    let planned = |change: &Change| {
+        let planned = match &change.action {
+            Action::Create { reason } => Planned::Create(*reason),
+            Action::Update { reason, .. } => Planned::Update(*reason),
+            Action::Recreate { reason, .. } => Planned::Recreate(*reason),
+            Action::Delete { reason, .. } => Planned::Delete(*reason),
         };
-        (change.at.to_string(), step)
+        (change.at.to_string(), planned)
     };
-    plan.changes.iter().map(step).collect()
+    plan.changes.iter().map(planned).collect()
 }

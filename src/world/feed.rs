@@ -27,15 +27,15 @@ pub fn start(
     world: &SharedWorld,
     readiness: &Readiness,
     metrics: &Metrics,
-    look_at: impl Fn(Vec<ObjectKey>) + Send + Sync + 'static,
+    requeue: impl Fn(Vec<ObjectKey>) + Send + Sync + 'static,
 ) {
-    let look_at: Arc<LookAt> = Arc::new(look_at);
+    let requeue: Arc<LookAt> = Arc::new(requeue);
     for stream in scope.streams() {
         let feed = Feed {
             stream,
             scope: scope.clone(),
             world: world.clone(),
-            look_at: look_at.clone(),
+            requeue: requeue.clone(),
             readiness: readiness.clone(),
             metrics: metrics.clone(),
         };
@@ -74,7 +74,7 @@ struct Feed {
     stream: Stream,
     scope: Scope,
     world: SharedWorld,
-    look_at: Arc<LookAt>,
+    requeue: Arc<LookAt>,
     readiness: Readiness,
     metrics: Metrics,
 }
@@ -150,8 +150,8 @@ impl Feed {
         for (source, news) in &effect.news {
             self.report(source, *news);
         }
-        if !effect.look_at.is_empty() {
-            (self.look_at)(effect.look_at);
+        if !effect.requeue.is_empty() {
+            (self.requeue)(effect.requeue);
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
             stream,
             world: SharedWorld::new(&scope),
             scope,
-            look_at: Arc::new(|_| {}),
+            requeue: Arc::new(|_| {}),
             readiness: Readiness::new([Condition::Listed(stream.as_str())]),
             metrics: Metrics::new(),
         };

@@ -118,8 +118,8 @@ pub enum News {
 /// What a change of the world calls for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The sources to look at again.
-    pub look_at: Vec<ObjectKey>,
+    /// The sources to reconcile again.
+    pub requeue: Vec<ObjectKey>,
     pub news: Vec<(ObjectKey, News)>,
 }
 
@@ -322,7 +322,7 @@ impl World {
         let mut lost = std::mem::take(&mut self.lost);
         lost.retain(|at, lost| lost.source != key || self.wants_at(&key, at));
         self.lost = lost;
-        Effect { look_at: vec![key.clone()], news: vec![(key, news)] }
+        Effect { requeue: vec![key.clone()], news: vec![(key, news)] }
     }
 
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
@@ -338,7 +338,7 @@ impl World {
         self.unindex_wish(key);
         self.sources.remove(key);
         self.lost.retain(|_, lost| lost.source != *key);
-        Effect { look_at: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
+        Effect { requeue: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
     }
 
     fn unindex_wish(&mut self, source: &ObjectKey) {
@@ -399,7 +399,7 @@ impl World {
             || (!self.companions.contains_key(&key) && companion.version <= horizon);
         // No watch of ours would ever tell the end of one without our label.
         if gone || !companion.labelled {
-            return Effect { look_at: self.concerned(&key, companion.source.as_ref()), news: Vec::new() };
+            return Effect { requeue: self.concerned(&key, companion.source.as_ref()), news: Vec::new() };
         }
         self.put_companion(key, companion)
     }
@@ -426,7 +426,7 @@ impl World {
             companion.written = companion.written.max(known.written);
         }
         self.lost.remove(&key);
-        let look_at = self.concerned(&key, companion.source.as_ref());
+        let requeue = self.concerned(&key, companion.source.as_ref());
         if let Some(known) = self.companions.get(&key)
             && known.source != companion.source
         {
@@ -436,7 +436,7 @@ impl World {
             self.by_source.entry(source.clone()).or_default().insert(key.clone());
         }
         self.companions.insert(key, companion);
-        Effect { look_at, news: Vec::new() }
+        Effect { requeue, news: Vec::new() }
     }
 
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
@@ -482,7 +482,7 @@ impl World {
         {
             self.lost.insert(key.clone(), Lost { source: source.clone(), uid });
         }
-        Effect { look_at: self.concerned(key, source.as_ref()), news: Vec::new() }
+        Effect { requeue: self.concerned(key, source.as_ref()), news: Vec::new() }
     }
 
     fn unindex_companion(&mut self, key: &ObjectKey) {
@@ -514,7 +514,9 @@ impl World {
         wish.is_some_and(|wish| *wish.policy.companion == *at.name) && self.wants(source, &at.namespace)
     }
 
-    fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
+    /// Whether a source wants a companion in a namespace.
+    #[must_use]
+    pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
         let empty = BTreeMap::new();
         let labels = self.namespaces.get(namespace).map_or(&empty, |(ns, _)| &ns.labels);
         self.sources
@@ -554,6 +556,27 @@ impl Source {
             uid: meta.uid,
             resource_version: meta.resource_version,
         }
+    }
+}
+
+impl Source {
+    /// What it asks for, unless nothing may be written for it now: it is malformed, being deleted, or paused.
+    #[must_use]
+    pub fn active_policy(&self) -> Option<&Policy> {
+        let policy = &self.wish.as_ref().ok()?.policy;
+        (!self.terminating && !policy.paused).then_some(policy)
+    }
+
+    /// The names of the keys that are copied, for logs.
+    #[must_use]
+    pub fn key_names(&self) -> Option<&String> {
+        self.wish.as_ref().ok().map(|wish| &wish.key_names)
+    }
+
+    /// How many bytes of content each companion gets.
+    #[must_use]
+    pub fn payload_len(&self) -> usize {
+        self.wish.as_ref().map_or(0, |wish| wish.payload.len())
     }
 }
 
@@ -622,7 +645,7 @@ fn wish_key(source: &Source) -> Option<WishKey> {
 
 impl Effect {
     fn add(&mut self, other: Self) {
-        self.look_at.extend(other.look_at);
+        self.requeue.extend(other.requeue);
         self.news.extend(other.news);
     }
 }

@@ -181,7 +181,7 @@ async fn heals_back_off_when_another_manager_keeps_overwriting_a_companion() {
         cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     }
     let note = cluster.wait_event(&home, "colors", "Fight").await;
-    assert!(note.contains("tester undoes us"), "{note}");
+    assert!(note.contains("tester overwrote"), "{note}");
     assert!(lockstep.metric("lockstep_fights_total{manager=\"tester\"}") >= 1.0);
     assert_eq!(lockstep.metric("lockstep_troubles{reason=\"fight\"}"), 1.0);
     // The next heal is delayed by seconds: a later edit of another companion is healed before it.

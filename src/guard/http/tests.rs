@@ -23,7 +23,6 @@ use crate::{
         source,
     },
     tls::Limits,
-    world::Scope,
 };
 
 /// What the API server answers to SubjectAccessReviews.
@@ -57,14 +56,8 @@ pub fn world() -> SharedWorld {
     let mut cluster = Cluster::with(&["home", "away"]);
     let key = cluster
         .put(source("home", "colors").data("sky", "hush-blue").annotate("target-namespaces", ".,away"));
-    cluster.settle(&key);
-    let shared = SharedWorld::new(&Scope {
-        keys: keys(),
-        limits: crate::testing::limits(),
-        kinds: Kind::ALL.to_vec(),
-    });
-    shared.write(|world| *world = cluster.world);
-    shared
+    cluster.reconcile(&key);
+    cluster.world
 }
 
 pub fn rules() -> Rules {

@@ -31,7 +31,7 @@ fn by_alice(namespace: &str, operation: Operation) -> Request {
 
 fn judge(cluster: &Cluster, request: &Request) -> Verdict {
     let rules = rules();
-    Case::read(&rules, request).map_or(Verdict::ALLOWED, |case| case.judge(&cluster.world))
+    Case::read(&rules, request).map_or(Verdict::ALLOWED, |case| cluster.world.read(|world| case.judge(world)))
 }
 
 /// What becomes of the request of a user who has the required access.
@@ -63,7 +63,7 @@ fn colors() -> ObjectBuilder {
 fn settled(draft: ObjectBuilder) -> Cluster {
     let mut cluster = Cluster::with(&["home", "away", "third"]);
     let key = cluster.put(draft);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster
 }
 
@@ -644,7 +644,7 @@ fn many_leftover_companions_require_access_in_all_namespaces() {
     let mut cluster = Cluster::with(&["home"]);
     (0..60).for_each(|n| cluster.namespace(namespace(&format!("team-{n}"))));
     let key = cluster.put(source("home", "colors").annotate("target-namespaces", "team-*"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     cluster.put(source("home", "colors").annotate("target-namespaces", "!"));
     assert_eq!(required(&delete(&cluster, "home", "colors")), ["delete */colors-synced"]);
 }

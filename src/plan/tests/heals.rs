@@ -8,16 +8,16 @@ fn heals(
     draft: ObjectBuilder,
     at: &ObjectKey,
     edit: impl FnOnce(&mut Object),
-    step: fn(Why) -> Step,
+    step: fn(WriteReason) -> Planned,
     heal: Heal,
 ) {
     let mut cluster = two_namespaces();
     let key = cluster.put(draft);
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     let right = cluster.object(at).unwrap().clone();
     cluster.edit(at, edit);
-    expect(&cluster, &key, &[(&at.to_string(), step(Why::Healed(heal)))]);
-    assert_eq!(cluster.settle(&key), []);
+    expect(&cluster, &key, &[(&at.to_string(), step(WriteReason::Healed(heal)))]);
+    assert_eq!(cluster.reconcile(&key), []);
     let healed = cluster.object(at).unwrap();
     assert!(healed.data == right.data && healed.binary_data == right.binary_data);
     assert!(healed.immutable == right.immutable && healed.type_ == right.type_);
@@ -54,20 +54,20 @@ fn an_edit_of_binary_data_is_put_back() {
 
 #[test]
 fn a_companion_made_immutable_is_replaced() {
-    heals(colors(), &away(), |object| object.immutable = Some(true), Replace, Heal::Immutable);
+    heals(colors(), &away(), |object| object.immutable = Some(true), Recreate, Heal::Immutable);
 }
 
 #[test]
 fn a_companion_of_another_type_is_replaced() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().of_type("Opaque"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     let at = ObjectKey::new(key.kind, "away", "colors-synced");
     let mut forged = cluster.object(&at).unwrap().clone();
     forged.type_ = Some("example.com/other".to_owned());
     cluster.put_anew(ObjectBuilder { kind: at.kind, object: forged });
-    expect(&cluster, &key, &[("away/colors-synced", Replace(Why::Healed(Heal::Type)))]);
-    cluster.settle(&key);
+    expect(&cluster, &key, &[("away/colors-synced", Recreate(WriteReason::Healed(Heal::Type)))]);
+    cluster.reconcile(&key);
     assert_eq!(cluster.object(&at).unwrap().type_.as_deref(), Some("Opaque"));
     assert_nothing(&cluster, &key);
 }
@@ -105,17 +105,18 @@ fn a_stripped_label_is_restored_by_the_other_marks() {
                 object.metadata.annotations.clear();
             }
         });
-        assert!(cluster.world.companion(&away()).is_none());
-        let (_, found) = cluster
-            .world
-            .identify(testing::read_companion(key.kind, cluster.object(&away()).unwrap().clone()));
-        let seen = Seen { settled: true, lost: true, accepts: false, first: true };
-        let decision = decide(cluster.world.source(&key).unwrap(), &away(), Some(&found), seen);
-        let Decision::Change(Change { action: Action::Update { why, .. }, .. }) = decision else {
+        assert!(cluster.companion(&away()).is_none());
+        let stripped = testing::read_companion(key.kind, cluster.object(&away()).unwrap());
+        let context = TargetContext { in_step: true, lost: true, accepts: false, first_in_line: true };
+        let decision = cluster.world.read(|world| {
+            let (_, found) = world.identify(stripped);
+            decide(world.source(&key).unwrap(), &away(), Some(&found), context)
+        });
+        let Decision::Change(Change { action: Action::Update { reason, .. }, .. }) = decision else {
             panic!("{decision:?}")
         };
-        assert_eq!(why, Why::Healed(Heal::Label));
-        assert_eq!(cluster.settle(&key), []);
+        assert_eq!(reason, WriteReason::Healed(Heal::Label));
+        assert_eq!(cluster.reconcile(&key), []);
         let restored = &cluster.object(&away()).unwrap().metadata;
         assert_eq!((&restored.uid, &restored.labels[&full("companion")]), (&uid, &"true".to_owned()));
         assert_nothing(&cluster, &key);
@@ -144,10 +145,10 @@ fn an_added_finalizer_does_not_keep_a_deleted_companion_from_coming_back() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| object.metadata.finalizers.push("example.com/stay".to_owned()));
     cluster.delete(&away());
-    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Finalizer)))]);
-    cluster.settle(&key);
-    expect(&cluster, &key, &[("away/colors-synced", Create(Why::Healed(Heal::Deleted)))]);
-    cluster.settle(&key);
+    expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Healed(Heal::Finalizer)))]);
+    cluster.reconcile(&key);
+    expect(&cluster, &key, &[("away/colors-synced", Create(WriteReason::Healed(Heal::Deleted)))]);
+    cluster.reconcile(&key);
     assert_nothing(&cluster, &key);
 }
 
@@ -155,9 +156,9 @@ fn an_added_finalizer_does_not_keep_a_deleted_companion_from_coming_back() {
 fn a_companion_that_was_deleted_is_made_again() {
     let (mut cluster, key) = settled();
     cluster.delete(&away());
-    expect(&cluster, &key, &[("away/colors-synced", Create(Why::Healed(Heal::Deleted)))]);
-    cluster.settle(&key);
-    assert_eq!(data(&cluster, &away(), "sky"), Some("blue"));
+    expect(&cluster, &key, &[("away/colors-synced", Create(WriteReason::Healed(Heal::Deleted)))]);
+    cluster.reconcile(&key);
+    assert_eq!(data(&cluster, &away(), "sky").as_deref(), Some("blue"));
     assert_nothing(&cluster, &key);
 }
 
@@ -170,7 +171,7 @@ fn labels_and_annotations_of_others_are_left_alone() {
     });
     assert_nothing(&cluster, &key);
     cluster.put(colors().data("sky", "red"));
-    cluster.settle(&key);
+    cluster.reconcile(&key);
     let meta = &cluster.object(&away()).unwrap().metadata;
     assert_eq!((&*meta.labels["example.com/mine"], &*meta.annotations["example.com/mine"]), ("1", "2"));
     assert_nothing(&cluster, &key);
@@ -184,7 +185,7 @@ fn the_gravest_difference_names_the_heal() {
         object.metadata.annotations.remove(&full("protect"));
         object.metadata.finalizers.push("example.com/stay".to_owned());
     });
-    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Content)))]);
+    expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Healed(Heal::Content)))]);
 }
 
 #[test]
@@ -192,12 +193,12 @@ fn an_edit_made_while_the_process_was_down_is_a_heal_and_a_change_of_the_source_
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| drop(object.data.take()));
     cluster.restart();
-    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Healed(Heal::Content)))]);
+    expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Healed(Heal::Content)))]);
 
     let (mut cluster, key) = settled();
     cluster.put(colors().data("sky", "red"));
     cluster.restart();
-    let follow = Update(Why::SourceChanged);
+    let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     object::ManagedFields,
+    policy::Fault,
     testing::{OWN_NAMESPACE, companion, keys},
 };
 
@@ -27,11 +28,11 @@ fn an_object_that_is_not_ours_is_never_overwritten() {
     let at = cluster.put(object("away", "colors-synced").data("their", "own"));
     let before = version(&cluster, &at);
     let key = cluster.put(colors());
-    let obstacles = cluster.settle(&key);
+    let obstacles = cluster.reconcile(&key);
     assert_eq!(obstacles, [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
     assert!(is_untouched(&cluster, &at, &before));
     cluster.delete(&at);
-    assert_eq!(cluster.settle(&key), []);
+    assert_eq!(cluster.reconcile(&key), []);
     assert_nothing(&cluster, &key);
 }
 
@@ -47,7 +48,7 @@ fn our_label_alone_is_no_proof() {
         let key = cluster.put(colors());
         let plan = cluster.plan(&key);
         assert_eq!(plan.troubles, [conflict(&at, Holder::Foreign)]);
-        assert_eq!(steps(&plan), [("home/colors-synced".to_owned(), Create(Why::New))]);
+        assert_eq!(planned(&plan), [("home/colors-synced".to_owned(), Create(WriteReason::New))]);
         cluster.delete(&key);
         assert_nothing(&cluster, &key);
     }
@@ -68,8 +69,8 @@ fn each_other_mark_alone_is_proof() {
         cluster.restart();
         let plan = cluster.plan(&key);
         assert!(plan.troubles.is_empty(), "{:?}", plan.troubles);
-        let expected = Update(Why::Healed(Heal::Content));
-        assert_eq!(steps(&plan), [("home/colors-synced".to_owned(), expected)]);
+        let expected = Update(WriteReason::Healed(Heal::Content));
+        assert_eq!(planned(&plan), [("home/colors-synced".to_owned(), expected)]);
     }
 }
 
@@ -79,9 +80,9 @@ fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() 
     let first = cluster.put(source("home", "colors").data("sky", "blue"));
     let second =
         cluster.put(source("home", "paint").data("sky", "red").annotate("companion-name", "colors-synced"));
-    cluster.settle(&first);
+    cluster.reconcile(&first);
     let plan = cluster.plan(&second);
-    assert_eq!(steps(&plan), []);
+    assert_eq!(planned(&plan), []);
     assert_eq!(plan.troubles, [conflict(&home(), Holder::Companion { of: first.clone() })]);
     // Adoption does not reach what is another source's.
     cluster.edit(&second, |object| drop(object.metadata.annotations.insert(full("adopt"), "true".into())));
@@ -89,9 +90,9 @@ fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() 
     assert_nothing(&cluster, &first);
 
     cluster.delete(&first);
-    cluster.settle(&first);
-    cluster.settle(&second);
-    assert_eq!(data(&cluster, &home(), "sky"), Some("red"));
+    cluster.reconcile(&first);
+    cluster.reconcile(&second);
+    assert_eq!(data(&cluster, &home(), "sky").as_deref(), Some("red"));
     assert_nothing(&cluster, &second);
 }
 
@@ -102,14 +103,14 @@ fn adopt_takes_over_an_object_in_the_own_namespace() {
     let mut cluster = two_namespaces();
     let at = cluster.put(object("home", "colors-synced").data("their", "own").label("example.com/mine", "1"));
     let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
-    assert_eq!(cluster.settle(&key), []);
-    assert_eq!((data(&cluster, &at, "sky"), data(&cluster, &at, "their")), (Some("blue"), None));
+    assert_eq!(cluster.reconcile(&key), []);
+    assert_eq!((data(&cluster, &at, "sky"), data(&cluster, &at, "their")), (Some("blue".to_owned()), None));
     assert_eq!(cluster.object(&at).unwrap().metadata.labels["example.com/mine"], "1");
     assert_nothing(&cluster, &key);
 
     // Where our label lets the watch show it, the plan says so by itself.
     cluster.put_anew(companion("home", "colors-synced"));
-    expect(&cluster, &key, &[("home/colors-synced", Update(Why::Adopted))]);
+    expect(&cluster, &key, &[("home/colors-synced", Update(WriteReason::Adopted))]);
 }
 
 #[test]
@@ -117,8 +118,8 @@ fn adopt_replaces_what_an_update_cannot_change() {
     let mut cluster = two_namespaces();
     cluster.put(companion("home", "colors-synced").data("their", "own").immutable());
     let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
-    expect(&cluster, &key, &[("home/colors-synced", Replace(Why::Adopted))]);
-    cluster.settle(&key);
+    expect(&cluster, &key, &[("home/colors-synced", Recreate(WriteReason::Adopted))]);
+    cluster.reconcile(&key);
     assert_nothing(&cluster, &key);
 }
 
@@ -129,11 +130,11 @@ fn adopt_reaches_another_namespace_only_where_that_accepts_from_ours() {
     let key =
         cluster.put(source("home", "colors").annotate("target-namespaces", "away").annotate("adopt", "true"));
     let plan = cluster.plan(&key);
-    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
     cluster.namespace(namespace("away").annotate("accept-from", "elsewhere"));
     assert_eq!(cluster.plan(&key).troubles, [conflict(&at, Holder::NotAccepting)]);
     cluster.namespace(namespace("away").annotate("accept-from", "elsewhere,ho*"));
-    expect(&cluster, &key, &[("away/colors-synced", Update(Why::Adopted))]);
+    expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Adopted))]);
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
         let before = version(&cluster, &at);
         let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
         let mut troubles = cluster.plan(&key).troubles;
-        troubles.extend(cluster.settle(&key).into_iter().filter_map(|(_, trouble)| trouble));
+        troubles.extend(cluster.reconcile(&key).into_iter().filter_map(|(_, trouble)| trouble));
         assert_eq!(troubles, [conflict(&at, Holder::Bound)]);
         assert!(is_untouched(&cluster, &at, &before));
     }
@@ -161,7 +162,7 @@ fn a_source_is_nobodys_companion_whoever_is_said_to_own_it() {
     let uid = cluster.object(&planter).unwrap().metadata.uid.clone();
     let at = cluster.put(colors().controlled_by("ConfigMap", &uid));
     let before = version(&cluster, &at);
-    assert_eq!(cluster.settle(&planter), [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
+    assert_eq!(cluster.reconcile(&planter), [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
     assert!(is_untouched(&cluster, &at, &before));
 }
 
@@ -175,7 +176,7 @@ fn what_is_not_ours_and_goes_or_is_waited_for_is_not_adopted() {
         cluster.put(draft);
         let key = cluster.put(source("home", "colors").annotate("adopt", "true"));
         let plan = cluster.plan(&key);
-        assert_eq!(steps(&plan), []);
+        assert_eq!(planned(&plan), []);
         assert!(
             matches!(plan.troubles[..], [Trouble::Conflict { holder: Holder::Bound, .. }]),
             "{:?}",
@@ -207,7 +208,7 @@ fn our_entry_in_managed_fields_outlives_our_marks_and_is_no_proof_without_our_la
                 .annotate("companion-name", "colors-synced"),
         );
         let before = cluster.object(&away()).unwrap().metadata.resource_version.clone();
-        cluster.settle(&second);
+        cluster.reconcile(&second);
         assert_eq!(cluster.object(&away()).unwrap().metadata.resource_version, before, "{made_a_source}");
     }
 }
@@ -231,7 +232,7 @@ fn a_refused_or_malformed_source_is_trouble_and_leaves_its_companions() {
         cluster.edit(&away(), |object| drop(object.data.take()));
         cluster.delete(&home());
         let plan = cluster.plan(&key);
-        assert_eq!(steps(&plan), [], "{reason}");
+        assert_eq!(planned(&plan), [], "{reason}");
         assert!(matches!(&*plan.troubles, [trouble @ Trouble::Fault(_)] if trouble.label() == reason));
     }
 }
@@ -247,7 +248,7 @@ fn a_secret_that_is_bound_to_one_place_or_loses_a_needed_key_is_refused() {
         let mut cluster = two_namespaces();
         let key = cluster.put(draft);
         let plan = cluster.plan(&key);
-        assert_eq!(steps(&plan), []);
+        assert_eq!(planned(&plan), []);
         assert!(matches!(&*plan.troubles, [trouble] if trouble.label() == "refused"));
     }
     let mut cluster = two_namespaces();
@@ -262,7 +263,7 @@ fn our_own_namespace_holds_no_sources() {
     let mut cluster = Cluster::with(&["away", OWN_NAMESPACE]);
     let key = cluster.put(source(OWN_NAMESPACE, "colors").annotate("target-namespaces", "*"));
     let plan = cluster.plan(&key);
-    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![Trouble::Fault(Fault::OwnNamespace)]));
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![Trouble::Fault(Fault::OwnNamespace)]));
 }
 
 #[test]
@@ -271,13 +272,13 @@ fn our_own_namespace_and_an_excluded_one_are_never_targets() {
     cluster.namespace(namespace(OWN_NAMESPACE).annotate("accept-from", "*"));
     cluster.namespace(namespace("away").label("exclude", "true").annotate("accept-from", "*"));
     let key = cluster.put(source("home", "colors").annotate("target-namespaces", "*"));
-    expect(&cluster, &key, &[("home/colors-synced", Create(Why::New))]);
+    expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
     assert!(cluster.plan(&key).troubles.is_empty());
     // Who names them outright is told.
     for named in [OWN_NAMESPACE, "away"] {
         cluster.put(source("home", "colors").annotate("target-namespaces", named));
         let plan = cluster.plan(&key);
-        assert_eq!((steps(&plan), plan.troubles), (vec![], vec![Trouble::Excluded(named.to_owned())]));
+        assert_eq!((planned(&plan), plan.troubles), (vec![], vec![Trouble::Excluded(named.to_owned())]));
     }
 }
 
@@ -285,7 +286,7 @@ fn our_own_namespace_and_an_excluded_one_are_never_targets() {
 fn a_namespace_that_becomes_excluded_loses_its_companions() {
     let (mut cluster, key) = settled();
     cluster.namespace(namespace("away").label("exclude", "true"));
-    expect(&cluster, &key, &[("away/colors-synced", Delete(Removal::NotWanted))]);
+    expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::NotWanted))]);
 }
 
 #[test]
@@ -296,16 +297,16 @@ fn a_kube_namespace_is_a_target_only_where_it_accepts() {
     cluster.put(source("home", "colors").annotate("target-namespaces", "kube-public"));
     let plan = cluster.plan(&key);
     let refused = Trouble::NotAccepted { namespace: "kube-public".to_owned(), home: "home".to_owned() };
-    assert_eq!((steps(&plan), plan.troubles), (vec![], vec![refused]));
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![refused]));
     cluster.namespace(namespace("kube-public").annotate("accept-from", "away"));
     assert_eq!(cluster.plan(&key).changes.len(), 0);
 
     cluster.namespace(namespace("kube-public").annotate("accept-from", "home"));
-    expect(&cluster, &key, &[("kube-public/colors-synced", Create(Why::New))]);
-    cluster.settle(&key);
+    expect(&cluster, &key, &[("kube-public/colors-synced", Create(WriteReason::New))]);
+    cluster.reconcile(&key);
     assert_nothing(&cluster, &key);
     cluster.namespace(namespace("kube-public"));
-    expect(&cluster, &key, &[("kube-public/colors-synced", Delete(Removal::NotWanted))]);
+    expect(&cluster, &key, &[("kube-public/colors-synced", Delete(DeleteReason::NotWanted))]);
 }
 
 #[test]
@@ -315,8 +316,8 @@ fn a_pattern_that_reaches_the_source_itself_leaves_it_alone() {
         source("home", "colors").annotate("companion-name", "colors").annotate("target-namespaces", "*"),
     );
     let before = version(&cluster, &key);
-    expect(&cluster, &key, &[("away/colors", Create(Why::New))]);
-    assert_eq!(cluster.settle(&key), []);
+    expect(&cluster, &key, &[("away/colors", Create(WriteReason::New))]);
+    assert_eq!(cluster.reconcile(&key), []);
     assert!(is_untouched(&cluster, &key, &before));
     assert_nothing(&cluster, &key);
 }

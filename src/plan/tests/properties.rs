@@ -252,14 +252,16 @@ fn run(history: Vec<Deed>, mut look: impl FnMut(&mut Cluster, &ObjectKey)) -> Cl
 }
 
 fn just_settle(cluster: &mut Cluster, key: &ObjectKey) {
-    cluster.settle(key);
+    cluster.reconcile(key);
 }
 
 /// What a plan touches of what is there.
 fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
     plan.changes.iter().filter_map(|change| match &change.action {
         Action::Create { .. } => None,
-        Action::Update { why, .. } | Action::Replace { why, .. } => Some((&change.at, *why == Why::Adopted)),
+        Action::Update { reason, .. } | Action::Recreate { reason, .. } => {
+            Some((&change.at, *reason == WriteReason::Adopted))
+        }
         Action::Delete { .. } => Some((&change.at, false)),
     })
 }
@@ -275,7 +277,7 @@ fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
         ObjectKey::parse(at.kind, cluster.object(at)?.metadata.annotations.get(&full("source"))?)
     };
     let is_unclear = |at: &ObjectKey| {
-        cluster.world.companion(at).is_some_and(|found| !found.labelled || found.source != named(at))
+        cluster.companion(at).is_some_and(|found| !found.labelled || found.source != named(at))
             || cluster.is_known_by_entry_only(at)
     };
     everywhere.filter(is_unclear).collect()
@@ -288,7 +290,7 @@ fn converge(cluster: &mut Cluster) -> Result<(), TestCaseError> {
         for key in cluster.all_sources() {
             let plan = cluster.plan(&key);
             let planned = plan.changes.len();
-            changed |= planned > cluster.carry_out(&key, plan).len();
+            changed |= planned > cluster.apply(&key, plan).len();
         }
         if !changed {
             return Ok(());
@@ -311,11 +313,11 @@ proptest! {
             };
             let places = plan.changes.iter().map(|change| change.at.clone());
             let held: Vec<ObjectKey> = places.filter(is_held).collect();
-            let obstacles = cluster.carry_out(&key, plan);
+            let obstacles = cluster.apply(&key, plan);
             let is_open = |at: &ObjectKey| !held.contains(at) && obstacles.iter().all(|(other, _)| other != at);
             let again = cluster.plan(&key);
             let left = again.changes.iter().any(|change| is_open(&change.at));
-            prop_assert!(!left, "{key}: {:?}", steps(&again));
+            prop_assert!(!left, "{key}: {:?}", planned(&again));
         }
     }
 
@@ -334,8 +336,8 @@ proptest! {
         for key in cluster.all_sources() {
             // Creates that meet a stranger are all that is ever left, before and after.
             let after = places(&cluster, &key);
-            let there = |at: &ObjectKey| cluster.world.companion(at).is_some();
-            prop_assert!(!after.iter().any(there), "{key}: {:?}", steps(&cluster.plan(&key)));
+            let there = |at: &ObjectKey| cluster.companion(at).is_some();
+            prop_assert!(!after.iter().any(there), "{key}: {:?}", planned(&cluster.plan(&key)));
             prop_assert_eq!(after, before.get(&key).cloned().unwrap_or_default(), "{}", key);
         }
     }
@@ -355,7 +357,7 @@ proptest! {
         };
         let cluster = run(history, |cluster, key| {
             check(cluster, key);
-            cluster.settle(key);
+            cluster.reconcile(key);
         });
         cluster.all_sources().iter().for_each(|key| check(&cluster, key));
     }

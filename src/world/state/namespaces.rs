@@ -159,8 +159,8 @@ impl World {
                 wants(now) || before.as_ref().is_some_and(|(before, _)| wants(before))
             })
         };
-        let look_at = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
-        (Effect { look_at, news: Vec::new() }, fault)
+        let requeue = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        (Effect { requeue, news: Vec::new() }, fault)
     }
 
     /// Its companions go with it and say so themselves.

@@ -45,7 +45,7 @@ fn see_gone(world: &mut World, draft: &ObjectBuilder) -> Effect {
 
 fn see_namespace(world: &mut World, draft: &ObjectBuilder) -> BTreeSet<String> {
     let (effect, _) = world.apply_namespace(draft.meta());
-    effect.look_at.iter().map(ToString::to_string).collect()
+    effect.requeue.iter().map(ToString::to_string).collect()
 }
 
 /// A world with both namespaces, the source and, at version 10, its companion in `away`.
@@ -70,7 +70,7 @@ fn version(world: &World, key: &ObjectKey) -> Option<String> {
 fn an_older_event_never_undoes_a_newer_state() {
     let mut world = known();
     let newer = see(&mut world, synced().data("sky", "red").version(12));
-    assert_eq!(newer.look_at, [colors_key()]);
+    assert_eq!(newer.requeue, [colors_key()]);
     let content = world.companion(&synced_key()).unwrap().content;
     assert_eq!(see(&mut world, synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
@@ -114,7 +114,7 @@ fn the_answer_to_a_write_that_comes_late_does_not_undo_what_the_watch_has_shown(
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
     // Nor does it bring back what has come and gone.
     see_gone(&mut world, &synced().version(13));
-    assert_eq!(write(&mut world, synced().version(12)).look_at, [colors_key()]);
+    assert_eq!(write(&mut world, synced().version(12)).requeue, [colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
     write(&mut world, synced().uid("second").version(14));
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("14"));
@@ -149,8 +149,8 @@ fn a_companion_that_goes_reaches_its_source_and_everyone_who_waits_for_its_name(
     }
     let expected = [configmap("away", "paint"), colors_key(), configmap("third", "paint")];
     let effect = see_gone(&mut world, &synced().version(11));
-    assert_eq!(effect.look_at, expected);
-    assert_eq!(see(&mut world, synced().uid("second").version(12)).look_at, expected);
+    assert_eq!(effect.requeue, expected);
+    assert_eq!(see(&mut world, synced().uid("second").version(12)).requeue, expected);
 }
 
 #[test]
@@ -159,17 +159,17 @@ fn whoever_no_longer_waits_for_a_name_is_not_reached() {
     let waiting = || source("away", "paint").annotate("companion-name", "colors-synced");
     see_source(&mut world, waiting());
     see_source(&mut world, waiting().annotate("companion-name", "other").version(2));
-    assert_eq!(see(&mut world, synced().version(11)).look_at, [colors_key()]);
+    assert_eq!(see(&mut world, synced().version(11)).requeue, [colors_key()]);
     see_source(&mut world, waiting().version(3));
     world.delete_source(Kind::ConfigMap, waiting().version(4).meta());
-    assert_eq!(see(&mut world, synced().version(12)).look_at, [colors_key()]);
+    assert_eq!(see(&mut world, synced().version(12)).requeue, [colors_key()]);
 }
 
 #[test]
 fn an_edited_annotation_does_not_give_a_companion_that_we_know_to_another_source() {
     let mut world = known();
     let effect = see(&mut world, synced().of("away/other").version(11));
-    assert_eq!(effect.look_at, [colors_key()]);
+    assert_eq!(effect.requeue, [colors_key()]);
     assert_eq!(world.companions_of(&colors_key()).count(), 1);
     assert_eq!(world.companions_of(&configmap("away", "other")).count(), 0);
     // A new object of that name is whose its annotation says.
@@ -202,7 +202,7 @@ fn a_relist_sweeps_what_is_missing_but_not_what_was_written_meanwhile() {
     write(&mut world, written().version(20));
     see(&mut world, kept().version(10));
     let effect = world.end(COMPANIONS, 15);
-    assert_eq!(effect.look_at, [colors_key(), colors_key()]);
+    assert_eq!(effect.requeue, [colors_key(), colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
     assert!(world.companion(&gone_again().key()).is_none(), "the list is newer than this write");
     assert!(world.companion(&kept().key()).is_some() && world.companion(&written().key()).is_some());
@@ -241,7 +241,7 @@ fn a_relist_without_a_source_is_its_end() {
     world.begin(SOURCES);
     see_source(&mut world, source("home", "other"));
     let effect = world.end(SOURCES, 20);
-    assert_eq!(effect, Effect { look_at: vec![colors_key()], news: vec![(colors_key(), News::Gone)] });
+    assert_eq!(effect, Effect { requeue: vec![colors_key()], news: vec![(colors_key(), News::Gone)] });
     assert_eq!(world.all_sources().len(), 2, "its companions are still there");
 }
 
@@ -252,8 +252,8 @@ fn after_an_etcd_restore_a_relist_is_believed() {
     see_source(&mut world, colors().data("sky", "red").version(999));
     world.begin(COMPANIONS);
     world.begin(SOURCES);
-    assert_eq!(see(&mut world, synced().version(10)).look_at, [colors_key()]);
-    assert_eq!(see_source(&mut world, colors().version(9)).look_at, [colors_key()]);
+    assert_eq!(see(&mut world, synced().version(10)).requeue, [colors_key()]);
+    assert_eq!(see_source(&mut world, colors().version(9)).requeue, [colors_key()]);
     world.end(COMPANIONS, 10);
     world.end(SOURCES, 10);
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("10"));
@@ -324,7 +324,7 @@ fn with_a_source_goes_the_memory_of_what_it_lost() {
 fn a_source_is_seen_changes_and_goes() {
     let mut world = world();
     let news = |effect: Effect| {
-        assert_eq!(effect.look_at, [colors_key()]);
+        assert_eq!(effect.requeue, [colors_key()]);
         effect.news.into_iter().map(|(_, news)| news).collect::<Vec<_>>()
     };
     assert_eq!(news(see_source(&mut world, colors())), [News::Seen]);
@@ -353,7 +353,7 @@ fn everything_that_can_change_a_companion_causes_a_look() {
         colors().uid("second"),
     ] {
         let mut world = known();
-        assert_eq!(see_source(&mut world, draft.version(11)).look_at, [colors_key()]);
+        assert_eq!(see_source(&mut world, draft.version(11)).requeue, [colors_key()]);
     }
 }
 
@@ -375,7 +375,7 @@ fn metadata_that_no_companion_shows_causes_no_look() {
         assert_eq!(world.source(&colors_key()).unwrap().resource_version, version.to_string());
     }
     let carried = carrying().label("example.com/team", "a").version(18);
-    assert_eq!(see_source(&mut world, carried).look_at, [colors_key()]);
+    assert_eq!(see_source(&mut world, carried).requeue, [colors_key()]);
 }
 
 #[test]
@@ -503,5 +503,5 @@ fn after_an_etcd_restore_a_version_that_is_used_again_is_not_taken_for_an_echo()
     world.begin(COMPANIONS);
     let effect = see(&mut world, synced().data("sky", "red").version(10));
     world.end(COMPANIONS, 10);
-    assert_eq!(effect.look_at, [colors_key()]);
+    assert_eq!(effect.requeue, [colors_key()]);
 }

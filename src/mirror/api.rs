@@ -1,0 +1,101 @@
+//! The API calls that the mirror makes for companions. Every update names the state it was decided on, every delete
+//! the very object.
+
+use std::{sync::Arc, time::Duration};
+
+use json_patch::Patch as Operations;
+use kube::{
+    Client,
+    api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Request,
+};
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use crate::{
+    client::{Failure, with_timeout},
+    keys::Keys,
+    leader::Claim,
+    object::{Object, ObjectKey},
+    world::state::Companion,
+};
+
+/// How long one call may take.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What [`super::apply`] needs of the API server; tests have one in memory.
+pub trait CompanionApi: Send + Sync + 'static {
+    fn get(&self, key: &ObjectKey) -> impl Future<Output = Result<Object, Failure>> + Send;
+
+    /// Creates an object from its JSON and returns it as it is stored.
+    fn create(&self, at: &ObjectKey, body: Vec<u8>) -> impl Future<Output = Result<Object, Failure>> + Send;
+
+    fn patch(
+        &self,
+        at: &ObjectKey,
+        operations: Operations,
+    ) -> impl Future<Output = Result<Object, Failure>> + Send;
+
+    /// Deletes just this object in just this version. That it is gone already counts as success.
+    fn delete(&self, at: &ObjectKey, known: &Companion) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// The API server, for as long as this replica leads.
+pub struct KubeApi {
+    client: Client,
+    keys: Arc<Keys>,
+    claim: Claim,
+}
+
+impl KubeApi {
+    #[must_use]
+    pub const fn new(client: Client, keys: Arc<Keys>, claim: Claim) -> Self {
+        Self { client, keys, claim }
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
+    ) -> Result<T, Failure> {
+        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+        if !self.claim.is_held() {
+            return Err(Failure::NotLeader);
+        }
+        with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
+    }
+
+    fn field_manager(&self) -> Option<String> {
+        Some(self.keys.instance.clone())
+    }
+}
+
+impl CompanionApi for KubeApi {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.call(collection(key).get(&key.name, &GetParams::default())).await
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        let params = PostParams { field_manager: self.field_manager(), ..PostParams::default() };
+        self.call(collection(at).create(&params, body)).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
+        let params = PatchParams { field_manager: self.field_manager(), ..PatchParams::default() };
+        let patch: Patch<()> = Patch::Json(operations);
+        self.call(collection(at).patch(&at.name, &params, &patch)).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: Some(known.uid.clone()),
+            resource_version: Some(known.resource_version.clone()),
+        });
+        match self.call::<IgnoredAny>(collection(at).delete(&at.name, &params)).await {
+            Ok(_) | Err(Failure::NotFound) => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+fn collection(key: &ObjectKey) -> Request {
+    Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
+}

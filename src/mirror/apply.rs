@@ -1,0 +1,310 @@
+//! Carries out one change of one companion, and says what came of it.
+
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::{api::CompanionApi, queue::Queue, request, retry::RetryPolicy};
+use crate::{
+    client::Failure,
+    content::Digest,
+    keys::Keys,
+    object::ObjectKey,
+    plan::{
+        Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, plan_companion,
+    },
+    world::{
+        SharedWorld,
+        state::{Found, Source, Wish},
+    },
+};
+
+/// A write holds one permit for so much content, a larger one more of them: the memory of all requests is bounded.
+const BYTES_PER_PERMIT: usize = 64 * 1024;
+/// A create may find an object, which has to be recreated, and the create after that may find another one.
+const MAX_ATTEMPTS: usize = 4;
+
+/// A write that succeeded.
+#[derive(Debug)]
+pub struct Done {
+    pub applied: Applied,
+    /// The field manager whose change a heal undid.
+    pub manager: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Applied {
+    Created,
+    Updated,
+    Adopted,
+    Healed(Heal),
+    Deleted(DeleteReason),
+}
+
+/// A write that did not succeed.
+#[derive(Debug)]
+pub enum ApplyError {
+    /// The object is not what the world knows: plan again when the watch has caught up.
+    StaleCache,
+    Retry {
+        trouble: Option<Trouble>,
+        policy: RetryPolicy,
+        failure: Option<Failure>,
+    },
+}
+
+/// One companion that is to be written or deleted.
+#[derive(Debug, Clone)]
+pub struct PlannedWrite {
+    pub source: ObjectKey,
+    pub at: ObjectKey,
+    /// The brake and a live read of the source have approved a delete; no other change is a delete.
+    pub delete: bool,
+}
+
+/// What the retry state knows about a target when its write starts.
+#[derive(Debug, Clone, Copy)]
+pub struct History {
+    /// The digest of the source for which all companions were last right.
+    pub in_step: Option<Digest>,
+    /// The last attempt failed.
+    pub failed: bool,
+}
+
+/// What an attempt leads to.
+enum Next {
+    Done(Option<Applied>),
+    Try(Action),
+}
+
+pub struct Applier<A> {
+    api: A,
+    keys: Arc<Keys>,
+    world: SharedWorld,
+    queue: Arc<Queue<ObjectKey>>,
+    permits: Semaphore,
+    max_permits: u32,
+}
+
+impl<A: CompanionApi> Applier<A> {
+    #[must_use]
+    pub fn new(
+        api: A,
+        keys: Arc<Keys>,
+        world: SharedWorld,
+        queue: Arc<Queue<ObjectKey>>,
+        writes: usize,
+    ) -> Self {
+        let max_permits = u32::try_from(writes).unwrap_or(u32::MAX);
+        Self { api, keys, world, queue, permits: Semaphore::new(writes), max_permits }
+    }
+
+    /// Makes one companion right. `None`: it is right already, or another change is due by now.
+    pub async fn apply(&self, write: &PlannedWrite, history: History) -> Result<Option<Done>, ApplyError> {
+        let _permit = self.reserve_memory(&write.source).await;
+        // Decided now, not when the write was queued: content that was superseded meanwhile is never written.
+        let (source, decision) = self.world.read(|world| {
+            let PlannedWrite { source: key, at, .. } = write;
+            (world.source(key).cloned(), plan_companion(world, key, at, history.in_step))
+        });
+        let Decision::Change(change) = decision else { return Ok(None) };
+        if change.action.is_delete() != write.delete {
+            return Ok(None);
+        }
+        let mut action = if history.failed { change.action.without_heal() } else { change.action };
+        let mut manager = None;
+        for _ in 0..MAX_ATTEMPTS {
+            manager = action.other_manager().map(str::to_owned).or(manager);
+            match self.attempt(source.as_deref(), &write.at, action, history.in_step).await? {
+                Next::Done(applied) => return Ok(applied.map(|applied| Done { applied, manager })),
+                Next::Try(next) => action = next,
+            }
+        }
+        Err(ApplyError::StaleCache)
+    }
+
+    /// Reads a source live, once before its companions are deleted, and returns those that may be deleted.
+    /// `Err(None)`: the cache is stale.
+    pub async fn confirm_deletes(
+        &self,
+        key: &ObjectKey,
+        deletes: Vec<ObjectKey>,
+    ) -> Result<Vec<ObjectKey>, Option<Failure>> {
+        let live = self.api.get(key).await;
+        self.world.read(|world| match (live, world.source(key)) {
+            // The garbage collector deletes what the source owned.
+            (Err(Failure::NotFound), None) => Ok(deletes
+                .into_iter()
+                .filter(|at| world.companion(at).is_none_or(|known| !known.owned_by_source))
+                .collect()),
+            // It exists and is no source any more.
+            (Ok(object), None) if !self.keys.is_source(&object.metadata.labels) => Ok(deletes),
+            (Ok(object), Some(source)) if object.metadata.resource_version == source.resource_version => {
+                Ok(deletes)
+            }
+            (Ok(_) | Err(Failure::NotFound), _) => Err(None),
+            (Err(failure), _) => Err(Some(failure)),
+        })
+    }
+
+    /// Waits until there is memory for a request with the content of a source.
+    async fn reserve_memory(&self, key: &ObjectKey) -> Option<SemaphorePermit<'_>> {
+        loop {
+            let permits = self.permits_for(key);
+            let permit = self.permits.acquire_many(permits).await.ok();
+            // The source may have grown while we waited.
+            if self.permits_for(key) <= permits {
+                return permit;
+            }
+        }
+    }
+
+    fn permits_for(&self, key: &ObjectKey) -> u32 {
+        let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_len()));
+        u32::try_from(1 + bytes / BYTES_PER_PERMIT).unwrap_or(u32::MAX).min(self.max_permits)
+    }
+
+    async fn attempt(
+        &self,
+        source: Option<&Source>,
+        at: &ObjectKey,
+        action: Action,
+        in_step: Option<Digest>,
+    ) -> Result<Next, ApplyError> {
+        if let Action::Delete { reason, known } = action {
+            self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
+            let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
+            self.queue.push_all(effect.requeue);
+            return Ok(Next::Done(Some(Applied::Deleted(reason))));
+        }
+        let Some((source, wish)) = source.and_then(|source| Some((source, source.wish.as_ref().ok()?)))
+        else {
+            return Ok(Next::Done(None));
+        };
+        let (written, reason) = match action {
+            Action::Create { reason } => match self.create(source, wish, at).await {
+                Ok(object) => (object, reason),
+                Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
+                // The namespace is gone. Its watch says so, and says when it is back.
+                Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Next::Done(None)),
+                Err(failure) => return Err(error(at, failure)),
+            },
+            Action::Update { reason, known } => {
+                let operations =
+                    request::update(source, wish, at, &known).map_err(|failure| error(at, failure))?;
+                match self.api.patch(at, operations).await {
+                    Ok(object) => (object, reason),
+                    Err(Failure::NotFound) => {
+                        self.world.write(|world| world.companion_vanished(at, &known.uid));
+                        return Ok(Next::Try(Action::Create { reason: WriteReason::Healed(Heal::Deleted) }));
+                    }
+                    Err(failure) => return Err(error(at, failure)),
+                }
+            }
+            Action::Recreate { reason, known } => {
+                self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
+                self.world.write(|world| world.companion_deleted(at, &known.uid));
+                return Ok(Next::Try(Action::Create { reason }));
+            }
+            Action::Delete { .. } => return Ok(Next::Done(None)),
+        };
+        let written = Found::read(&self.keys, at.kind, written);
+        let effect = self.world.write(|world| world.companion_written(written));
+        self.queue.push_all(effect.requeue);
+        Ok(Next::Done(Some(Applied::from(reason))))
+    }
+
+    async fn create(
+        &self,
+        source: &Source,
+        wish: &Wish,
+        at: &ObjectKey,
+    ) -> Result<crate::object::Object, Failure> {
+        self.api.create(at, request::body(source, wish, at)?).await
+    }
+
+    /// A create met an object that no watch of ours had shown: reads it and decides again.
+    async fn inspect(
+        &self,
+        source: &Source,
+        at: &ObjectKey,
+        in_step: Option<Digest>,
+    ) -> Result<Next, ApplyError> {
+        let found = match self.api.get(at).await {
+            Ok(object) => Found::read(&self.keys, at.kind, object),
+            Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
+            Err(failure) => return Err(error(at, failure)),
+        };
+        let (companion, context) = self.world.read(|world| {
+            let (_, companion) = world.identify(found.clone());
+            let mut context = TargetContext::of(world, source, at, Some(&companion), in_step);
+            // A companion that was lost and is back was changed by somebody else.
+            context.in_step |= context.lost;
+            (companion, context)
+        });
+        match decide(source, at, Some(&companion), context) {
+            Decision::Change(change) => Ok(Next::Try(change.action)),
+            Decision::Trouble(trouble) => Err(ApplyError::Retry {
+                trouble: Some(trouble),
+                policy: RetryPolicy::Conflict,
+                failure: None,
+            }),
+            Decision::Nothing if companion.terminating => {
+                Err(ApplyError::Retry { trouble: None, policy: RetryPolicy::Error, failure: None })
+            }
+            Decision::Nothing => {
+                // It is right, and our own watch is merely late.
+                self.world.write(|world| world.companion_written(found));
+                Ok(Next::Done(None))
+            }
+        }
+    }
+}
+
+/// What a failed call means for the retry.
+fn error(at: &ObjectKey, failure: Failure) -> ApplyError {
+    let (trouble, policy) = match &failure {
+        Failure::Conflict | Failure::NotLeader => return ApplyError::StaleCache,
+        Failure::Invalid(detail) => {
+            let trouble = Trouble::Invalid { at: at.clone(), detail: detail.clone() };
+            let policy = RetryPolicy::Permanent;
+            return ApplyError::Retry { trouble: Some(trouble), policy, failure: None };
+        }
+        Failure::Forbidden(detail) => {
+            (Some(Trouble::Forbidden { at: at.clone(), detail: detail.clone() }), RetryPolicy::Conflict)
+        }
+        Failure::Throttled(after) => (None, RetryPolicy::After(*after)),
+        _ => (None, RetryPolicy::Error),
+    };
+    ApplyError::Retry { trouble, policy, failure: Some(failure) }
+}
+
+impl From<WriteReason> for Applied {
+    fn from(reason: WriteReason) -> Self {
+        match reason {
+            WriteReason::New => Self::Created,
+            WriteReason::SourceChanged => Self::Updated,
+            WriteReason::Adopted => Self::Adopted,
+            WriteReason::Healed(heal) => Self::Healed(heal),
+        }
+    }
+}
+
+impl Applied {
+    #[must_use]
+    pub const fn is_heal(self) -> bool {
+        matches!(self, Self::Healed(_))
+    }
+
+    /// Its name in logs, Events and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Updated => "updated",
+            Self::Adopted => "adopted",
+            Self::Healed(_) => "healed",
+            Self::Deleted(_) => "deleted",
+        }
+    }
+}

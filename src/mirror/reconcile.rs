@@ -1,0 +1,469 @@
+//! Reconciles sources: plans what is missing, queues the writes, and takes in what came of them.
+//!
+//! A reconcile never waits for a write. While one companion's write hangs, the source is reconciled again as usual and its
+//! other companions are written; that one follows when its write has ended.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use tokio::sync::watch;
+
+use super::{
+    Settings,
+    api::CompanionApi,
+    apply::{Applier, ApplyError, Done, History, PlannedWrite},
+    brake::{Brake, BrakeDecision, Totals},
+    queue::Queue,
+    report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
+    retry::{Permission, RetryState},
+    writes::{Queued, WriteQueue},
+};
+use crate::{
+    client::Failure,
+    content::Digest,
+    leader::Claim,
+    object::ObjectKey,
+    ops::metrics::{Metrics, ResultLabel},
+    plan::{Plan, Trouble, plan},
+    world::SharedWorld,
+};
+
+/// How long writes that are queued or in flight may take after a stop.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Cheap to clone.
+pub struct Reconciler<A>(Arc<Inner<A>>);
+
+struct Inner<A> {
+    world: SharedWorld,
+    queue: Arc<Queue<ObjectKey>>,
+    writes: WriteQueue<Write>,
+    applier: Applier<A>,
+    reporter: Reporter,
+    claim: Claim,
+    brake: Mutex<Brake>,
+    sources: Mutex<HashMap<ObjectKey, Arc<Mutex<SourceState>>>>,
+    metrics: Metrics,
+}
+
+/// What is remembered of one source while this replica leads.
+#[derive(Default)]
+struct SourceState {
+    /// The last UID seen: a source that is gone has Events, too.
+    uid: String,
+    retry: RetryState,
+    /// What the last plan found; other troubles come from failed writes.
+    planned: Vec<Trouble>,
+    reported: Reported,
+    /// It was forgotten: the source is gone, or this replica no longer leads. Writes that end now change nothing.
+    closed: bool,
+}
+
+/// A queued write, and the reconcile that it belongs to.
+struct Write {
+    reconcile: Arc<Reconcile>,
+    job: Job,
+}
+
+enum Job {
+    Apply(PlannedWrite),
+    /// Reads the source live before these companions are deleted.
+    ConfirmDeletes(Vec<ObjectKey>),
+}
+
+/// One reconcile of a source, until the last of its writes has ended.
+struct Reconcile {
+    source: ObjectKey,
+    state: Arc<Mutex<SourceState>>,
+    /// Of the source as it was planned for; none if it was gone.
+    digest: Option<Digest>,
+    started: Instant,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Companions whose writes have not ended.
+    open: usize,
+    summary: Summary,
+    stale_cache: bool,
+    /// Not every change was started: an earlier write of that companion is in flight.
+    incomplete: bool,
+    failure: Option<Failure>,
+}
+
+impl<A> Clone for Reconciler<A> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<A: CompanionApi> Reconciler<A> {
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        api: A,
+        world: SharedWorld,
+        queue: Arc<Queue<ObjectKey>>,
+        reporter: Reporter,
+        claim: Claim,
+        metrics: Metrics,
+    ) -> Self {
+        let writes = settings.writes.max(1);
+        Self(Arc::new(Inner {
+            applier: Applier::new(api, settings.keys.clone(), world.clone(), queue.clone(), writes),
+            writes: WriteQueue::new(writes),
+            claim,
+            world,
+            queue,
+            reporter,
+            brake: Mutex::new(Brake::new(settings.delete_grace)),
+            sources: Mutex::default(),
+            metrics,
+        }))
+    }
+
+    /// Reconciles one source after the other until told to stop.
+    pub async fn reconcile_all(&self, mut stop: watch::Receiver<bool>) {
+        let mut claim = self.0.claim.clone();
+        loop {
+            let next = async {
+                claim.acquired().await;
+                self.0.queue.next().await
+            };
+            let key = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                key = next => key,
+            };
+            self.0.update_gauges();
+            self.0.reconcile(&key);
+            self.0.queue.done(&key);
+        }
+    }
+
+    /// Carries out one queued write after the other, for ever.
+    pub async fn write_all(&self) {
+        loop {
+            let Queued { namespace, item: Write { reconcile, job } } = self.0.writes.next().await;
+            match job {
+                Job::Apply(write) => self.0.apply(&reconcile, &write).await,
+                Job::ConfirmDeletes(companions) => self.0.confirm_deletes(&reconcile, companions).await,
+            }
+            self.0.writes.done(&namespace);
+            self.0.update_queue_depth();
+        }
+    }
+
+    /// This replica leads: every source is reconciled.
+    pub fn open(&self) {
+        self.0.writes.open();
+        self.0.queue.open();
+        self.0.queue.push_all(self.0.world.read(|world| world.all_sources()));
+    }
+
+    /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
+    pub fn close(&self) {
+        self.0.queue.close();
+        self.0.writes.close();
+        let sources: Vec<_> = self.0.sources().drain().collect();
+        for (_, state) in sources {
+            let mut state = lock(&state);
+            state.closed = true;
+            self.0.reporter.withdraw(&mut state.reported);
+        }
+        self.0.update_gauges();
+    }
+
+    /// Waits until every write has ended.
+    pub async fn finish(&self) {
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.0.writes.idle()).await.is_err() {
+            tracing::warn!(
+                "writes did not finish within {} s; stopping without them",
+                SHUTDOWN_TIMEOUT.as_secs()
+            );
+        }
+    }
+}
+
+impl<A: CompanionApi> Inner<A> {
+    fn sources(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<Mutex<SourceState>>>> {
+        lock(&self.sources)
+    }
+
+    /// The state of a source; none if this replica does not lead.
+    fn state(&self, key: &ObjectKey) -> Option<Arc<Mutex<SourceState>>> {
+        // Asked under the lock: `close` finds what is added just before the claim is lost.
+        let mut sources = self.sources();
+        self.claim.is_held().then(|| sources.entry(key.clone()).or_default().clone())
+    }
+
+    /// The leader's figures. A standby shows zero, not what it last knew as the leader.
+    fn update_gauges(&self) {
+        let leads = self.claim.is_held();
+        let figure = |count: usize| if leads { count.try_into().unwrap_or(i64::MAX) } else { 0 };
+        self.update_queue_depth();
+        let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
+        self.metrics.sources.set(figure(sources));
+        self.metrics.companions.set(figure(companions));
+        let holding = lock(&self.brake).is_holding(Instant::now());
+        self.metrics.deletes_held.set((leads && holding).into());
+    }
+
+    fn update_queue_depth(&self) {
+        let depth = if self.claim.is_held() { self.queue.depth() + self.writes.depth() } else { 0 };
+        self.metrics.queue_depth.set(depth.try_into().unwrap_or(i64::MAX));
+    }
+
+    fn reconcile(&self, key: &ObjectKey) {
+        let started = Instant::now();
+        let Some(shared) = self.state(key) else { return };
+        let mut state = lock(&shared);
+        if state.closed {
+            // It was forgotten between these two lines.
+            self.queue.push_all([key.clone()]);
+            return;
+        }
+        let in_step = state.retry.in_step;
+        let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.source(key).cloned()));
+        let due: Vec<ObjectKey> = plan.deletes().cloned().collect();
+        if let Some(source) = &source {
+            state.uid.clone_from(&source.uid);
+            lock(&self.brake).keeps_all_but(key, &due);
+        }
+        let reconcile = Reconcile {
+            source: key.clone(),
+            state: shared.clone(),
+            digest: source.map(|source| source.digest),
+            started,
+            progress: Mutex::default(),
+        };
+        if plan.is_empty() && state.is_quiet() {
+            self.conclude(&reconcile, &mut state, Progress::default());
+            return;
+        }
+        state.planned.clear();
+        let deletable = self.brake(key, &due, &mut state, started);
+        let (writes, progress) = self.start(&reconcile, &mut state, plan, deletable);
+        if progress.open == 0 {
+            self.conclude(&reconcile, &mut state, progress);
+            return;
+        }
+        *lock(&reconcile.progress) = progress;
+        let reconcile = Arc::new(reconcile);
+        let queued = writes
+            .into_iter()
+            .map(|(namespace, job)| Queued { namespace, item: Write { reconcile: reconcile.clone(), job } });
+        self.writes.push_all(key, queued);
+    }
+
+    /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
+    fn brake(
+        &self,
+        key: &ObjectKey,
+        due: &[ObjectKey],
+        state: &mut SourceState,
+        now: Instant,
+    ) -> HashSet<ObjectKey> {
+        if due.is_empty() {
+            return HashSet::new();
+        }
+        let totals = self
+            .world
+            .read(|world| Totals { companions: world.companion_count(), sources: world.mirrored_count() });
+        let decision = lock(&self.brake).ask(now, key, due, totals);
+        let away = due.iter().any(|at| at.namespace != key.namespace);
+        match decision {
+            BrakeDecision::Proceed => return due.iter().cloned().collect(),
+            BrakeDecision::Wait(until) if away => self.queue.push_at(key.clone(), until),
+            BrakeDecision::Hold { until, companions, sources } if away => {
+                let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
+                let text = format!("{:.0}", Timestamp::now() + left);
+                state.planned.push(Trouble::DeletesHeld { companions, sources, until: text });
+                self.queue.push_at(key.clone(), until);
+            }
+            BrakeDecision::Wait(_) | BrakeDecision::Hold { .. } => {}
+        }
+        due.iter().filter(|at| at.namespace == key.namespace).cloned().collect()
+    }
+
+    /// Starts the changes that may happen now, as jobs with the namespace they are for; others are due later.
+    fn start(
+        &self,
+        reconcile: &Reconcile,
+        state: &mut SourceState,
+        plan: Plan,
+        deletable: HashSet<ObjectKey>,
+    ) -> (Vec<(Arc<str>, Job)>, Progress) {
+        let (key, now) = (&reconcile.source, reconcile.started);
+        let digest = reconcile.digest.unwrap_or_default();
+        state.planned.extend(plan.troubles);
+        state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
+        let (mut jobs, mut deletes) = (Vec::new(), Vec::new());
+        let mut progress = Progress::default();
+        for change in plan.changes {
+            let (at, delete) = (change.at, change.action.is_delete());
+            if delete && !deletable.contains(&at) {
+                continue;
+            }
+            let heals = change.action.is_heal() && !state.retry.has_failed(&at);
+            match state.retry.start(&at, heals, digest, now) {
+                Permission::Now if delete => deletes.push(at),
+                Permission::Now => {
+                    let write = PlannedWrite { source: key.clone(), at: at.clone(), delete };
+                    jobs.push((at.namespace, Job::Apply(write)));
+                }
+                Permission::At(when) => self.queue.push_at(key.clone(), when),
+                Permission::InFlight => progress.incomplete = true,
+            }
+        }
+        progress.open = jobs.len() + deletes.len();
+        if !deletes.is_empty() {
+            jobs.push((key.namespace.clone(), Job::ConfirmDeletes(deletes)));
+        }
+        (jobs, progress)
+    }
+
+    async fn confirm_deletes(&self, reconcile: &Arc<Reconcile>, companions: Vec<ObjectKey>) {
+        let key = &reconcile.source;
+        let confirmed = match self.applier.confirm_deletes(key, companions.clone()).await {
+            Ok(confirmed) => confirmed,
+            Err(failure) => {
+                if let Some(failure) = failure {
+                    tracing::warn!(source = %key, "the source cannot be read before its companions are deleted: {failure}");
+                }
+                let stale = |at| self.finished(reconcile, at, Err(ApplyError::StaleCache));
+                companions.iter().for_each(stale);
+                return;
+            }
+        };
+        let kept: HashSet<&ObjectKey> = confirmed.iter().collect();
+        let skipped = companions.iter().filter(|at| !kept.contains(at));
+        skipped.for_each(|at| self.finished(reconcile, at, Ok(None)));
+        let queued = confirmed.iter().map(|at| {
+            let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: true };
+            let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
+            Queued { namespace: at.namespace.clone(), item }
+        });
+        self.writes.push_all(key, queued);
+    }
+
+    async fn apply(&self, reconcile: &Reconcile, write: &PlannedWrite) {
+        let history = {
+            let state = lock(&reconcile.state);
+            History { in_step: state.retry.in_step, failed: state.retry.has_failed(&write.at) }
+        };
+        let outcome = self.applier.apply(write, history).await;
+        self.finished(reconcile, &write.at, outcome);
+    }
+
+    /// Takes in what came of one write.
+    fn finished(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
+        let (key, now) = (&reconcile.source, Instant::now());
+        let mut state = lock(&reconcile.state);
+        let mut progress = lock(&reconcile.progress);
+        if state.retry.finished(at) && !state.closed {
+            self.queue.push_all([key.clone()]);
+        }
+        match outcome {
+            Ok(None) => state.retry.succeeded(at),
+            Ok(Some(done)) => {
+                state.retry.succeeded(at);
+                self.report_applied(key, at, &done);
+                let manager = done.manager.as_deref();
+                if done.applied.is_heal() && state.retry.healed(at, manager, now) {
+                    self.reporter.fight(manager);
+                }
+                progress.summary.add(at, &done);
+            }
+            Err(ApplyError::StaleCache) => {
+                if !std::mem::replace(&mut progress.stale_cache, true) {
+                    let when = state.retry.met_stale_cache(now);
+                    self.queue.push_at(key.clone(), when);
+                }
+            }
+            Err(ApplyError::Retry { trouble, policy, failure }) => {
+                let SourceState { uid, retry, reported, closed, .. } = &mut *state;
+                if let Some(trouble) = trouble.as_ref().filter(|_| !*closed) {
+                    self.reporter.trouble(About { key, uid }, reported, trouble, now);
+                }
+                progress.failure = failure.or(progress.failure.take());
+                let retry_at = retry.failed(at, trouble, policy, reconcile.digest.unwrap_or_default(), now);
+                self.queue.push_at(key.clone(), retry_at);
+            }
+        }
+        progress.open -= 1;
+        if progress.open == 0 {
+            let progress = std::mem::take(&mut *progress);
+            self.conclude(reconcile, &mut state, progress);
+        }
+    }
+
+    fn report_applied(&self, key: &ObjectKey, at: &ObjectKey, done: &Done) {
+        let names = self.world.read(|world| world.source(key).and_then(|source| source.key_names()).cloned());
+        self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, done);
+    }
+
+    /// All writes of a reconcile have ended: remembers and reports what came of it.
+    fn conclude(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
+        let (key, now) = (&reconcile.source, Instant::now());
+        let Progress { summary, stale_cache, incomplete, failure, .. } = progress;
+        if let Some(failure) = &failure {
+            tracing::warn!(source = %key, "a companion could not be written: {failure}; retrying");
+        }
+        if !stale_cache {
+            state.retry.cache_was_fresh();
+            if failure.is_none() && !incomplete {
+                state.retry.in_step = reconcile.digest;
+            }
+        }
+        if !state.closed {
+            let SourceState { uid, retry, planned, reported, .. } = &mut *state;
+            let about = About { key, uid };
+            let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
+            self.reporter.troubles(about, reported, troubles, now);
+            self.reporter.summary(about, &summary);
+            if !reported.is_empty() {
+                self.queue.push_at(key.clone(), now + REPEAT_AFTER);
+            }
+        }
+        let result = if stale_cache || failure.is_some() {
+            "retry"
+        } else if !state.reported.is_empty() {
+            "trouble"
+        } else if !summary.is_empty() {
+            "changed"
+        } else {
+            "unchanged"
+        };
+        self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
+        self.metrics.reconcile_seconds.observe(reconcile.started.elapsed().as_secs_f64());
+        if reconcile.digest.is_none() && state.is_quiet() {
+            state.closed = true;
+            self.forget(key, &reconcile.state);
+        }
+    }
+
+    /// Forgets a source that is gone.
+    fn forget(&self, key: &ObjectKey, state: &Arc<Mutex<SourceState>>) {
+        let mut sources = self.sources();
+        if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
+            sources.remove(key);
+        }
+    }
+}
+
+impl SourceState {
+    /// Nothing failed, nothing is in flight, nothing was healed lately, nothing was reported.
+    fn is_quiet(&self) -> bool {
+        self.retry.is_empty() && self.reported.is_empty()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

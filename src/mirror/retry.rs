@@ -1,0 +1,281 @@
+//! PURE. What the mirror remembers of a source between two reconciles: which writes failed or are in flight, and when
+//! to try again.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use crate::{backoff::Backoff, content::Digest, object::ObjectKey, plan::Trouble};
+
+/// So many heals of one companion within [`HEAL_RESET`] happen at once; further ones back off.
+const FREE_HEALS: u32 = 5;
+const HEAL_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+/// A companion that nobody changed for so long, on top of the longest backoff, starts over.
+const HEAL_RESET: Duration = Duration::from_secs(120);
+/// The API server failed, or could not be reached.
+const ERROR_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(60));
+/// Something in the cluster has to change first, and no watch of ours shows it.
+const CONFLICT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+/// Only a change of the source can help.
+const PERMANENT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(600), Duration::from_secs(600));
+/// Added to a delay that the API server asked for, at random, so that clients do not come back together.
+const MAX_RETRY_AFTER_JITTER: Duration = Duration::from_millis(500);
+
+/// The retry state of one source.
+#[derive(Debug, Default)]
+pub struct RetryState {
+    /// The digest of the source for which all companions were right when a reconcile ended.
+    pub in_step: Option<Digest>,
+    failed: HashMap<ObjectKey, FailedWrite>,
+    heals: HashMap<ObjectKey, Heals>,
+    /// Reconciles in a row that met a stale cache.
+    stale: u32,
+    in_flight: HashMap<ObjectKey, InFlight>,
+}
+
+/// A companion that could not be written.
+#[derive(Debug)]
+struct FailedWrite {
+    trouble: Option<Trouble>,
+    retry_at: Instant,
+    failures: u32,
+    /// The source at that time: a changed one is tried at once.
+    source: Digest,
+}
+
+#[derive(Debug)]
+struct Heals {
+    count: u32,
+    last: Instant,
+    /// The field manager whose change was undone last.
+    manager: String,
+}
+
+#[derive(Debug, Default)]
+struct InFlight {
+    /// A later reconcile wanted to write this companion, too.
+    wanted_again: bool,
+}
+
+/// How soon a failed write is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryPolicy {
+    /// The API server failed, or could not be reached.
+    Error,
+    /// Something else has to change first: a foreign object, a quota.
+    Conflict,
+    /// Only a change of the source can help.
+    Permanent,
+    /// The API server said when.
+    After(Duration),
+}
+
+/// Whether a companion may be written now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Permission {
+    Now,
+    /// Its write failed, or it was healed too often: try again then.
+    At(Instant),
+    /// An earlier write has not ended; when it does, the source is reconciled again.
+    InFlight,
+}
+
+impl RetryPolicy {
+    /// The delay before the next attempt, after so many failures before this one.
+    #[must_use]
+    pub fn delay(self, failures: u32, jitter: f64) -> Duration {
+        match self {
+            Self::Error => ERROR_BACKOFF.jittered(failures, jitter),
+            Self::Conflict => CONFLICT_BACKOFF.jittered(failures, jitter),
+            Self::Permanent => PERMANENT_BACKOFF.jittered(failures, jitter),
+            Self::After(delay) => delay + MAX_RETRY_AFTER_JITTER.mul_f64(jitter),
+        }
+    }
+}
+
+impl RetryState {
+    /// Asks whether a change may start now. One that may is in flight until [`Self::finished`].
+    pub fn start(&mut self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
+        if let Some(earlier) = self.in_flight.get_mut(at) {
+            earlier.wanted_again = true;
+            return Permission::InFlight;
+        }
+        let failed =
+            self.failed.get(at).filter(|failed| failed.source == source).map(|failed| failed.retry_at);
+        let healed = self.heals.get(at).filter(|_| heals).and_then(Heals::next);
+        match failed.max(healed).filter(|when| *when > now) {
+            Some(when) => Permission::At(when),
+            None => {
+                self.in_flight.insert(at.clone(), InFlight::default());
+                Permission::Now
+            }
+        }
+    }
+
+    /// A write has ended. True if the companion was wanted again meanwhile, so that the source must be reconciled.
+    pub fn finished(&mut self, at: &ObjectKey) -> bool {
+        self.in_flight.remove(at).is_some_and(|write| write.wanted_again)
+    }
+
+    /// A write failed; returns when to try again.
+    pub fn failed(
+        &mut self,
+        at: &ObjectKey,
+        trouble: Option<Trouble>,
+        policy: RetryPolicy,
+        source: Digest,
+        now: Instant,
+    ) -> Instant {
+        let failures = match self.failed.get(at) {
+            Some(known) if known.source == source => known.failures + 1,
+            _ => 0,
+        };
+        let retry_at = now + policy.delay(failures, fastrand::f64());
+        self.failed.insert(at.clone(), FailedWrite { trouble, retry_at, failures, source });
+        retry_at
+    }
+
+    /// A write succeeded, or turned out to be unnecessary.
+    pub fn succeeded(&mut self, at: &ObjectKey) {
+        self.failed.remove(at);
+    }
+
+    /// Whether the last write of a companion failed.
+    #[must_use]
+    pub fn has_failed(&self, at: &ObjectKey) -> bool {
+        self.failed.contains_key(at)
+    }
+
+    /// Forgets failures of companions that are right by now, or are not wanted any more.
+    pub fn retain_failed(&mut self, open: &HashSet<&ObjectKey>) {
+        self.failed.retain(|at, _| open.contains(at));
+    }
+
+    /// The write of a companion met a stale cache; returns when to reconcile again.
+    pub fn met_stale_cache(&mut self, now: Instant) -> Instant {
+        let delay = RetryPolicy::Error.delay(self.stale, fastrand::f64());
+        self.stale = self.stale.saturating_add(1);
+        now + delay
+    }
+
+    pub const fn cache_was_fresh(&mut self) {
+        self.stale = 0;
+    }
+
+    /// Remembers a heal; true if it is one too many, so that the next one backs off.
+    pub fn healed(&mut self, at: &ObjectKey, manager: Option<&str>, now: Instant) -> bool {
+        let heals =
+            self.heals.entry(at.clone()).or_insert(Heals { count: 0, last: now, manager: String::new() });
+        heals.count += 1;
+        heals.last = now;
+        manager.unwrap_or("somebody").clone_into(&mut heals.manager);
+        heals.count >= FREE_HEALS
+    }
+
+    /// What failed writes and repeated heals keep the source from having.
+    pub fn troubles(&mut self, now: Instant) -> Vec<Trouble> {
+        self.heals.retain(|_, heals| heals.last + HEAL_BACKOFF.max + HEAL_RESET > now);
+        let failed = self.failed.values().filter_map(|failed| failed.trouble.clone());
+        let fights = self.heals.iter().filter(|(_, heals)| heals.count >= FREE_HEALS);
+        let fights = fights.map(|(at, heals)| Trouble::Fight {
+            at: at.clone(),
+            manager: heals.manager.clone(),
+            times: heals.count,
+        });
+        failed.chain(fights).collect()
+    }
+
+    /// Whether nothing failed, nothing is in flight and nothing was healed lately.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.failed.is_empty() && self.heals.is_empty() && self.in_flight.is_empty()
+    }
+}
+
+impl Heals {
+    /// When the next heal may happen; `None` while heals are free.
+    fn next(&self) -> Option<Instant> {
+        let over = self.count.checked_sub(FREE_HEALS)?;
+        Some(self.last + HEAL_BACKOFF.delay(over))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{content::Hasher, testing::configmap};
+
+    fn companion() -> ObjectKey {
+        configmap("away", "colors-synced")
+    }
+
+    fn digest(text: &str) -> Digest {
+        let mut hasher = Hasher::new();
+        hasher.text("", text);
+        hasher.finish()
+    }
+
+    /// Asks for a change and ends it at once if it may start.
+    fn ask(state: &mut RetryState, heals: bool, source: &str, now: Instant) -> Permission {
+        let permission = state.start(&companion(), heals, digest(source), now);
+        state.finished(&companion());
+        permission
+    }
+
+    #[test]
+    fn retry_after_is_honoured_and_other_policies_back_off() {
+        assert!(RetryPolicy::After(Duration::from_secs(3)).delay(9, 0.0) >= Duration::from_secs(3));
+        for policy in [RetryPolicy::Error, RetryPolicy::Conflict] {
+            assert!(policy.delay(1, 1.0) > policy.delay(0, 1.0), "{policy:?}");
+            assert_eq!(policy.delay(40, 1.0), Duration::from_secs(60), "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn failed_write_is_retried_after_its_delay_or_when_the_source_changes() {
+        let (mut state, now) = (RetryState::default(), Instant::now());
+        let retry_at = state.failed(&companion(), None, RetryPolicy::Permanent, digest("a"), now);
+        assert_eq!(ask(&mut state, false, "a", now), Permission::At(retry_at));
+        assert_eq!(ask(&mut state, false, "b", now), Permission::Now);
+        assert_eq!(ask(&mut state, false, "a", now + Duration::from_secs(601)), Permission::Now);
+        state.succeeded(&companion());
+        assert_eq!(ask(&mut state, false, "a", now), Permission::Now);
+    }
+
+    #[test]
+    fn companion_in_flight_is_not_written_twice_and_is_remembered_when_wanted_again() {
+        let (mut state, now) = (RetryState::default(), Instant::now());
+        assert_eq!(state.start(&companion(), false, digest("a"), now), Permission::Now);
+        assert!(!state.finished(&companion()), "nobody asked meanwhile");
+        assert_eq!(state.start(&companion(), false, digest("a"), now), Permission::Now);
+        assert_eq!(state.start(&companion(), false, digest("b"), now), Permission::InFlight);
+        assert!(state.finished(&companion()));
+        assert_eq!(ask(&mut state, false, "b", now), Permission::Now);
+    }
+
+    #[test]
+    fn few_heals_are_free_then_each_waits_longer_and_a_quiet_time_resets_them() {
+        let (mut state, mut now) = (RetryState::default(), Instant::now());
+        for _ in 0..FREE_HEALS {
+            assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
+            state.healed(&companion(), Some("kubectl-edit"), now);
+        }
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let Permission::At(when) = ask(&mut state, true, "a", now) else { panic!("healed at once") };
+            assert_eq!(ask(&mut state, false, "a", now), Permission::Now, "only heals back off");
+            waits.push((when - now).as_secs());
+            now = when;
+            assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
+            state.healed(&companion(), Some("kubectl-edit"), now);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
+        let troubles = state.troubles(now);
+        assert!(matches!(&troubles[..], [Trouble::Fight { manager, .. }] if manager == "kubectl-edit"));
+
+        now += HEAL_BACKOFF.max + HEAL_RESET;
+        assert_eq!(state.troubles(now), []);
+        assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
+    }
+}

@@ -1,0 +1,107 @@
+//! What keeps a source from having its companions.
+
+use std::fmt;
+
+use crate::{object::ObjectKey, policy::Fault};
+
+/// What keeps a source from having what it asks for. Its message is the text of a Warning Event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Trouble {
+    #[error("{0}")]
+    Fault(Fault),
+    #[error("{at}: the name is held by {holder}; nothing was overwritten")]
+    Conflict { at: ObjectKey, holder: Holder },
+    #[error(
+        "namespace {namespace} takes no companions from {home} until its accept-from annotation names it"
+    )]
+    NotAccepted { namespace: String, home: String },
+    #[error("namespace {0} is excluded and never a target")]
+    Excluded(String),
+    #[error(
+        "{at}: the API server rejects it as invalid: {detail}; Lockstep tries again when the source changes"
+    )]
+    Invalid { at: ObjectKey, detail: String },
+    #[error("{at}: not allowed: {detail}")]
+    Forbidden { at: ObjectKey, detail: String },
+    #[error(
+        "{manager} overwrote {at} {times} times; backing off. Remove it from that tool, or set paused on the source"
+    )]
+    Fight { at: ObjectKey, manager: String, times: u32 },
+    #[error(
+        "{companions} companions of {sources} sources, more than half of all, would be deleted at once: they are kept until {until}, in case this is an accident"
+    )]
+    DeletesHeld { companions: usize, sources: usize, until: String },
+}
+
+/// The object that has the name that a source wants for its companion.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// A foreign object, and the source does not say `adopt`.
+    Foreign,
+    /// A foreign object that `adopt` must not take: it has a controller or a finalizer, is itself a source, or is
+    /// being deleted.
+    Bound,
+    /// A foreign object in a namespace whose `accept-from` does not name the source's.
+    NotAccepting,
+    Companion {
+        of: ObjectKey,
+    },
+}
+
+impl Trouble {
+    /// The trouble without what changes while it lasts, such as a count: equal identities are reported once.
+    #[must_use]
+    pub fn identity(&self) -> Self {
+        match self {
+            Self::Fight { at, manager, .. } => {
+                Self::Fight { at: at.clone(), manager: manager.clone(), times: 0 }
+            }
+            Self::DeletesHeld { .. } => Self::DeletesHeld { companions: 0, sources: 0, until: String::new() },
+            other => other.clone(),
+        }
+    }
+
+    /// The reason of its Warning Event.
+    #[must_use]
+    pub const fn event_reason(&self) -> &'static str {
+        match self {
+            Self::Fault(_) => "Refused",
+            Self::Conflict { .. } => "Conflict",
+            Self::NotAccepted { .. } | Self::Excluded(_) => "NotAccepted",
+            Self::Invalid { .. } => "Invalid",
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Fight { .. } => "Fight",
+            Self::DeletesHeld { .. } => "DeletesHeld",
+        }
+    }
+
+    /// The `reason` label of metrics.
+    #[must_use]
+    pub const fn label(&self) -> &'static str {
+        match self {
+            Self::Fault(fault) => fault.label(),
+            Self::Conflict { .. } => "conflict",
+            Self::NotAccepted { .. } => "not_accepted",
+            Self::Excluded(_) => "excluded",
+            Self::Invalid { .. } => "invalid",
+            Self::Forbidden { .. } => "forbidden",
+            Self::Fight { .. } => "fight",
+            Self::DeletesHeld { .. } => "accident",
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign => f.write_str("an object that is not ours (adopt=true would take it over)"),
+            Self::Bound => {
+                f.write_str("an object that another controller owns or waits for, or that is itself a source")
+            }
+            Self::NotAccepting => f.write_str(
+                "an object that is not ours, in a namespace whose accept-from does not let us adopt it",
+            ),
+            Self::Companion { of } => write!(f, "the companion of {of}"),
+        }
+    }
+}
