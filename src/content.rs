@@ -213,7 +213,7 @@ impl Hasher {
             self.text(key.as_ref(), value.as_ref());
             count += 1;
         }
-        // The count closes the section: no tag that follows can pass for one more entry.
+        // The count closes the section: a tag that follows cannot be mistaken for another entry.
         self.0.update(&count.to_be_bytes());
     }
 

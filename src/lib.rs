@@ -4,18 +4,18 @@
 //! Flow of a review: [`tls`] → [`guard::http`] → [`guard::review`]. Both share `policy`, `content`, `keys` and read the
 //! [`world`]; neither calls the other.
 //!
-//! | room | what is in it |
+//! | module | what it is for |
 //! | --- | --- |
-//! | [`cli`], [`config`] | the command line, and settings that are valid |
-//! | [`keys`], [`policy`], [`content`], [`marks`] | the vocabulary, what a source asks for, what is copied, what is written on a companion; pure |
-//! | [`object`] | ConfigMaps, Secrets and Namespaces as they come over the wire |
-//! | [`client`] | the one place where a client is built |
-//! | [`substitute`] | words of a text replaced by values |
+//! | [`cli`], [`config`] | the command line; flags and their validation |
+//! | [`keys`], [`policy`], [`content`], [`marks`] | label and annotation keys, the policy of a source, the content that is copied, the marks of a companion; pure |
+//! | [`object`] | ConfigMaps, Secrets and Namespaces as the API server sends them |
+//! | [`client`] | builds the client, and turns its errors into failures that quote no content |
+//! | [`substitute`] | replaces words in the manifests |
 //! | [`world`] | what the watches have seen; `state` is pure |
 //! | [`certs`] | the guard's certificates: what is issued and when (pure), the CA Secret, the CA bundles, files |
 //! | [`mirror`] | queue, plan, ledger and brake (pure), and the passes that carry a plan out |
 //! | [`tls`], [`guard`] | the listener, and the webhook behind it: `review` and `stamp` are pure |
-//! | [`leader`] | which replica writes: a pure decision, the Lease, the claim |
+//! | [`leader`] | leader election by a Lease; the decision is pure |
 //! | [`ops`] | metrics, health, logs |
 #![forbid(unsafe_code)]
 

@@ -4,6 +4,7 @@
 pub mod api;
 mod captured_logs;
 pub mod cluster;
+mod module_graph;
 pub mod peer;
 mod temp_dir;
 

@@ -76,7 +76,7 @@ mod tests {
     use crate::testing::CapturedLogs;
 
     #[test]
-    fn a_failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
+    fn failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
         let mut log_once = LogOnce::default();
         assert!(log_once.is_new("a") && !log_once.is_new("a") && log_once.is_new("b"));
         assert!(log_once.is_failing());
