@@ -127,7 +127,7 @@ async fn whoever_runs_it_under_an_identity_that_people_use_is_told() {
     let cluster = Cluster::new("person").await;
     let flags = ["--webhook-bind", &cluster.address];
     let lockstep = Lockstep::spawn(&cluster.domain(), &cluster.plane.admin(), &flags);
-    lockstep.wait_log("use a ServiceAccount of our own").await;
+    lockstep.wait_log("run Lockstep with a ServiceAccount of its own").await;
     // Nobody installed the webhook configurations, either.
     lockstep.wait_log("lockstep manifests | kubectl apply -f -").await;
 }
