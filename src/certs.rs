@@ -1,75 +1,104 @@
-//! The guard's certificates: one CA in a Secret that all replicas share, a leaf of its own in each, and the CA in the
-//! webhook configurations. Or a pair from files.
+//! The guard's certificates: one CA in a Secret that all replicas share, a leaf per replica, and the CA in the webhook
+//! configurations. Or a pair from files.
+//!
+//! One task observes the Secret and the webhook configurations (`task`), a pure function decides (`decide`: `rotation`
+//! for the Secret, `leaf` for the leaf, `webhooks` for the caBundle, `writes` for when to write), and the task carries
+//! that out.
 
-mod authority;
-pub mod backoff;
-mod bundle;
+pub mod decide;
 pub mod files;
-pub mod hooks;
 pub mod issue;
 pub mod leaf;
-pub mod phase;
 pub mod resolver;
-mod sight;
-pub mod state;
+pub mod rotation;
+pub mod secret;
+mod task;
+#[cfg(test)]
+mod testing;
+pub mod webhooks;
+pub mod writes;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::task::JoinSet;
 
 use crate::{
     keys::Keys,
     ops::{
         health::{Condition, Readiness},
-        log::LogOnce,
         metrics::Metrics,
     },
 };
-use authority::Authority;
-use backoff::Backoff;
-use bundle::{Publisher, Side};
 use files::{Files, Reloader};
-use hooks::HookKind;
-use issue::Unusable;
-use phase::{Pace, Published};
+use issue::UnusableCa;
 use resolver::Resolver;
-use sight::{Sight, look_out};
+use task::CertificateTask;
 
-/// No sleep is longer: a machine that was suspended finds its certificates expired, and its timers late.
-const CLOCK: Duration = Duration::from_mins(1);
+/// Certificates are checked at least this often: timers of a machine that was suspended fire late.
+const MAX_SLEEP: Duration = Duration::from_mins(1);
 
-/// How long one call may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the watch may take to show what we wrote, before we look again.
-const ECHO: Duration = Duration::from_secs(5);
-
-/// What this room needs to know.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub keys: Arc<Keys>,
-    /// Lockstep's own namespace, where the CA Secret is.
+    /// Lockstep's own namespace, which has the CA Secret.
     pub namespace: String,
-    pub pace: Pace,
-    /// Serve with these; no Secret and no webhook configuration is touched then.
+    pub lifetimes: Lifetimes,
+    /// Serve these; then no Secret and no webhook configuration is touched.
     pub files: Option<Files>,
+}
+
+/// How long certificates are valid, and the delays of a rotation that follow from that.
+#[derive(Debug, Clone, Copy)]
+pub struct Lifetimes {
+    pub ca_validity: Duration,
+    pub leaf_validity: Duration,
+}
+
+impl Lifetimes {
+    /// How long a change of the webhook configurations takes to reach every API server.
+    #[must_use]
+    pub fn propagation_delay(&self) -> Duration {
+        (self.ca_validity / 12).clamp(Duration::from_secs(1), Duration::from_mins(1))
+    }
+
+    /// How long an extra CA stays in the webhook configurations. Longer than a watch may stall: the Secret may have a
+    /// next CA that our watch has not shown yet.
+    #[must_use]
+    pub fn removal_delay(&self) -> Duration {
+        self.propagation_delay() * 4
+    }
+
+    /// How long after a CA was replaced its leaves may be served.
+    #[must_use]
+    pub fn retire_after(&self) -> Duration {
+        self.leaf_validity + self.propagation_delay()
+    }
+}
+
+/// Something to do now, or the time to check again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due<T> {
+    Now(T),
+    At(Timestamp),
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("a certificate could not be made: {0}")]
-    Issue(#[from] rcgen::Error),
-    #[error("a certificate that was just made cannot be used: {0}")]
-    Made(#[from] Unusable),
-    #[error("TLS does not take the certificate: {0}")]
+    #[error("a certificate could not be generated: {0}")]
+    Generate(#[from] rcgen::Error),
+    #[error("a generated certificate is unusable: {0}")]
+    Generated(#[from] UnusableCa),
+    #[error("TLS does not accept the certificate: {0}")]
     Tls(#[from] rustls::Error),
     #[error("{} cannot be read: {error}; check --tls-cert and --tls-key", path.display())]
-    Unreadable { path: PathBuf, error: String },
+    UnreadableFile { path: PathBuf, error: String },
     #[error("{} cannot be used: {why}; it must be PEM, the certificate first in its chain, with its own key", path.display())]
-    Broken { path: PathBuf, why: &'static str },
+    UnusableFile { path: PathBuf, why: &'static str },
 }
 
-/// Starts to keep certificates, and returns where they are served from. None of the tasks ever ends.
+/// Spawns the task that keeps a valid certificate in the returned resolver. It never ends.
 pub fn start(
     tasks: &mut JoinSet<&'static str>,
     client: &Client,
@@ -78,86 +107,37 @@ pub fn start(
     readiness: &Readiness,
 ) -> Result<Arc<Resolver>, Error> {
     let resolver: Arc<Resolver> = Arc::default();
+    let (metrics, readiness) = (metrics.clone(), readiness.clone());
     if let Some(files) = settings.files {
-        let reloader = Reloader::start(files, resolver.clone(), metrics.clone(), readiness.clone())?;
-        // Who writes the files sees to the webhook configurations, too.
+        let reloader = Reloader::start(files, resolver.clone(), metrics, readiness.clone())?;
+        // Whatever writes the files also sets the caBundle.
         readiness.mark_true(Condition::Bundle);
         tasks.spawn(async move {
             reloader.run().await;
             "certificate reloader"
         });
-        return Ok(resolver);
-    }
-    let settings = Arc::new(settings);
-    let (see_secret, secret) = watch::channel(Sight::Unknown);
-    let (state_of, state) = watch::channel(None);
-    let (published_of, published) = watch::channel(Published::Unknown);
-    let (names_of, names) = watch::channel(hooks::names(std::iter::empty(), &settings.namespace));
-    let (serving_of, serving) = watch::channel(None);
-
-    let sides = [HookKind::Validating, HookKind::Mutating].map(|kind| {
-        let (see, sight) = watch::channel(Sight::Unknown);
-        let (client, instance) = (client.clone(), settings.keys.instance.clone());
+    } else {
+        let client = client.clone();
+        let serving = resolver.clone();
         tasks.spawn(async move {
-            let what = format!("the {} {instance}", kind.as_str());
-            look_out(client, what, kind.path().to_owned(), &instance, see).await;
-            "watch of a webhook configuration"
-        });
-        Side::new(kind, sight)
-    });
-    {
-        let (client, settings) = (client.clone(), settings.clone());
-        tasks.spawn(async move {
-            let (namespace, instance) = (&settings.namespace, &settings.keys.instance);
-            let what = format!("the CA Secret {namespace}/{instance}");
-            let path = format!("/api/v1/namespaces/{namespace}/secrets");
-            look_out(client, what, path, instance, see_secret).await;
-            "watch of the CA Secret"
+            CertificateTask::observe_and_run(client, settings, serving, metrics, readiness).await;
+            "certificates"
         });
     }
-    let authority = Authority {
-        client: client.clone(),
-        settings: settings.clone(),
-        sight: secret,
-        published: published.clone(),
-        serving,
-        state: state_of,
-        metrics: metrics.clone(),
-        written: None,
-        backoff: Backoff::default(),
-        log_once: LogOnce::default(),
-    };
-    tasks.spawn(async move {
-        authority.run().await;
-        "certificate authority"
-    });
-    let keeper = leaf::Keeper {
-        pace: settings.pace,
-        state: state.clone(),
-        published,
-        names,
-        serving: serving_of,
-        resolver: resolver.clone(),
-        metrics: metrics.clone(),
-        readiness: readiness.clone(),
-    };
-    tasks.spawn(async move {
-        keeper.run().await;
-        "certificate keeper"
-    });
-    let publisher = Publisher {
-        client: client.clone(),
-        settings,
-        state,
-        published: published_of,
-        names: names_of,
-        metrics: metrics.clone(),
-        readiness: readiness.clone(),
-        sides,
-    };
-    tasks.spawn(async move {
-        publisher.run().await;
-        "bundle publisher"
-    });
     Ok(resolver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn propagation_delay_is_a_twelfth_of_the_ca_validity_between_a_second_and_a_minute() {
+        let delay = |ca_validity| {
+            Lifetimes { ca_validity, leaf_validity: Duration::from_secs(6) }.propagation_delay()
+        };
+        assert_eq!(delay(Duration::from_secs(24)), Duration::from_secs(2));
+        assert_eq!(delay(Duration::from_hours(365 * 24)), Duration::from_mins(1));
+        assert_eq!(delay(Duration::from_secs(3)), Duration::from_secs(1));
+    }
 }

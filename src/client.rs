@@ -157,6 +157,26 @@ pub async fn with_timeout<T>(
     }
 }
 
+impl Failure {
+    /// One sentence for the log: what failed, why, and what to do about it.
+    #[must_use]
+    pub fn explain(&self, what: &str) -> String {
+        match self {
+            Self::Forbidden(detail) => {
+                format!(
+                    "{what} is forbidden ({detail}): apply the RBAC of `lockstep manifests` for this identity"
+                )
+            }
+            Self::Unavailable(detail) => {
+                format!(
+                    "{what} failed ({detail}): check that the API server is up, its address and the network"
+                )
+            }
+            other => format!("{what} failed: {other}"),
+        }
+    }
+}
+
 impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         match error {

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use crate::{
-    certs::{self, files::Files, phase::Pace},
+    certs::{self, Lifetimes, files::Files},
     guard::{request::Subjects, review::Rules},
     keys::Keys,
     leader, mirror, names,
@@ -201,7 +201,7 @@ impl Run {
         certs::Settings {
             keys: scope.keys.clone(),
             namespace: scope.limits.own_namespace.clone(),
-            pace: Pace { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },
+            lifetimes: Lifetimes { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },
             files: files.map(|(certificate, key)| Files { certificate, key }),
         }
     }

@@ -4,6 +4,8 @@
 //! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a stalled watch from its last version,
 //! and after a restore of etcd that watch stays silent.
 
+pub mod object;
+
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -140,7 +142,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
                 version = None;
             }
             Err(WatchError::Failed(failure)) => {
-                let text = explain(name, &failure);
+                let text = failure.explain(&format!("the watch of {name}"));
                 if log_once.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
                 }
@@ -281,23 +283,6 @@ fn watch_error(error: kube::Error, listing: bool) -> WatchError {
 
 fn invalid_request(error: kube::core::request::Error) -> WatchError {
     WatchError::Failed(Failure::Unavailable(error.to_string()))
-}
-
-/// What is wrong, and what to do about it.
-fn explain(name: &str, failure: &Failure) -> String {
-    match failure {
-        Failure::Forbidden(detail) => {
-            format!(
-                "the watch of {name} is not allowed ({detail}): apply the RBAC of `lockstep manifests` for this identity"
-            )
-        }
-        Failure::Unavailable(detail) => {
-            format!(
-                "the API server cannot be reached for {name} ({detail}): check its address and the network"
-            )
-        }
-        other => format!("the watch of {name} failed: {other}"),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A certificate from files, read again when they change.
+//! A certificate from files, reloaded when they change.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,8 +16,8 @@ use crate::ops::{
     metrics::{Metrics, Role},
 };
 
-/// How often the files are read. By content, not by time: Kubernetes swaps a symlink above them.
-const POLL: Duration = Duration::from_secs(5);
+/// Changes are found by content, not by modification time: Kubernetes swaps a symlink above the files.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A certificate chain and its key.
 #[derive(Debug, Clone)]
@@ -27,33 +27,31 @@ pub struct Files {
 }
 
 impl Files {
-    /// Reads the pair and serves with it, once.
+    /// Reads the pair and serves it, without reloading it later.
     pub fn serve(&self, resolver: &Resolver) -> Result<(), Error> {
         read(self)?.1?.serve(self, resolver).map(drop)
     }
 }
 
-/// A pair that has been read. It has no `Debug`: it holds a key.
+/// A parsed pair. No `Debug`: it holds a key.
 struct Pair {
     chain: Vec<CertificateDer<'static>>,
     leaf: Certificate,
     key: PrivateKeyDer<'static>,
 }
 
-/// Tells one content of the files from another.
-type Print = [Vec<u8>; 2];
+/// SHA-256 of the certificate file and of the key file.
+type Digests = [Vec<u8>; 2];
 
-/// What the files held at the last look.
 pub(super) struct Reloader {
     files: Files,
     resolver: Arc<Resolver>,
     metrics: Metrics,
     readiness: Readiness,
-    /// What is served.
-    serving: Print,
+    serving: Digests,
     leaf: Certificate,
-    /// The last content that could not be used, and whether that has been told.
-    broken: Option<(Option<Print>, bool)>,
+    /// The last content that could not be used (none if it could not be read), and whether that has been logged.
+    unusable: Option<(Option<Digests>, bool)>,
 }
 
 impl Reloader {
@@ -66,53 +64,53 @@ impl Reloader {
     ) -> Result<Self, Error> {
         let (serving, pair) = read(&files)?;
         let leaf = pair?.serve(&files, &resolver)?;
-        let reloader = Self { files, resolver, metrics, readiness, serving, leaf, broken: None };
-        reloader.tell(Timestamp::now());
+        let reloader = Self { files, resolver, metrics, readiness, serving, leaf, unusable: None };
+        reloader.report(Timestamp::now());
         Ok(reloader)
     }
 
-    /// Reads them again and again, for ever.
+    /// Never returns.
     pub(super) async fn run(mut self) {
         loop {
-            tokio::time::sleep(POLL).await;
-            self.look(Timestamp::now());
+            tokio::time::sleep(POLL_INTERVAL).await;
+            self.reload(Timestamp::now());
         }
     }
 
-    fn look(&mut self, now: Timestamp) {
+    fn reload(&mut self, now: Timestamp) {
         match read(&self.files) {
-            Ok((print, _)) if print == self.serving => self.broken = None,
-            Ok((print, pair)) => match pair.and_then(|pair| pair.serve(&self.files, &self.resolver)) {
+            Ok((digests, _)) if digests == self.serving => self.unusable = None,
+            Ok((digests, pair)) => match pair.and_then(|pair| pair.serve(&self.files, &self.resolver)) {
                 Ok(leaf) => {
-                    (self.serving, self.leaf, self.broken) = (print, leaf, None);
+                    (self.serving, self.leaf, self.unusable) = (digests, leaf, None);
                     self.metrics.certificate_rotated(Role::Leaf);
                     tracing::info!(
                         file = %self.files.certificate.display(),
                         expires = %self.leaf.not_after,
-                        "the guard serves with a new certificate"
+                        "the guard serves a new certificate"
                     );
                 }
-                Err(error) => self.complain(Some(print), &error),
+                Err(error) => self.warn_once(Some(digests), &error),
             },
-            Err(error) => self.complain(None, &error),
+            Err(error) => self.warn_once(None, &error),
         }
-        self.tell(now);
+        self.report(now);
     }
 
-    /// Tells what is wrong once, and only if it is the same at the next look: one file may be written before the other.
-    fn complain(&mut self, print: Option<Print>, error: &Error) {
-        match &mut self.broken {
-            Some((seen, told)) if *seen == print => {
-                if !*told {
+    /// Warns only if the next poll finds the same content: one file may be written before the other.
+    fn warn_once(&mut self, digests: Option<Digests>, error: &Error) {
+        match &mut self.unusable {
+            Some((seen, logged)) if *seen == digests => {
+                if !*logged {
                     tracing::warn!("{error}; the former certificate stays in use");
-                    *told = true;
+                    *logged = true;
                 }
             }
-            _ => self.broken = Some((print, false)),
+            _ => self.unusable = Some((digests, false)),
         }
     }
 
-    fn tell(&self, now: Timestamp) {
+    fn report(&self, now: Timestamp) {
         self.metrics.certificate_expiry(Role::Leaf, self.leaf.not_after.as_second());
         if self.leaf.is_valid(now) {
             self.readiness.mark_true(Condition::Certificate);
@@ -124,40 +122,40 @@ impl Reloader {
 
 impl Pair {
     fn parse(files: &Files, certificate: &[u8], key: &[u8]) -> Result<Self, Error> {
-        let broken = |path: &Path, why: &'static str| Error::Broken { path: path.to_owned(), why };
+        let unusable = |path: &Path, why: &'static str| Error::UnusableFile { path: path.to_owned(), why };
         let chain = CertificateDer::pem_slice_iter(certificate)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| broken(&files.certificate, "its PEM cannot be read"))?;
+            .map_err(|_| unusable(&files.certificate, "its PEM cannot be read"))?;
         let Some(leaf) = chain.first() else {
-            return Err(broken(&files.certificate, "there is no certificate in it"));
+            return Err(unusable(&files.certificate, "there is no certificate in it"));
         };
         let leaf = Certificate::parse(leaf.clone())
-            .map_err(|_| broken(&files.certificate, "its first certificate cannot be read"))?;
+            .map_err(|_| unusable(&files.certificate, "its first certificate cannot be read"))?;
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| broken(&files.key, "there is no private key in it that can be read"))?;
+            .map_err(|_| unusable(&files.key, "there is no private key in it that can be read"))?;
         Ok(Self { chain, leaf, key })
     }
 
     fn serve(self, files: &Files, resolver: &Resolver) -> Result<Certificate, Error> {
         resolver.serve(self.chain, self.key).map_err(|error| match error {
             Error::Tls(rustls::Error::InconsistentKeys(_)) => {
-                Error::Broken { path: files.key.clone(), why: "it belongs to another certificate" }
+                Error::UnusableFile { path: files.key.clone(), why: "it belongs to another certificate" }
             }
-            _ => Error::Broken { path: files.key.clone(), why: "its key cannot be used" },
+            _ => Error::UnusableFile { path: files.key.clone(), why: "its key cannot be used" },
         })?;
         Ok(self.leaf)
     }
 }
 
-/// Small files, read seldom: not worth a thread of their own.
-fn read(files: &Files) -> Result<(Print, Result<Pair, Error>), Error> {
+/// Reads in the async task: the files are small and read seldom.
+fn read(files: &Files) -> Result<(Digests, Result<Pair, Error>), Error> {
     let open = |path: &Path| {
         std::fs::read(path)
-            .map_err(|error| Error::Unreadable { path: path.to_owned(), error: error.to_string() })
+            .map_err(|error| Error::UnreadableFile { path: path.to_owned(), error: error.to_string() })
     };
     let (certificate, key) = (open(&files.certificate)?, open(&files.key)?);
-    let print = |bytes: &[u8]| digest(&SHA256, bytes).as_ref().to_vec();
-    Ok(([print(&certificate), print(&key)], Pair::parse(files, &certificate, &key)))
+    let sha256 = |bytes: &[u8]| digest(&SHA256, bytes).as_ref().to_vec();
+    Ok(([sha256(&certificate), sha256(&key)], Pair::parse(files, &certificate, &key)))
 }
 
 #[cfg(test)]
@@ -166,7 +164,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        certs::issue::{Ca, Leaf, Names},
+        certs::issue::{Ca, Leaf, SubjectNames},
         testing::TempDir,
     };
 
@@ -178,24 +176,24 @@ mod tests {
 
     fn leaf(validity: Duration) -> Leaf {
         let ca = Ca::generate("files", 2 * HOUR, now()).unwrap();
-        ca.issue(&Names::from(["localhost".to_owned()]), validity, now()).unwrap()
+        ca.issue(&SubjectNames::from(["localhost".to_owned()]), validity, now()).unwrap()
     }
 
-    struct Room {
-        scratch: TempDir,
+    struct Fixture {
+        dir: TempDir,
         resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
     }
 
-    impl Room {
+    impl Fixture {
         fn new() -> Self {
             let readiness = Readiness::new([Condition::Certificate]);
-            Self { scratch: TempDir::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
+            Self { dir: TempDir::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
         }
 
         fn files(&self) -> Files {
-            let file = |name: &str| self.scratch.path().join(name);
+            let file = |name: &str| self.dir.path().join(name);
             Files { certificate: file("tls.crt"), key: file("tls.key") }
         }
 
@@ -218,35 +216,35 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pair_is_taken_up_and_a_broken_one_is_not() {
-        let room = Room::new();
+    fn new_pair_is_served_and_an_unusable_one_is_not() {
+        let fixture = Fixture::new();
         let (first, second) = (leaf(HOUR), leaf(HOUR));
-        room.put(&first);
-        let mut reloader = room.start().unwrap();
-        assert!(room.serves(&first) && room.readiness.unmet().is_empty());
+        fixture.put(&first);
+        let mut reloader = fixture.start().unwrap();
+        assert!(fixture.serves(&first) && fixture.readiness.unmet().is_empty());
         for (certificate, key) in [
             (second.certificate.pem(), first.key_pem()),
             ("nonsense".to_owned(), second.key_pem()),
             (second.certificate.pem(), "nonsense".to_owned()),
         ] {
-            room.write(&certificate, &key);
-            for told in [false, true, true] {
-                reloader.look(now());
-                assert!(room.serves(&first));
+            fixture.write(&certificate, &key);
+            for logged in [false, true, true] {
+                reloader.reload(now());
+                assert!(fixture.serves(&first));
                 assert_eq!(
-                    reloader.broken.as_ref().map(|(_, told)| *told),
-                    Some(told),
-                    "told once, and late"
+                    reloader.unusable.as_ref().map(|(_, logged)| *logged),
+                    Some(logged),
+                    "logged at the second poll"
                 );
             }
         }
-        fs::remove_file(room.files().key).unwrap();
-        reloader.look(now());
-        assert!(room.serves(&first) && room.readiness.unmet().is_empty());
-        room.put(&second);
-        reloader.look(now());
-        assert!(room.serves(&second) && reloader.broken.is_none());
-        let metrics = room.metrics.render();
+        fs::remove_file(fixture.files().key).unwrap();
+        reloader.reload(now());
+        assert!(fixture.serves(&first) && fixture.readiness.unmet().is_empty());
+        fixture.put(&second);
+        reloader.reload(now());
+        assert!(fixture.serves(&second) && reloader.unusable.is_none());
+        let metrics = fixture.metrics.render();
         assert!(
             metrics.contains("lockstep_certificate_rotations_total{certificate=\"leaf\"} 1"),
             "{metrics}"
@@ -254,10 +252,10 @@ mod tests {
     }
 
     #[test]
-    fn a_symlink_that_is_swapped_as_kubernetes_does_is_a_change() {
-        let room = Room::new();
+    fn pair_behind_a_swapped_symlink_is_reloaded() {
+        let fixture = Fixture::new();
         let (first, second) = (leaf(HOUR), leaf(HOUR));
-        let dir = |name: &str| room.scratch.path().join(name);
+        let dir = |name: &str| fixture.dir.path().join(name);
         for (name, leaf) in [("one", &first), ("two", &second)] {
             fs::create_dir(dir(name)).unwrap();
             fs::write(dir(name).join("tls.crt"), leaf.certificate.pem()).unwrap();
@@ -271,32 +269,32 @@ mod tests {
         for name in ["tls.crt", "tls.key"] {
             std::os::unix::fs::symlink(format!("..data/{name}"), dir(name)).unwrap();
         }
-        let mut reloader = room.start().unwrap();
-        assert!(room.serves(&first));
+        let mut reloader = fixture.start().unwrap();
+        assert!(fixture.serves(&first));
         link("two");
-        reloader.look(now());
-        assert!(room.serves(&second));
+        reloader.reload(now());
+        assert!(fixture.serves(&second));
     }
 
     #[test]
-    fn a_pair_that_expires_is_told_by_readiness() {
-        let room = Room::new();
-        room.put(&leaf(HOUR));
-        let mut reloader = room.start().unwrap();
+    fn expired_pair_makes_the_replica_unready() {
+        let fixture = Fixture::new();
+        fixture.put(&leaf(HOUR));
+        let mut reloader = fixture.start().unwrap();
         let later = now() + 2 * HOUR;
-        reloader.look(later);
-        assert_eq!(room.readiness.unmet(), [Condition::Certificate]);
-        room.put(&leaf(2 * HOUR - Duration::from_secs(1)));
-        reloader.look(now());
-        assert!(room.readiness.unmet().is_empty());
+        reloader.reload(later);
+        assert_eq!(fixture.readiness.unmet(), [Condition::Certificate]);
+        fixture.put(&leaf(2 * HOUR - Duration::from_secs(1)));
+        reloader.reload(now());
+        assert!(fixture.readiness.unmet().is_empty());
     }
 
     #[test]
-    fn a_broken_pair_at_start_names_the_file() {
-        let room = Room::new();
+    fn unusable_pair_at_start_is_an_error_that_names_the_file() {
+        let fixture = Fixture::new();
         let (one, other) = (leaf(HOUR), leaf(HOUR));
-        let complaint = |room: &Room| room.start().err().expect("an error").to_string();
-        assert!(complaint(&room).contains("tls.crt cannot be read"), "{}", complaint(&room));
+        let error_of = |fixture: &Fixture| fixture.start().err().expect("an error").to_string();
+        assert!(error_of(&fixture).contains("tls.crt cannot be read"), "{}", error_of(&fixture));
         for (certificate, key, file, why) in [
             ("", &*one.key_pem(), "tls.crt", "no certificate"),
             (
@@ -308,8 +306,8 @@ mod tests {
             (&*one.certificate.pem(), "", "tls.key", "no private key"),
             (&*one.certificate.pem(), &*other.key_pem(), "tls.key", "another certificate"),
         ] {
-            room.write(certificate, key);
-            let text = complaint(&room);
+            fixture.write(certificate, key);
+            let text = error_of(&fixture);
             assert!(text.contains(file) && text.contains(why) && text.lines().count() == 1, "{text}");
             assert!(!text.contains("PRIVATE"), "{text}");
         }

@@ -1,4 +1,4 @@
-//! PURE. Makes CAs and leaves, and says of a pair that it is read whether it can be used. Time is an argument.
+//! PURE. Generates CAs and leaves, and parses a CA from its certificate and key. Time is an argument.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
@@ -13,15 +13,15 @@ use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 use super::Error;
 use crate::names::is_subdomain;
 
-/// Certificates begin in the past, for clocks that are behind ours.
+/// Certificates are valid from this long before they are issued, for clients whose clock is behind ours.
 pub const BACKDATE: Duration = Duration::from_mins(5);
-/// What fits into a common name, beside a random part of 16 digits: 64 characters in all.
-const NAME: usize = 47;
+/// A common name has at most 64 characters; a space and 16 random digits follow the instance.
+const MAX_INSTANCE_CHARS: usize = 47;
 
-/// What a leaf is valid for: DNS names and IP addresses, as text.
-pub type Names = BTreeSet<String>;
+/// The subject alternative names of a leaf: DNS names and IP addresses, as text.
+pub type SubjectNames = BTreeSet<String>;
 
-/// A certificate and what we need to know of it. Two are the same when every byte is.
+/// A parsed certificate. Two are equal if every byte of their DER is.
 #[derive(Clone)]
 pub struct Certificate {
     der: CertificateDer<'static>,
@@ -30,23 +30,23 @@ pub struct Certificate {
     pub not_after: Timestamp,
 }
 
-/// A certificate that may sign others, with its key. It shows its subject only.
+/// A certificate that may sign others, with its key. `Debug` shows the subject only.
 pub struct Ca {
     pub certificate: Certificate,
     key: KeyPair,
 }
 
-/// A certificate to serve with, its key, and who signed it. It shows its subject only.
+/// A serving certificate, its key and its issuer. `Debug` shows the subject only.
 pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
-    pub names: Names,
+    pub names: SubjectNames,
     key: KeyPair,
 }
 
 /// Why a CA cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableCa {
     #[error("it is missing")]
     Missing,
     #[error("its certificate cannot be read")]
@@ -60,25 +60,26 @@ pub enum Unusable {
     #[error("it has expired")]
     Expired,
     #[error("it is not valid yet: check the clocks")]
-    NotYet,
+    NotYetValid,
 }
 
 impl Certificate {
-    pub fn parse(der: CertificateDer<'static>) -> Result<Self, Unusable> {
+    pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
         let (subject, not_before, not_after) = {
             let x509 = parse(&der)?;
-            let time =
-                |time: ASN1Time| Timestamp::from_second(time.timestamp()).map_err(|_| Unusable::Certificate);
+            let time = |time: ASN1Time| {
+                Timestamp::from_second(time.timestamp()).map_err(|_| UnusableCa::Certificate)
+            };
             let validity = x509.validity();
             (x509.subject().to_string(), time(validity.not_before)?, time(validity.not_after)?)
         };
         Ok(Self { der, subject, not_before, not_after })
     }
 
-    /// Every certificate of a PEM text; whatever else it holds is not looked at.
-    pub fn parse_all(pem: &[u8]) -> Result<Vec<Self>, Unusable> {
+    /// Every certificate in a PEM text; other PEM sections are skipped.
+    pub fn parse_all(pem: &[u8]) -> Result<Vec<Self>, UnusableCa> {
         CertificateDer::pem_slice_iter(pem)
-            .map(|der| der.map_err(|_| Unusable::Certificate).and_then(Self::parse))
+            .map(|der| der.map_err(|_| UnusableCa::Certificate).and_then(Self::parse))
             .collect()
     }
 
@@ -87,16 +88,16 @@ impl Certificate {
         &self.der
     }
 
-    /// Written anew rather than kept as it was read: this text is published, and a field that should hold a
-    /// certificate may hold a key beside it.
+    /// Encoded anew instead of kept as it was read: this text is published, and the field it was read from may hold a
+    /// key as well.
     #[must_use]
     pub fn pem(&self) -> String {
-        const LINE: usize = 64;
+        const LINE_CHARS: usize = 64;
         let encoded = serde_json::to_value(ByteString(self.der.to_vec())).unwrap_or_default();
         let mut rest = encoded.as_str().unwrap_or_default();
         let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
         while !rest.is_empty() {
-            let (line, after) = rest.split_at(rest.len().min(LINE));
+            let (line, after) = rest.split_at(rest.len().min(LINE_CHARS));
             text.push_str(line);
             text.push('\n');
             rest = after;
@@ -105,31 +106,31 @@ impl Certificate {
         text
     }
 
-    /// When it was issued: the beginning is back-dated.
+    /// When it was issued, which is [`BACKDATE`] after `not_before`.
     #[must_use]
-    pub fn issued(&self) -> Timestamp {
+    pub fn issued_at(&self) -> Timestamp {
         let issued = later(self.not_before, BACKDATE);
-        // Made by somebody else, for less than our back-dating.
+        // A foreign certificate may be valid for less time than we backdate ours.
         if issued < self.not_after { issued } else { self.not_before }
     }
 
-    /// When it should be replaced: after two thirds of its life.
+    /// When it should be replaced: after two thirds of its lifetime.
     #[must_use]
-    pub fn due(&self) -> Timestamp {
-        later(self.issued(), between(self.issued(), self.not_after) * 2 / 3)
+    pub fn renew_at(&self) -> Timestamp {
+        later(self.issued_at(), between(self.issued_at(), self.not_after) * 2 / 3)
     }
 
-    /// What has not begun by our clock may be served by who has another: only an end is the end.
+    /// Unlike `!is_valid`: a certificate that is not valid yet by our clock may already be served by another replica.
     #[must_use]
-    pub fn has_ended(&self, now: Timestamp) -> bool {
+    pub fn has_expired(&self, now: Timestamp) -> bool {
         now >= self.not_after
     }
 
-    pub fn check(&self, now: Timestamp) -> Result<(), Unusable> {
-        if self.has_ended(now) {
-            Err(Unusable::Expired)
+    pub fn check(&self, now: Timestamp) -> Result<(), UnusableCa> {
+        if self.has_expired(now) {
+            Err(UnusableCa::Expired)
         } else if now < self.not_before {
-            Err(Unusable::NotYet)
+            Err(UnusableCa::NotYetValid)
         } else {
             Ok(())
         }
@@ -142,9 +143,9 @@ impl Certificate {
 }
 
 impl Ca {
-    /// A new CA. Its subject is new as well, or a verifier could not tell two generations apart.
+    /// Generates a CA with a subject of its own: clients look an issuer up by its subject.
     pub fn generate(instance: &str, validity: Duration, now: Timestamp) -> Result<Self, Error> {
-        let instance: String = instance.chars().take(NAME).collect();
+        let instance: String = instance.chars().take(MAX_INSTANCE_CHARS).collect();
         let mut params = params(now, later(now, validity))?;
         params.distinguished_name.push(DnType::CommonName, format!("{instance} {:016x}", fastrand::u64(..)));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -154,18 +155,18 @@ impl Ca {
         Ok(Self { certificate, key })
     }
 
-    /// Reads a pair. Whether it is valid at a time is another question: [`Certificate::check`].
-    pub fn parse(certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, Unusable> {
-        let (Some(certificate), Some(key)) = (certificate, key) else { return Err(Unusable::Missing) };
+    /// Parses a pair. [`Certificate::check`] says whether it is valid at a given time.
+    pub fn parse(certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, UnusableCa> {
+        let (Some(certificate), Some(key)) = (certificate, key) else { return Err(UnusableCa::Missing) };
         let mut certificates = Certificate::parse_all(certificate)?;
         let (Some(certificate), true) = (certificates.pop(), certificates.is_empty()) else {
-            return Err(Unusable::Certificate);
+            return Err(UnusableCa::Certificate);
         };
-        let key = std::str::from_utf8(key).map_err(|_| Unusable::Key)?;
-        let key = KeyPair::from_pem(key).map_err(|_| Unusable::Key)?;
+        let key = std::str::from_utf8(key).map_err(|_| UnusableCa::Key)?;
+        let key = KeyPair::from_pem(key).map_err(|_| UnusableCa::Key)?;
         let x509 = parse(&certificate.der)?;
         if key.subject_public_key_info() != x509.public_key().raw {
-            return Err(Unusable::Mismatch);
+            return Err(UnusableCa::Mismatch);
         }
         let is_ca = matches!(x509.basic_constraints(), Ok(Some(constraints)) if constraints.value.ca);
         let may_sign = match x509.key_usage() {
@@ -173,10 +174,10 @@ impl Ca {
             Err(_) => false,
         };
         if !is_ca || !may_sign {
-            return Err(Unusable::NotCa);
+            return Err(UnusableCa::NotCa);
         }
-        // A subject that cannot be written again would only be found out when a leaf is due.
-        Issuer::from_ca_cert_der(&certificate.der, &key).map_err(|_| Unusable::Certificate)?;
+        // Otherwise a subject that rcgen cannot encode would only fail when a leaf is issued.
+        Issuer::from_ca_cert_der(&certificate.der, &key).map_err(|_| UnusableCa::Certificate)?;
         Ok(Self { certificate, key })
     }
 
@@ -185,11 +186,11 @@ impl Ca {
         self.key.serialize_pem()
     }
 
-    /// A leaf for these names. It never outlives its CA.
-    pub fn issue(&self, names: &Names, validity: Duration, now: Timestamp) -> Result<Leaf, Error> {
+    /// Issues a leaf for these names. It expires with its CA at the latest.
+    pub fn issue(&self, names: &SubjectNames, validity: Duration, now: Timestamp) -> Result<Leaf, Error> {
         let mut params = params(now, later(now, validity).min(self.certificate.not_after))?;
         params.subject_alt_names = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())
-            .map_err(Error::Issue)?
+            .map_err(Error::Generate)?
             .subject_alt_names;
         params.distinguished_name.push(DnType::CommonName, "lockstep");
         params.is_ca = IsCa::ExplicitNoCa;
@@ -215,9 +216,9 @@ impl Leaf {
     }
 }
 
-/// A DNS name or an IP address as it is written into a leaf; none if it is neither.
+/// A DNS name or an IP address as a leaf has it; none if the host is neither.
 #[must_use]
-pub fn name(host: &str) -> Option<String> {
+pub fn subject_name(host: &str) -> Option<String> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = bare.parse::<IpAddr>() {
         return Some(address.to_string());
@@ -226,9 +227,9 @@ pub fn name(host: &str) -> Option<String> {
     is_subdomain(&host).then_some(host)
 }
 
-/// rcgen's own validity is 1975–4096.
+/// Sets the validity, which is 1975–4096 by default.
 fn params(now: Timestamp, end: Timestamp) -> Result<CertificateParams, Error> {
-    let time = |at: Timestamp| ASN1Time::from_timestamp(at.as_second()).map_err(|_| Unusable::Certificate);
+    let time = |at: Timestamp| ASN1Time::from_timestamp(at.as_second()).map_err(|_| UnusableCa::Certificate);
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.not_before = time(earlier(now, BACKDATE))?.to_datetime();
@@ -236,10 +237,10 @@ fn params(now: Timestamp, end: Timestamp) -> Result<CertificateParams, Error> {
     Ok(params)
 }
 
-fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Unusable> {
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, UnusableCa> {
     match x509_parser::parse_x509_certificate(der) {
         Ok(([], x509)) => Ok(x509),
-        _ => Err(Unusable::Certificate),
+        _ => Err(UnusableCa::Certificate),
     }
 }
 
@@ -254,13 +255,13 @@ fn earlier(at: Timestamp, by: Duration) -> Timestamp {
     at.saturating_sub(by).unwrap_or(Timestamp::MIN)
 }
 
-/// The time from one instant to a later one; none if it is not later.
+/// The time from one timestamp to a later one; zero if it is not later.
 #[must_use]
 pub fn between(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-// ---------------------------------------------------------------- what may be shown
+// ---------------------------------------------------------------- equality, and Debug without keys
 
 impl PartialEq for Certificate {
     fn eq(&self, other: &Self) -> bool {

@@ -1,4 +1,4 @@
-//! The certificate that TLS serves with, swapped while it runs.
+//! The certificate that TLS serves, replaced without a restart.
 
 use std::{
     fmt,
@@ -15,12 +15,12 @@ use rustls::{
 
 use super::Error;
 
-/// Answers every handshake with the latest certificate; with none, the handshake fails.
+/// Answers every handshake with the latest certificate; without one the handshake fails.
 #[derive(Default)]
 pub struct Resolver(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl Resolver {
-    /// Serves with this chain and key from now on, if they belong together.
+    /// Serves this chain and key from now on. Fails if the key does not belong to the certificate.
     pub fn serve(
         &self,
         chain: Vec<CertificateDer<'static>>,
@@ -48,7 +48,7 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-/// rustls asks for it; a key must not show.
+/// rustls requires `Debug`; the key must not show.
 impl fmt::Debug for Resolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Resolver").finish_non_exhaustive()
@@ -65,7 +65,7 @@ pub fn server_config(resolver: Arc<Resolver>) -> Result<Arc<ServerConfig>, Error
     Ok(Arc::new(config))
 }
 
-/// Named here rather than taken from the process, so that the order of a start does not matter.
+/// Not the process default, which would have to be installed before the first use.
 fn provider() -> CryptoProvider {
     ring::default_provider()
 }

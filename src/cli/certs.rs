@@ -1,4 +1,4 @@
-//! `lockstep certs`: a CA and a leaf as files, for development.
+//! `lockstep certs`: writes a CA and a leaf to files, for development.
 
 use std::{
     fs::{self, OpenOptions},
@@ -13,17 +13,17 @@ use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
-    certs::issue::{self, Ca, Names},
+    certs::issue::{Ca, SubjectNames, subject_name},
     config,
 };
 
 #[derive(Debug, Clone, Args)]
 pub struct Certs {
-    /// Where the files go
+    /// The directory to write the files to
     #[arg(long, default_value = "certs")]
     pub dir: PathBuf,
 
-    /// What the API server calls the guard by: DNS names or IP addresses
+    /// The DNS names or IP addresses under which the API server calls the guard
     #[arg(long, value_name = "NAME_OR_IP", default_values = ["localhost", "127.0.0.1"], value_parser = host)]
     pub host: Vec<String>,
 
@@ -35,34 +35,34 @@ pub struct Certs {
     #[arg(long, default_value = "7d", value_parser = config::validity)]
     pub leaf_validity: Duration,
 
-    /// Overwrite what is there
+    /// Overwrite existing files
     #[arg(long)]
     pub force: bool,
 }
 
 pub fn run(settings: &Certs) -> anyhow::Result<()> {
-    print!("{}", make(settings, Timestamp::now())?);
+    print!("{}", generate(settings, Timestamp::now())?);
     Ok(())
 }
 
-/// Writes the files, and returns what to say about them.
-fn make(settings: &Certs, now: Timestamp) -> anyhow::Result<String> {
-    let names: Names = settings.host.iter().cloned().collect();
+/// Writes the files and returns the text to print.
+fn generate(settings: &Certs, now: Timestamp) -> anyhow::Result<String> {
+    let names: SubjectNames = settings.host.iter().cloned().collect();
     let ca = Ca::generate("lockstep certs", settings.ca_validity, now)?;
     let leaf = ca.issue(&names, settings.leaf_validity, now)?;
-    // The CA's key is not kept: another leaf comes with another CA, and nobody can sign with this one.
+    // The CA's key is not written: the next run generates another CA, and nobody can sign with this one.
     let files = [
         ("ca.crt", ca.certificate.pem(), 0o644),
         ("tls.crt", leaf.certificate.pem(), 0o644),
         ("tls.key", leaf.key_pem(), 0o600),
     ]
     .map(|(name, text, mode)| (settings.dir.join(name), text, mode));
-    // All are looked at before any is written, or a refusal would leave files that do not belong together.
+    // Checked before any file is written: a refusal in between would leave files that do not belong together.
     if let Some((path, ..)) = files.iter().find(|(path, ..)| !settings.force && path.exists()) {
         bail!("{} exists already: choose another --dir, or overwrite it with --force", path.display());
     }
     fs::create_dir_all(&settings.dir)
-        .with_context(|| format!("{} cannot be made: choose another --dir", settings.dir.display()))?;
+        .with_context(|| format!("{} cannot be created: choose another --dir", settings.dir.display()))?;
     for (path, text, mode) in &files {
         write(path, text, *mode)
             .with_context(|| format!("{} cannot be written: choose another --dir", path.display()))?;
@@ -79,7 +79,7 @@ fn make(settings: &Certs, now: Timestamp) -> anyhow::Result<String> {
     ))
 }
 
-/// Made anew, never opened: a file that is there may be readable by others, or a link to somewhere else.
+/// Always creates the file: an existing one may be readable by others, or a symlink.
 fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -90,7 +90,7 @@ fn write(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
 }
 
 fn host(text: &str) -> Result<String, String> {
-    issue::name(text).ok_or_else(|| "a DNS name or an IP address is needed".to_owned())
+    subject_name(text).ok_or_else(|| "a DNS name or an IP address is needed".to_owned())
 }
 
 #[cfg(test)]
@@ -114,10 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn the_files_can_be_served_with_and_the_key_is_for_the_owner_only() {
+    fn written_files_can_be_served_and_only_the_owner_reads_the_key() {
         let scratch = TempDir::new();
         let settings = settings(scratch.path());
-        let said = make(&settings, Timestamp::now()).unwrap();
+        let printed = generate(&settings, Timestamp::now()).unwrap();
         let file = |name: &str| settings.dir.join(name);
         let files = Files { certificate: file("tls.crt"), key: file("tls.key") };
         files.serve(&Resolver::default()).unwrap();
@@ -125,31 +125,31 @@ mod tests {
         assert!(!file("ca.key").exists());
         assert_eq!(Certificate::parse_all(&fs::read(file("ca.crt")).unwrap()).unwrap().len(), 1);
         for name in ["ca.crt", "tls.crt", "tls.key"] {
-            assert!(said.contains(&file(name).display().to_string()), "{said}");
+            assert!(printed.contains(&file(name).display().to_string()), "{printed}");
         }
-        assert!(!said.contains("PRIVATE") && said.contains("lockstep run --tls-cert"), "{said}");
+        assert!(!printed.contains("PRIVATE") && printed.contains("lockstep run --tls-cert"), "{printed}");
     }
 
     #[test]
-    fn what_is_there_is_overwritten_only_when_told_to() {
+    fn existing_files_are_overwritten_only_with_force() {
         let scratch = TempDir::new();
         let mut settings = settings(scratch.path());
         fs::create_dir_all(&settings.dir).unwrap();
         let key = settings.dir.join("tls.key");
         fs::write(&key, "mine").unwrap();
-        let error = make(&settings, Timestamp::now()).unwrap_err().to_string();
+        let error = generate(&settings, Timestamp::now()).unwrap_err().to_string();
         assert!(error.contains("tls.key exists already") && error.contains("--force"), "{error}");
         assert_eq!(fs::read_to_string(&key).unwrap(), "mine");
-        assert!(!settings.dir.join("ca.crt").exists(), "nothing is written when something is refused");
+        assert!(!settings.dir.join("ca.crt").exists(), "no file is written if one exists");
 
         settings.force = true;
-        make(&settings, Timestamp::now()).unwrap();
+        generate(&settings, Timestamp::now()).unwrap();
         assert!(fs::read_to_string(&key).unwrap().contains("PRIVATE KEY"));
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn hosts_are_checked() {
+    fn host_must_be_a_dns_name_or_an_ip_address() {
         assert_eq!(host("Guard.Example"), Ok("guard.example".to_owned()));
         assert_eq!(host("[::1]"), Ok("::1".to_owned()));
         assert!(host("a host").is_err() && host("").is_err() && host("https://x").is_err());

@@ -1,4 +1,4 @@
-//! Certificates rotate and replicas come and go under a steady stream of requests, and none of them fails.
+//! No request fails while certificates rotate and replicas restart.
 
 use std::sync::{
     Arc,
@@ -11,7 +11,7 @@ use crate::{
 };
 use serde_json::{Value, json};
 
-/// Where a rotation stands, by what is in the CA Secret.
+/// The phase of a rotation, by the keys of the CA Secret.
 fn phase(secret: &Value) -> &'static str {
     let has = |key: &str| !secret["data"][key].is_null();
     match (has("next.crt"), has("old.crt")) {
@@ -22,7 +22,7 @@ fn phase(secret: &Value) -> &'static str {
 }
 
 #[tokio::test]
-async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in_every_phase() {
+async fn no_request_fails_while_certificates_rotate_and_replicas_restart_in_every_phase() {
     let cluster = Arc::new(Cluster::new("rotate").await);
     let ip = cluster.address.split(':').next().unwrap();
     let replicas = [format!("{ip}:9444"), format!("{ip}:9445")];
@@ -34,7 +34,7 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
         Lockstep::spawn(&cluster.domain(), &kubeconfig, &[&flags[..], &["--drain", "500ms"]].concat())
     };
 
-    // Both at once: one CA.
+    // Started together, both use one CA.
     let mut running = [spawn(0), spawn(1)];
     for (replica, lockstep) in running.iter_mut().enumerate() {
         lockstep.wait_ready().await;
@@ -54,7 +54,7 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
                 let edit = json!({"data": {"sky": "mine"}});
                 while !stop.load(Ordering::SeqCst) {
                     let body = Some(("application/merge-patch+json", &edit));
-                    // The guard refuses it; anything else is a request that failed.
+                    // The guard refuses the edit; any other answer is a failed request.
                     assert_eq!(cluster.try_request("PATCH", &path, body).await, Err(403));
                     answered.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -76,12 +76,12 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_are_replaced_in
         running[1].wait_ready().await;
         service.set_ready(1, true);
     }
-    eventually("the rotation is over", || async {
+    eventually("the rotation has ended", || async {
         let secret = cluster.get(&ca).await?;
         (phase(&secret) == "stable" && secret["data"]["ca.crt"] != first).then_some(())
     })
     .await;
-    assert!(streams.iter().all(|stream| !stream.is_finished()), "a stream ended: see above");
+    assert!(streams.iter().all(|stream| !stream.is_finished()), "a stream has ended: its panic is above");
     stop.store(true, Ordering::SeqCst);
     for stream in streams {
         stream.await.expect("every request was answered");

@@ -19,7 +19,7 @@ fn ca(validity: Duration) -> Ca {
     Ca::generate("lockstep.workshop.io", validity, at(0)).unwrap()
 }
 
-fn names(names: &[&str]) -> Names {
+fn names(names: &[&str]) -> SubjectNames {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
@@ -29,10 +29,10 @@ fn seconds(certificate: &Certificate) -> (i64, i64) {
 }
 
 #[test]
-fn a_ca_is_one_for_as_long_as_it_was_asked_for() {
+fn generated_ca_may_sign_and_has_the_requested_validity() {
     let ca = ca(HOUR);
     assert_eq!(seconds(&ca.certificate), (-300, 3600));
-    assert_eq!((ca.certificate.issued(), ca.certificate.due()), (at(0), at(2400)));
+    assert_eq!((ca.certificate.issued_at(), ca.certificate.renew_at()), (at(0), at(2400)));
     let x509 = parse(ca.certificate.der()).unwrap();
     assert!(x509.basic_constraints().unwrap().unwrap().value.ca);
     let usage = x509.key_usage().unwrap().unwrap().value;
@@ -42,7 +42,7 @@ fn a_ca_is_one_for_as_long_as_it_was_asked_for() {
 }
 
 #[test]
-fn each_generation_has_a_subject_of_its_own_that_fits() {
+fn each_ca_has_a_unique_subject_of_at_most_64_characters() {
     let long = format!("lockstep.{}", "x".repeat(100));
     let subjects: BTreeSet<String> =
         (0..20).map(|_| Ca::generate(&long, HOUR, at(0)).unwrap().certificate.subject).collect();
@@ -51,12 +51,12 @@ fn each_generation_has_a_subject_of_its_own_that_fits() {
 }
 
 #[test]
-fn a_leaf_has_its_names_and_never_outlives_its_ca() {
+fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
     let ca = ca(HOUR);
     let wanted = names(&["guard.example", "10.0.0.1", "::1"]);
     let leaf = ca.issue(&wanted, Duration::from_mins(10), at(60)).unwrap();
     assert_eq!(seconds(&leaf.certificate), (60 - 300, 60 + 600));
-    assert_eq!((leaf.certificate.issued(), leaf.certificate.due()), (at(60), at(60 + 400)));
+    assert_eq!((leaf.certificate.issued_at(), leaf.certificate.renew_at()), (at(60), at(60 + 400)));
     assert_eq!(leaf.issuer, ca.certificate);
 
     let x509 = parse(leaf.certificate.der()).unwrap();
@@ -73,7 +73,7 @@ fn a_leaf_has_its_names_and_never_outlives_its_ca() {
 }
 
 #[test]
-fn a_pair_is_the_same_when_it_is_read_again() {
+fn parsed_ca_equals_the_generated_one_and_signs() {
     let ca = ca(HOUR);
     let read = Ca::parse(Some(ca.certificate.pem().as_bytes()), Some(ca.key_pem().as_bytes())).unwrap();
     assert_eq!(read.certificate, ca.certificate);
@@ -86,35 +86,35 @@ fn a_pair_is_the_same_when_it_is_read_again() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_apart() {
+fn unusable_pairs_are_refused_with_the_reason() {
     let (one, other) = (ca(HOUR), ca(HOUR));
     let (certificate, key) = (one.certificate.pem(), one.key_pem());
     let leaf = one.issue(&names(&["x.example"]), HOUR, at(0)).unwrap();
     let both = format!("{certificate}{}", other.certificate.pem());
     let truncated = &certificate[..certificate.len() / 2];
     for (certificate, key, expected) in [
-        (None, Some(&*key), Unusable::Missing),
-        (Some(&*certificate), None, Unusable::Missing),
-        (Some("nonsense"), Some(&*key), Unusable::Certificate),
-        (Some(""), Some(&*key), Unusable::Certificate),
-        (Some(truncated), Some(&*key), Unusable::Certificate),
-        (Some(&*both), Some(&*key), Unusable::Certificate),
-        (Some(&*certificate), Some("nonsense"), Unusable::Key),
-        (Some(&*certificate), Some(&*certificate), Unusable::Key),
-        (Some(&*certificate), Some(&*other.key_pem()), Unusable::Mismatch),
-        (Some(&*leaf.certificate.pem()), Some(&*leaf.key_pem()), Unusable::NotCa),
+        (None, Some(&*key), UnusableCa::Missing),
+        (Some(&*certificate), None, UnusableCa::Missing),
+        (Some("nonsense"), Some(&*key), UnusableCa::Certificate),
+        (Some(""), Some(&*key), UnusableCa::Certificate),
+        (Some(truncated), Some(&*key), UnusableCa::Certificate),
+        (Some(&*both), Some(&*key), UnusableCa::Certificate),
+        (Some(&*certificate), Some("nonsense"), UnusableCa::Key),
+        (Some(&*certificate), Some(&*certificate), UnusableCa::Key),
+        (Some(&*certificate), Some(&*other.key_pem()), UnusableCa::Mismatch),
+        (Some(&*leaf.certificate.pem()), Some(&*leaf.key_pem()), UnusableCa::NotCa),
     ] {
         let found = Ca::parse(certificate.map(str::as_bytes), key.map(str::as_bytes)).err();
         assert_eq!(found, Some(expected));
     }
-    assert_eq!(one.certificate.check(at(-301)), Err(Unusable::NotYet));
+    assert_eq!(one.certificate.check(at(-301)), Err(UnusableCa::NotYetValid));
     assert_eq!(one.certificate.check(at(-300)), Ok(()));
     assert_eq!(one.certificate.check(at(3599)), Ok(()));
-    assert_eq!(one.certificate.check(at(3600)), Err(Unusable::Expired));
+    assert_eq!(one.certificate.check(at(3600)), Err(UnusableCa::Expired));
 }
 
 #[test]
-fn a_key_beside_a_certificate_is_never_published() {
+fn key_in_the_certificate_field_is_not_published() {
     let ca = ca(HOUR);
     let mixed = format!("{}{}", ca.key_pem(), ca.certificate.pem());
     let read = Ca::parse(Some(mixed.as_bytes()), Some(ca.key_pem().as_bytes())).unwrap();
@@ -126,15 +126,15 @@ fn a_key_beside_a_certificate_is_never_published() {
 }
 
 #[test]
-fn a_certificate_shorter_than_our_backdating_is_due_within_its_life() {
+fn foreign_certificate_shorter_than_the_backdating_is_renewed_before_it_expires() {
     let short = Certificate { not_before: at(0), not_after: at(60), ..ca(HOUR).certificate };
-    assert_eq!((short.issued(), short.due()), (at(0), at(40)));
+    assert_eq!((short.issued_at(), short.renew_at()), (at(0), at(40)));
     let seconds = ca(Duration::from_secs(24)).certificate;
-    assert_eq!((seconds.issued(), seconds.due()), (at(0), at(16)));
+    assert_eq!((seconds.issued_at(), seconds.renew_at()), (at(0), at(16)));
 }
 
 #[test]
-fn a_host_is_a_dns_name_or_an_address() {
+fn subject_name_is_a_dns_name_or_an_ip_address() {
     for (host, expected) in [
         ("guard.example", Some("guard.example")),
         ("Guard.Example.", Some("guard.example")),
@@ -146,17 +146,17 @@ fn a_host_is_a_dns_name_or_an_address() {
         ("a b", None),
         ("ü.example", None),
     ] {
-        assert_eq!(name(host).as_deref(), expected, "{host}");
+        assert_eq!(subject_name(host).as_deref(), expected, "{host}");
     }
 }
 
-// ---------------------------------------------------------------- as a client sees it
+// ---------------------------------------------------------------- handshakes
 
-/// A clock that stands still.
+/// A client's clock that always shows the same time.
 #[derive(Debug)]
-struct Still(Timestamp);
+struct FixedClock(Timestamp);
 
-impl rustls::time_provider::TimeProvider for Still {
+impl rustls::time_provider::TimeProvider for FixedClock {
     fn current_time(&self) -> Option<UnixTime> {
         let seconds = u64::try_from(self.0.as_second()).ok()?;
         Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
@@ -168,7 +168,7 @@ fn handshake(resolver: &Arc<Resolver>, root: &Certificate, host: &str, now: Time
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     roots.add(root.der().clone()).unwrap();
-    let mut config = ClientConfig::builder_with_details(provider, Arc::new(Still(now)))
+    let mut config = ClientConfig::builder_with_details(provider, Arc::new(FixedClock(now)))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
@@ -198,37 +198,34 @@ fn serving(leaf: &Leaf) -> Arc<Resolver> {
 }
 
 #[test]
-fn a_client_that_trusts_the_ca_trusts_its_leaf_for_its_names_and_its_time() {
+fn client_that_trusts_the_ca_accepts_its_leaf_for_its_names_while_it_is_valid() {
     let (ca, other) = (ca(HOUR), ca(HOUR));
     let leaf = ca.issue(&names(&["guard.example", "127.0.0.1"]), Duration::from_mins(10), at(0)).unwrap();
     let resolver = serving(&leaf);
-    let try_with = |root: &Ca, host, now| handshake(&resolver, &root.certificate, host, at(now));
-    assert_eq!(try_with(&ca, "guard.example", 0), Ok(()));
-    assert_eq!(try_with(&ca, "127.0.0.1", 0), Ok(()));
-    assert_eq!(try_with(&ca, "guard.example", -299), Ok(()), "a clock that is behind");
-    assert_eq!(try_with(&ca, "guard.example", 599), Ok(()));
-    assert!(try_with(&ca, "guard.example", 601).unwrap_err().contains("xpired"));
-    assert!(try_with(&ca, "guard.example", -301).unwrap_err().contains("not valid yet"));
-    assert!(try_with(&ca, "elsewhere.example", 0).unwrap_err().contains("not valid for name"));
-    assert!(try_with(&other, "guard.example", 0).unwrap_err().contains("UnknownIssuer"));
+    let handshake_with = |root: &Ca, host, now| handshake(&resolver, &root.certificate, host, at(now));
+    assert_eq!(handshake_with(&ca, "guard.example", 0), Ok(()));
+    assert_eq!(handshake_with(&ca, "127.0.0.1", 0), Ok(()));
+    assert_eq!(handshake_with(&ca, "guard.example", -299), Ok(()), "the client's clock is behind");
+    assert_eq!(handshake_with(&ca, "guard.example", 599), Ok(()));
+    assert!(handshake_with(&ca, "guard.example", 601).unwrap_err().contains("xpired"));
+    assert!(handshake_with(&ca, "guard.example", -301).unwrap_err().contains("not valid yet"));
+    assert!(handshake_with(&ca, "elsewhere.example", 0).unwrap_err().contains("not valid for name"));
+    assert!(handshake_with(&other, "guard.example", 0).unwrap_err().contains("UnknownIssuer"));
 }
 
 #[test]
-fn the_certificate_is_swapped_between_two_handshakes() {
+fn new_leaf_is_used_from_the_next_handshake_on() {
     let (first, second) = (ca(HOUR), ca(HOUR));
     let names = names(&["guard.example"]);
     let resolver: Arc<Resolver> = Arc::default();
-    assert!(
-        handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err(),
-        "nothing to serve yet"
-    );
+    assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err(), "no certificate yet");
     for ca in [&first, &second] {
         let leaf = ca.issue(&names, HOUR, at(0)).unwrap();
         resolver.serve(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap();
         assert_eq!(handshake(&resolver, &ca.certificate, "guard.example", at(0)), Ok(()));
     }
     assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err());
-    // A pair that does not match changes nothing.
+    // A key that does not match the certificate changes nothing.
     let (one, other) = (first.issue(&names, HOUR, at(0)).unwrap(), first.issue(&names, HOUR, at(0)).unwrap());
     assert!(resolver.serve(vec![one.certificate.der().clone()], other.key_der()).is_err());
     assert_eq!(handshake(&resolver, &second.certificate, "guard.example", at(0)), Ok(()));

@@ -1,0 +1,217 @@
+//! PURE. The next change of the CA Secret.
+//!
+//! A rotation: add the next CA → publish it beside the current one → record that it has been read back → wait until
+//! every API server trusts it → promote it → drop the old one. Its progress is in the Secret, so any replica continues.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{
+    Due, Error, Lifetimes,
+    issue::{Ca, Certificate, UnusableCa, later},
+    secret::{CaSet, ParsedSecret},
+    webhooks::Published,
+};
+
+/// What the next change of the Secret depends on.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    /// None if there is no Secret.
+    pub secret: Option<&'a ParsedSecret>,
+    /// The last usable content of the Secret.
+    pub remembered: Option<&'a CaSet>,
+    pub published: &'a Published,
+    /// The CA that signed the leaf being served, while that leaf is valid.
+    pub serving: Option<&'a Certificate>,
+}
+
+/// A change of the Secret, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecretChange {
+    /// There is no Secret: create it, with the CAs we remember if they are still valid.
+    Create,
+    /// Its CA is unusable: put back the one we remember.
+    RestoreCa(UnusableCa),
+    /// Its CA is unusable and we remember none: generate a new one.
+    ReplaceCa(UnusableCa),
+    /// A field other than the current CA is malformed or expired.
+    RepairFields,
+    /// Somebody put another CA there: keep trusting the CAs whose leaves replicas may still serve.
+    KeepFormerCas,
+    /// The current CA has passed two thirds of its lifetime.
+    AddNextCa,
+    /// The next CA was read back from the webhook configurations: record when.
+    RecordPublished,
+    /// The next CA is no longer in the webhook configurations: clear that record.
+    ClearPublished,
+    /// The next CA signs from now on.
+    PromoteNextCa,
+    /// No leaf of an old CA can be valid any more: stop trusting it.
+    DropOldCas,
+}
+
+impl SecretChange {
+    /// Whether the content of the Secret must not be published or used before this change is made.
+    #[must_use]
+    pub const fn blocks_use(self) -> bool {
+        matches!(
+            self,
+            Self::Create | Self::RestoreCa(_) | Self::ReplaceCa(_) | Self::RepairFields | Self::KeepFormerCas
+        )
+    }
+
+    /// Whether it may be due again at once: somebody undoes it, or another replica observes something else.
+    #[must_use]
+    pub const fn may_recur(self) -> bool {
+        self.blocks_use() || matches!(self, Self::ClearPublished)
+    }
+}
+
+/// The next change of the Secret, or when to check again.
+#[must_use]
+pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
+    use SecretChange as Change;
+    let Some(secret) = inputs.secret else { return Due::Now(Change::Create) };
+    let current = match usable(secret, now) {
+        Ok(current) => current,
+        // Even if it is not published everywhere yet: no other CA could sign a leaf.
+        Err(UnusableCa::Expired) if secret.next.as_ref().is_some_and(|next| is_valid(&next.ca, now)) => {
+            return Due::Now(Change::PromoteNextCa);
+        }
+        Err(why) if still_valid(inputs.remembered, now).is_some() => return Due::Now(Change::RestoreCa(why)),
+        Err(why) => return Due::Now(Change::ReplaceCa(why)),
+    };
+    if secret.malformed {
+        return Due::Now(Change::RepairFields);
+    }
+    let cas = secret.with_current(current.clone());
+    if maybe_served(inputs, &cas, now).any(|certificate| !cas.trusts(certificate)) {
+        return Due::Now(Change::KeepFormerCas);
+    }
+    let mut check_at = current.certificate.not_after;
+    let delay = lifetimes.propagation_delay();
+    match &cas.next {
+        None if now >= current.certificate.renew_at() => return Due::Now(Change::AddNextCa),
+        None => check_at = check_at.min(current.certificate.renew_at()),
+        Some(next) if next.ca.certificate.has_expired(now) => return Due::Now(Change::RepairFields),
+        Some(next) => {
+            // A time further in the future than clocks differ was written by a wrong clock.
+            let recorded = next.published.filter(|at| *at <= later(now, delay));
+            match (recorded, inputs.published.contains(&next.ca.certificate)) {
+                (None, Some(true)) => return Due::Now(Change::RecordPublished),
+                (Some(_), Some(false)) => return Due::Now(Change::ClearPublished),
+                (Some(at), Some(true)) if now >= later(at, delay) => return Due::Now(Change::PromoteNextCa),
+                (Some(at), Some(true)) => check_at = check_at.min(later(at, delay)),
+                _ => {}
+            }
+        }
+    }
+    if let Some(since) = cas.old_since {
+        let retire_at = later(since, lifetimes.retire_after());
+        let expiry = cas.old.iter().map(|certificate| certificate.not_after).min();
+        let drop_at = expiry.unwrap_or(retire_at).min(retire_at);
+        if now >= drop_at || is_ahead(since, now, lifetimes) {
+            return Due::Now(Change::DropOldCas);
+        }
+        check_at = check_at.min(drop_at);
+    }
+    Due::At(check_at)
+}
+
+/// What the Secret holds after a change; none if the change does not fit the Secret. Fails if no CA can be generated.
+pub fn contents_after(
+    change: SecretChange,
+    inputs: Inputs<'_>,
+    now: Timestamp,
+    lifetimes: &Lifetimes,
+    instance: &str,
+) -> Result<Option<CaSet>, Error> {
+    use SecretChange as Change;
+    let new_ca = || Ca::generate(instance, lifetimes.ca_validity, now).map(Arc::new);
+    let remembered = still_valid(inputs.remembered, now);
+    let parsed = inputs.secret.and_then(|secret| Some(secret.with_current(secret.current.clone().ok()?)));
+    Ok(match change {
+        Change::Create | Change::RestoreCa(_) if remembered.is_some() => remembered,
+        Change::Create | Change::RestoreCa(_) | Change::ReplaceCa(_) => {
+            // Other replicas may serve leaves of CAs that are unusable here.
+            let former = inputs.secret.into_iter().flat_map(ParsedSecret::certificates).chain(inputs.serving);
+            Some(
+                former.fold(CaSet::new(new_ca()?), |cas, certificate| cas.with_old(certificate.clone(), now)),
+            )
+        }
+        Change::RepairFields => {
+            let parsed = parsed.map(|mut cas| {
+                cas.old_since = cas.old_since.or((!cas.old.is_empty()).then_some(now));
+                cas.without_expired(now)
+            });
+            let same_ca = |cas: &CaSet| {
+                parsed.as_ref().is_some_and(|parsed| parsed.current.certificate == cas.current.certificate)
+            };
+            remembered.filter(same_ca).or(parsed)
+        }
+        Change::KeepFormerCas => parsed.map(|cas| {
+            let former: Vec<_> = maybe_served(inputs, &cas, now).cloned().collect();
+            former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate, now))
+        }),
+        Change::AddNextCa => match parsed {
+            Some(cas) => Some(cas.with_next(new_ca()?)),
+            None => None,
+        },
+        Change::RecordPublished => parsed.map(|cas| cas.with_published(Some(now))),
+        Change::ClearPublished => parsed.map(|cas| cas.with_published(None)),
+        Change::PromoteNextCa => parsed.map(|cas| cas.promoted(now)),
+        Change::DropOldCas => parsed.map(|cas| {
+            let since = cas.old_since.unwrap_or(now);
+            if is_ahead(since, now, lifetimes) {
+                return CaSet { old_since: Some(now), ..cas };
+            }
+            match now >= later(since, lifetimes.retire_after()) {
+                true => CaSet { old: Vec::new(), old_since: None, ..cas.without_expired(now) },
+                false => cas.without_expired(now),
+            }
+        }),
+    })
+}
+
+/// The CAs to publish and to sign with: those in the Secret, unless a change must be made first.
+#[must_use]
+pub fn usable_cas(due: Due<SecretChange>, secret: Option<&ParsedSecret>, now: Timestamp) -> Option<CaSet> {
+    let secret = secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
+    Some(secret.with_current(usable(secret, now).ok()?.clone()))
+}
+
+fn usable(secret: &ParsedSecret, now: Timestamp) -> Result<&Arc<Ca>, UnusableCa> {
+    let ca = secret.current.as_ref().map_err(|why| *why)?;
+    ca.certificate.check(now)?;
+    Ok(ca)
+}
+
+fn is_valid(ca: &Ca, now: Timestamp) -> bool {
+    ca.certificate.is_valid(now)
+}
+
+/// Whether `old.since` was written by a clock that was ahead. It would keep the old CAs for as long as that.
+fn is_ahead(since: Timestamp, now: Timestamp, lifetimes: &Lifetimes) -> bool {
+    since > later(now, lifetimes.retire_after())
+}
+
+/// The remembered CAs without expired ones; none if the current one cannot sign any more.
+fn still_valid(remembered: Option<&CaSet>, now: Timestamp) -> Option<CaSet> {
+    remembered.filter(|cas| is_valid(&cas.current, now)).map(|cas| cas.without_expired(now))
+}
+
+/// The CAs whose leaves may be served although the Secret may not list them: our leaf's, and, if the Secret has a
+/// foreign CA, all that were trusted before. The Secret is published at once, and calls would fail without them.
+fn maybe_served<'a>(
+    inputs: Inputs<'a>,
+    cas: &CaSet,
+    now: Timestamp,
+) -> impl Iterator<Item = &'a Certificate> + use<'a> {
+    let is_foreign = |remembered: &&CaSet| !remembered.trusts(&cas.current.certificate);
+    let before = inputs.remembered.filter(is_foreign).map(CaSet::trusted).unwrap_or_default();
+    before.into_iter().chain(inputs.serving).filter(move |certificate| !certificate.has_expired(now))
+}
+
+#[cfg(test)]
+mod tests;

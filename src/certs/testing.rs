@@ -1,0 +1,70 @@
+//! For tests of this module: short lifetimes, a clock in milliseconds, objects as the API server returns them.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::{ByteString, jiff::Timestamp};
+use serde_json::{Value, json};
+
+use super::{
+    Lifetimes, Settings,
+    issue::{Ca, Certificate},
+    secret::{CaSet, Data, SecretObject},
+    webhooks::{Published, WebhookConfiguration},
+};
+
+/// A propagation delay of 2 s follows, a removal delay of 8 s, and old CAs are dropped after 8 s.
+pub const LIFETIMES: Lifetimes =
+    Lifetimes { ca_validity: Duration::from_secs(24), leaf_validity: Duration::from_secs(6) };
+
+pub fn settings() -> Settings {
+    Settings { keys: crate::testing::keys(), namespace: "home".to_owned(), lifetimes: LIFETIMES, files: None }
+}
+
+/// Milliseconds since the test began.
+pub fn at(ms: i64) -> Timestamp {
+    Timestamp::from_millisecond(1_800_000_000_000 + ms).unwrap()
+}
+
+pub fn ca_at(now: Timestamp, lifetimes: &Lifetimes) -> Arc<Ca> {
+    Arc::new(Ca::generate("lockstep.workshop.io", lifetimes.ca_validity, now).unwrap())
+}
+
+pub fn ca() -> Arc<Ca> {
+    ca_at(at(0), &LIFETIMES)
+}
+
+pub fn cas() -> CaSet {
+    CaSet::new(ca())
+}
+
+/// The data of a Secret with these CAs.
+pub fn data(cas: &CaSet) -> Data {
+    cas.data().into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
+pub fn secret(version: &str, data: Option<Data>) -> SecretObject {
+    serde_json::from_value(json!({"metadata": {"name": "x", "resourceVersion": version}, "data": data}))
+        .unwrap()
+}
+
+/// A configuration whose webhooks call a host and have a caBundle.
+pub fn configuration(version: &str, webhooks: &[(Value, Option<&str>)]) -> WebhookConfiguration {
+    let webhook = |(n, (client, bundle)): (usize, &(Value, Option<&str>))| {
+        let mut client = client.clone();
+        if let Some(bundle) = bundle {
+            client["caBundle"] = json!(ByteString(bundle.as_bytes().to_vec()));
+        }
+        json!({"name": format!("webhook{n}"), "clientConfig": client, "sideEffects": "None"})
+    };
+    let webhooks: Vec<Value> = webhooks.iter().enumerate().map(webhook).collect();
+    let metadata = json!({"name": "x", "uid": "u1", "resourceVersion": version});
+    serde_json::from_value(json!({"metadata": metadata, "webhooks": webhooks})).unwrap()
+}
+
+pub fn service() -> Value {
+    json!({"service": {"name": "guard", "namespace": "home"}})
+}
+
+pub fn published(certificates: &[&Certificate], since: Timestamp) -> Published {
+    Published::Since(certificates.iter().map(|one| (one.der().to_vec(), since)).collect())
+}

@@ -1,0 +1,338 @@
+//! PURE. The webhook configurations: which hosts they call, which CAs they trust, and the patch that sets the caBundle.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use json_patch::Patch;
+use k8s_openapi::{ByteString, jiff::Timestamp};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{
+    issue::{Certificate, SubjectNames, later, subject_name},
+    secret::CaSet,
+};
+use crate::{object::Meta, patch, watch::Watched};
+
+/// The two kinds of webhook configurations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WebhookKind {
+    Validating,
+    Mutating,
+}
+
+impl WebhookKind {
+    pub const ALL: [Self; 2] = [Self::Validating, Self::Mutating];
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Validating => "ValidatingWebhookConfiguration",
+            Self::Mutating => "MutatingWebhookConfiguration",
+        }
+    }
+
+    /// The path of its collection.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Validating => "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+            Self::Mutating => "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+        }
+    }
+}
+
+/// A webhook configuration: only the fields we use.
+#[derive(Clone, Deserialize)]
+pub struct WebhookConfiguration {
+    pub metadata: Meta,
+    #[serde(default)]
+    pub webhooks: Vec<Webhook>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Webhook {
+    pub name: String,
+    #[serde(default)]
+    pub client_config: ClientConfig,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClientConfig {
+    service: Option<Service>,
+    url: Option<String>,
+    ca_bundle: Option<ByteString>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Service {
+    name: String,
+    namespace: String,
+}
+
+impl Watched for WebhookConfiguration {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+/// How the caBundles of a configuration differ from what they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BundleDiff {
+    Same,
+    /// A webhook lacks a CA: calls may fail.
+    Missing,
+    /// Every CA is there, with others or in another encoding. Another replica may have seen a newer Secret than we.
+    Extra,
+}
+
+impl Webhook {
+    fn bundle(&self) -> &[u8] {
+        self.client_config.ca_bundle.as_ref().map_or(&[], |bundle| &bundle.0)
+    }
+
+    fn certificates(&self) -> Vec<Certificate> {
+        Certificate::parse_all(self.bundle()).unwrap_or_default()
+    }
+
+    /// The host that the API server calls: the Service's DNS name or the URL's host; none if the URL is invalid.
+    fn host(&self) -> Option<String> {
+        if let Some(Service { name, namespace }) = &self.client_config.service {
+            return subject_name(&format!("{name}.{namespace}.svc"));
+        }
+        subject_name(self.client_config.url.as_ref()?.parse::<http::Uri>().ok()?.host()?)
+    }
+}
+
+impl WebhookConfiguration {
+    #[must_use]
+    pub fn diff(&self, cas: &CaSet) -> BundleDiff {
+        let (trusted, bundle) = (cas.trusted(), cas.bundle());
+        let lacks_one = |webhook: &Webhook| {
+            let present = webhook.certificates();
+            trusted.iter().any(|certificate| !present.contains(certificate))
+        };
+        if self.webhooks.iter().any(lacks_one) {
+            BundleDiff::Missing
+        } else if self.webhooks.iter().any(|webhook| webhook.bundle() != bundle.as_bytes()) {
+            BundleDiff::Extra
+        } else {
+            BundleDiff::Same
+        }
+    }
+
+    /// Sets the caBundle of every webhook that has another. Operations address webhooks by position, and a manifest
+    /// applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
+    #[must_use]
+    pub fn patch(&self, cas: &CaSet) -> Patch {
+        let bundle = ByteString(cas.bundle().into_bytes());
+        let mut ops = vec![patch::test(&["metadata", "uid"], json!(self.metadata.uid))];
+        for (n, webhook) in self.webhooks.iter().enumerate() {
+            if webhook.bundle() == bundle.0 {
+                continue;
+            }
+            let n = n.to_string();
+            ops.push(patch::test(&["webhooks", &n, "name"], json!(webhook.name)));
+            ops.push(patch::add(&["webhooks", &n, "clientConfig", "caBundle"], json!(bundle)));
+        }
+        Patch(ops)
+    }
+}
+
+/// The names that a leaf must have: the hosts that the webhooks call, our own Service, and localhost.
+#[must_use]
+pub fn names<'a>(
+    configurations: impl Iterator<Item = &'a WebhookConfiguration>,
+    own_namespace: &str,
+) -> SubjectNames {
+    configurations
+        .flat_map(|configuration| &configuration.webhooks)
+        .filter_map(Webhook::host)
+        .chain([format!("lockstep.{own_namespace}.svc"), "localhost".to_owned()])
+        .collect()
+}
+
+/// The CAs, as DER, that every webhook trusts; none if there is no webhook.
+fn trusted_by_all<'a>(
+    configurations: impl Iterator<Item = &'a WebhookConfiguration>,
+) -> Option<BTreeSet<Vec<u8>>> {
+    let trusted = |webhook: &Webhook| -> BTreeSet<Vec<u8>> {
+        webhook.certificates().iter().map(|certificate| certificate.der().to_vec()).collect()
+    };
+    configurations
+        .flat_map(|configuration| &configuration.webhooks)
+        .map(trusted)
+        .reduce(|all, these| &all & &these)
+}
+
+/// Which CAs every webhook trusts, and since when.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Published {
+    /// The webhook configurations have not been observed yet.
+    #[default]
+    Unknown,
+    /// There is no webhook, so nobody calls us.
+    NoWebhooks,
+    /// The DER of each CA, and since when it has been there without a break.
+    Since(BTreeMap<Vec<u8>, Timestamp>),
+}
+
+impl Published {
+    /// What is published now, given what was before.
+    #[must_use]
+    pub fn updated<'a>(
+        &self,
+        configurations: impl Iterator<Item = &'a WebhookConfiguration>,
+        now: Timestamp,
+    ) -> Self {
+        let Some(trusted) = trusted_by_all(configurations) else { return Self::NoWebhooks };
+        let before = |der: &Vec<u8>| match self {
+            Self::Since(before) => before.get(der).copied(),
+            _ => None,
+        };
+        // A time in the future means that the clock has been set back.
+        let since = |der: &Vec<u8>| before(der).map_or(now, |since| since.min(now));
+        Self::Since(trusted.into_iter().map(|der| (der.clone(), since(&der))).collect())
+    }
+
+    /// Whether every webhook trusts this CA; none if that is unknown.
+    #[must_use]
+    pub fn contains(&self, certificate: &Certificate) -> Option<bool> {
+        match self {
+            Self::Unknown => None,
+            Self::NoWebhooks => Some(true),
+            Self::Since(since) => Some(since.contains_key(certificate.der().as_ref())),
+        }
+    }
+
+    /// When every API server trusts this CA, given how long that takes; none while it is not published.
+    #[must_use]
+    pub fn propagated_at(&self, certificate: &Certificate, delay: Duration) -> Option<Timestamp> {
+        match self {
+            Self::Unknown => None,
+            Self::NoWebhooks => Some(Timestamp::MIN),
+            Self::Since(since) => since.get(certificate.der().as_ref()).map(|since| later(*since, delay)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::certs::testing::{at, cas, service};
+
+    fn configuration(webhooks: &[(Value, Option<&str>)]) -> WebhookConfiguration {
+        crate::certs::testing::configuration("1", webhooks)
+    }
+
+    fn url(url: &str) -> Value {
+        json!({"url": url})
+    }
+
+    #[test]
+    fn patch_sets_only_differing_webhooks_and_tests_their_identity() {
+        let cas = cas();
+        let bundle = cas.bundle();
+        let configuration = configuration(&[
+            (service(), Some(&bundle)),
+            (service(), None),
+            (url("https://a.example"), Some("other")),
+        ]);
+        let value = json!(ByteString(bundle.into_bytes()));
+        let expected = json!([
+            {"op": "test", "path": "/metadata/uid", "value": "u1"},
+            {"op": "test", "path": "/webhooks/1/name", "value": "webhook1"},
+            {"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": value},
+            {"op": "test", "path": "/webhooks/2/name", "value": "webhook2"},
+            {"op": "add", "path": "/webhooks/2/clientConfig/caBundle", "value": value},
+        ]);
+        assert_eq!(json!(configuration.patch(&cas)), expected);
+    }
+
+    #[test]
+    fn diff_tells_missing_cas_from_extra_ones() {
+        let (one, other) = (cas(), cas());
+        let (bundle, both) = (one.bundle(), format!("{}{}", other.bundle(), one.bundle()));
+        let diff = |bundles: &[Option<&str>]| {
+            let webhooks: Vec<_> = bundles.iter().map(|bundle| (service(), *bundle)).collect();
+            configuration(&webhooks).diff(&one)
+        };
+        let right = Some(&*bundle);
+        assert_eq!(diff(&[]), BundleDiff::Same);
+        assert_eq!(diff(&[right, right]), BundleDiff::Same);
+        assert_eq!(diff(&[right, None]), BundleDiff::Missing);
+        assert_eq!(diff(&[right, Some("nonsense")]), BundleDiff::Missing);
+        assert_eq!(diff(&[Some(&other.bundle()), right]), BundleDiff::Missing);
+        assert_eq!(diff(&[Some(&both), right]), BundleDiff::Extra);
+        assert_eq!(diff(&[Some(&format!("# ours\n{bundle}"))]), BundleDiff::Extra);
+        assert_eq!(diff(&[Some(&both), None]), BundleDiff::Missing);
+    }
+
+    #[test]
+    fn published_is_what_every_webhook_of_both_configurations_trusts() {
+        let (one, other) = (cas(), cas());
+        let der = |cas: &CaSet| cas.current.certificate.der().to_vec();
+        let both = format!("{}{}", one.bundle(), other.bundle());
+        let first = configuration(&[(service(), Some(&both)), (service(), Some(&one.bundle()))]);
+        let second = configuration(&[(service(), Some(&both))]);
+        assert_eq!(trusted_by_all([&first, &second].into_iter()), Some([der(&one)].into()));
+        assert_eq!(trusted_by_all([&second].into_iter()), Some([der(&one), der(&other)].into()));
+        assert_eq!(
+            trusted_by_all([&second, &configuration(&[(service(), None)])].into_iter()),
+            Some([].into())
+        );
+        assert_eq!(trusted_by_all([&configuration(&[])].into_iter()), None, "no webhook calls us");
+    }
+
+    #[test]
+    fn names_are_the_called_hosts_and_always_our_own_service_and_localhost() {
+        let configuration = configuration(&[
+            (service(), None),
+            (url("https://Guard.Example:8443/validate"), None),
+            (url("https://10.0.0.7:9443/x"), None),
+            (url("https://[2001:db8::7]:9443/x"), None),
+            (url("no url at all"), None),
+            (url(""), None),
+            (url("https://under_score.example"), None),
+            (json!({}), None),
+        ]);
+        let found = names([&configuration].into_iter(), "lockstep-system");
+        let expected = [
+            "10.0.0.7",
+            "2001:db8::7",
+            "guard.example",
+            "guard.home.svc",
+            "localhost",
+            "lockstep.lockstep-system.svc",
+        ];
+        assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_ca_is_published_since_it_was_first_seen_without_a_break() {
+        let (one, other) = (cas(), cas());
+        let der = |cas: &CaSet| cas.current.certificate.der().to_vec();
+        let see = |before: &Published, cas: &[&CaSet], second: i64| {
+            let bundle: String = cas.iter().map(|cas| cas.bundle()).collect();
+            let configuration = configuration(&[(service(), Some(&*bundle))]);
+            before.updated([&configuration].into_iter(), at(1000 * second))
+        };
+        let since = |all: &[(&CaSet, i64)]| {
+            Published::Since(all.iter().map(|(cas, second)| (der(cas), at(1000 * *second))).collect())
+        };
+        let first = see(&Published::Unknown, &[&one], 10);
+        assert_eq!(first, since(&[(&one, 10)]));
+        let second = see(&first, &[&one, &other], 20);
+        assert_eq!(second, since(&[(&one, 10), (&other, 20)]));
+        let third = see(&second, &[&other], 30);
+        assert_eq!(see(&third, &[&one, &other], 40), since(&[(&one, 40), (&other, 20)]));
+        assert_eq!(see(&third, &[&other], 15), since(&[(&other, 15)]), "the clock was set back");
+        assert_eq!(third.updated(std::iter::empty(), at(40_000)), Published::NoWebhooks);
+    }
+}
