@@ -23,19 +23,6 @@ pub enum Renewal {
     NewCa,
 }
 
-impl Renewal {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::Invalid => "invalid",
-            Self::Expiring => "expiring",
-            Self::MissingName => "missing name",
-            Self::NewCa => "new CA",
-        }
-    }
-}
-
 /// Whether the current CA should sign a new leaf, or when to check again.
 ///
 /// A CA that some API server may not trust yet signs only if there is no other valid leaf.

@@ -3,7 +3,7 @@
 //! A rotation: add the next CA → publish it beside the current one → record that it has been read back → wait until
 //! every API server trusts it → promote it → drop the old one. Its progress is in the Secret, so any replica continues.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -52,19 +52,46 @@ pub enum SecretChange {
 }
 
 impl SecretChange {
+    /// Whether it undoes damage.
+    #[must_use]
+    pub const fn is_repair(self) -> bool {
+        matches!(self, Self::RestoreCa(_) | Self::ReplaceCa(_) | Self::RepairFields | Self::KeepFormerCas)
+    }
+
     /// Whether the content of the Secret must not be published or used before this change is made.
     #[must_use]
     pub const fn blocks_use(self) -> bool {
-        matches!(
-            self,
-            Self::Create | Self::RestoreCa(_) | Self::ReplaceCa(_) | Self::RepairFields | Self::KeepFormerCas
-        )
+        self.is_repair() || matches!(self, Self::Create)
     }
 
     /// Whether it may be due again at once: somebody undoes it, or another replica observes something else.
     #[must_use]
     pub const fn may_recur(self) -> bool {
         self.blocks_use() || matches!(self, Self::ClearPublished)
+    }
+}
+
+/// The log line after the change was made.
+impl fmt::Display for SecretChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Create => "created the CA Secret",
+            Self::RestoreCa(why) => {
+                return write!(f, "the CA in the CA Secret was unusable ({why}); put back the former one");
+            }
+            Self::ReplaceCa(why) => {
+                return write!(f, "the CA in the CA Secret was unusable ({why}); replaced it by a new one");
+            }
+            Self::RepairFields => "the CA Secret had malformed or expired fields; repaired it",
+            Self::KeepFormerCas => {
+                "somebody put another CA into the CA Secret; former CAs stay trusted until it is published and used"
+            }
+            Self::AddNextCa => "added the next CA to the CA Secret",
+            Self::RecordPublished => "the next CA is published",
+            Self::ClearPublished => "the next CA is no longer published; publishing it again",
+            Self::PromoteNextCa => "the next CA is the current one from now on",
+            Self::DropOldCas => "removed old CAs from the CA Secret",
+        })
     }
 }
 

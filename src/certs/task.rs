@@ -196,7 +196,7 @@ impl CertificateTask {
             self.metrics.certificate_rotated(Role::Leaf);
         }
         tracing::info!(
-            reason = request.reason.as_str(),
+            reason = ?request.reason,
             issuer = leaf.issuer.subject,
             expires = %leaf.certificate.not_after,
             names = leaf.names.iter().map(String::as_str).collect::<Vec<_>>().join(","),
@@ -276,31 +276,12 @@ fn report_change(change: SecretChange, cas: &CaSet, settings: &Settings, metrics
         metrics.certificate_rotated(Role::Ca);
     }
     let (secret, current) = (secret_name(settings), &cas.current.certificate);
-    match change {
-        SecretChange::RestoreCa(why) => {
-            tracing::warn!(secret, ca = current.subject, "the CA was unusable ({why}); put it back");
-        }
-        SecretChange::ReplaceCa(why) => tracing::warn!(
-            secret,
-            ca = current.subject,
-            expires = %current.not_after,
-            "the CA was unusable ({why}); replaced it by a new one"
-        ),
-        SecretChange::RepairFields => {
-            tracing::warn!(secret, "the CA Secret had malformed fields; repaired it");
-        }
-        SecretChange::KeepFormerCas => tracing::warn!(
-            secret,
-            ca = current.subject,
-            "somebody put another CA into the CA Secret: it is published, then used; former CAs stay trusted until then"
-        ),
-        _ => tracing::info!(
-            secret,
-            change = ?change,
-            ca = current.subject,
-            next = cas.next.as_ref().map(|next| &*next.ca.certificate.subject),
-            "the CA Secret was changed"
-        ),
+    let (ca, expires) = (&current.subject, current.not_after);
+    let next = cas.next.as_ref().map(|next| &*next.ca.certificate.subject);
+    if change.is_repair() {
+        tracing::warn!(secret, ca, %expires, next, "{change}");
+    } else {
+        tracing::info!(secret, ca, %expires, next, "{change}");
     }
 }
 
