@@ -24,6 +24,7 @@ mod protected_namespaces;
 mod readme;
 mod refused_sources;
 mod shutdown;
+mod slow_webhook;
 mod startup_errors;
 mod subject_access;
 mod tcp_proxy;
