@@ -386,6 +386,19 @@ mod tests {
     }
 
     #[test]
+    fn explanation_names_what_failed_why_and_what_to_do() {
+        for (failure, why, remedy) in [
+            (Failure::Forbidden("no list".to_owned()), "no list", "RBAC"),
+            (Failure::Unavailable("no route".to_owned()), "no route", "network"),
+            (Failure::Conflict, "has changed", ""),
+        ] {
+            let text = failure.explain("the watch of pods");
+            assert!(text.starts_with("the watch of pods ") && text.contains(why), "{text}");
+            assert!(text.contains(remedy) && text.lines().count() == 1, "{text}");
+        }
+    }
+
+    #[test]
     fn refusals_never_quote_values() {
         use serde_json::json;
         for value in [

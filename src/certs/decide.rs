@@ -55,7 +55,7 @@ pub struct ConfigurationMemory {
 pub struct Actions {
     pub memory: Memory,
     /// Writes to send now; `memory` has them as in flight.
-    pub writes: Vec<Write>,
+    pub writes: Vec<CaWrite>,
     /// A change of the Secret needs a CA that could not be generated.
     pub failure: Option<Error>,
     pub leaf: Option<LeafRequest>,
@@ -74,14 +74,14 @@ pub struct LeafRequest {
 
 /// A write to the API server.
 #[derive(Clone)]
-pub enum Write {
+pub enum CaWrite {
     /// Creates the Secret, or patches the observed one.
     Secret { change: SecretChange, cas: CaSet, observed: Option<Arc<SecretObject>> },
     /// Sets the caBundle of the webhooks of the observed configuration.
     Bundle { kind: WebhookKind, cas: Arc<CaSet>, observed: Arc<WebhookConfiguration> },
 }
 
-impl Write {
+impl CaWrite {
     /// The resourceVersion it is based on; empty if it creates the object.
     #[must_use]
     pub fn version(&self) -> &str {
@@ -184,7 +184,7 @@ impl Actions {
                 match contents_after(change, inputs, now.time, &settings.lifetimes, instance) {
                     Ok(Some(cas)) => {
                         writes.started("", change.may_recur(), now.instant);
-                        self.writes.push(Write::Secret { change, cas, observed: object.cloned() });
+                        self.writes.push(CaWrite::Secret { change, cas, observed: object.cloned() });
                     }
                     Ok(None) => {}
                     Err(error) => self.failure = Some(error),
@@ -220,7 +220,7 @@ impl Actions {
         let Some(wait) = memory.writes.wait(&bundle, version, true, now.instant) else { return };
         if wait.max(delay).is_zero() {
             memory.writes.started(&bundle, true, now.instant);
-            self.writes.push(Write::Bundle { kind, cas: cas.clone(), observed: configuration.clone() });
+            self.writes.push(CaWrite::Bundle { kind, cas: cas.clone(), observed: configuration.clone() });
         } else {
             self.check_after = self.check_after.min(wait.max(delay));
         }

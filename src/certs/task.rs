@@ -17,7 +17,7 @@ use tokio::sync::watch as channel;
 
 use super::{
     Error, Settings,
-    decide::{LeafRequest, Memory, Now, Snapshot, Write, decide},
+    decide::{CaWrite, LeafRequest, Memory, Now, Snapshot, decide},
     issue::Leaf,
     leaf::Renewal,
     resolver::Resolver,
@@ -53,7 +53,7 @@ pub(super) struct CertificateTask {
     absences: [LogOnce; 2],
 }
 
-/// The senders of what a [`CertificateTask`] observes.
+/// What the watches send to a [`CertificateTask`].
 struct Senders {
     secret: channel::Sender<Observed<SecretObject>>,
     configurations: [channel::Sender<Observed<WebhookConfiguration>>; 2],
@@ -134,7 +134,7 @@ impl CertificateTask {
     }
 
     /// Decides what to do and does all of it but the writes, which it returns together with how long to sleep.
-    fn reconcile(&mut self, now: Now) -> (Vec<Write>, Duration) {
+    fn reconcile(&mut self, now: Now) -> (Vec<CaWrite>, Duration) {
         let snapshot = Snapshot {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
@@ -206,10 +206,10 @@ impl CertificateTask {
     }
 
     /// Takes the answer to a write.
-    fn finish(&mut self, write: Write, answer: Result<(), Failure>, now: Instant) {
+    fn finish(&mut self, write: CaWrite, answer: Result<(), Failure>, now: Instant) {
         let (writes, log_once) = match &write {
-            Write::Secret { .. } => (&mut self.memory.secret_writes, &mut self.secret_failure),
-            Write::Bundle { kind, .. } => {
+            CaWrite::Secret { .. } => (&mut self.memory.secret_writes, &mut self.secret_failure),
+            CaWrite::Bundle { kind, .. } => {
                 let n = *kind as usize;
                 (&mut self.memory.configurations[n].writes, &mut self.bundle_failures[n])
             }
@@ -227,10 +227,10 @@ impl CertificateTask {
                 return;
             }
             Ok(()) => match &write {
-                Write::Secret { change, cas, .. } => {
+                CaWrite::Secret { change, cas, .. } => {
                     report_change(*change, cas, &self.settings, &self.metrics)
                 }
-                Write::Bundle { kind, cas, .. } => {
+                CaWrite::Bundle { kind, cas, .. } => {
                     self.metrics.bundle_writes.inc();
                     let (kind, name) = (kind.as_str(), &self.settings.keys.instance);
                     tracing::info!(kind, name, cas = cas.trusted().len(), "the caBundle was written");
@@ -242,7 +242,7 @@ impl CertificateTask {
     }
 }
 
-async fn send(client: Client, settings: Settings, write: Write) -> (Write, Result<(), Failure>) {
+async fn send(client: Client, settings: Settings, write: CaWrite) -> (CaWrite, Result<(), Failure>) {
     let name = &settings.keys.instance;
     let field_manager = Some(name.clone());
     let patch = |path: &str, operations| {
@@ -251,13 +251,13 @@ async fn send(client: Client, settings: Settings, write: Write) -> (Write, Resul
     };
     let secrets = format!("/api/v1/namespaces/{}/secrets", settings.namespace);
     let request = match &write {
-        Write::Secret { cas, observed: None, .. } => {
+        CaWrite::Secret { cas, observed: None, .. } => {
             let params = PostParams { field_manager: field_manager.clone(), ..PostParams::default() };
             let body = cas.body(name, &settings.namespace).to_string().into_bytes();
             Request::new(secrets).create(&params, body)
         }
-        Write::Secret { cas, observed: Some(secret), .. } => patch(&secrets, cas.patch(secret)),
-        Write::Bundle { kind, cas, observed } => patch(kind.path(), observed.patch(cas)),
+        CaWrite::Secret { cas, observed: Some(secret), .. } => patch(&secrets, cas.patch(secret)),
+        CaWrite::Bundle { kind, cas, observed } => patch(kind.path(), observed.patch(cas)),
     };
     let answer = match request {
         Ok(request) => with_timeout(REQUEST_TIMEOUT, client.request::<IgnoredAny>(request)).await.map(drop),
@@ -285,13 +285,13 @@ fn report_change(change: SecretChange, cas: &CaSet, settings: &Settings, metrics
     }
 }
 
-fn explain(write: &Write, settings: &Settings, failure: &Failure) -> String {
+fn explain(write: &CaWrite, settings: &Settings, failure: &Failure) -> String {
     match write {
-        Write::Bundle { kind, .. } => {
+        CaWrite::Bundle { kind, .. } => {
             let (kind, name) = (kind.as_str(), &settings.keys.instance);
             failure.explain(&format!("writing the caBundle of the {kind} {name}"))
         }
-        Write::Secret { .. } => {
+        CaWrite::Secret { .. } => {
             let what = format!("writing the CA Secret {}", secret_name(settings));
             match failure {
                 Failure::NotFound => format!(

@@ -32,7 +32,7 @@ impl Replica {
         self.snapshot.configurations[1] = Observed::Absent;
     }
 
-    fn decide(&mut self, time: Timestamp, ms: u64) -> (Vec<Write>, Duration) {
+    fn decide(&mut self, time: Timestamp, ms: u64) -> (Vec<CaWrite>, Duration) {
         let now = Now { time, instant: self.start + Duration::from_millis(ms) };
         let actions = decide(&settings(), &self.snapshot, &self.memory, self.leaf.as_ref(), now);
         self.memory = actions.memory;
@@ -43,10 +43,10 @@ impl Replica {
     }
 
     /// Answers a write as the API server does if it succeeds or conflicts.
-    fn answered(&mut self, write: &Write, ms: u64) {
+    fn answered(&mut self, write: &CaWrite, ms: u64) {
         let writes = match write {
-            Write::Secret { .. } => &mut self.memory.secret_writes,
-            Write::Bundle { kind, .. } => &mut self.memory.configurations[*kind as usize].writes,
+            CaWrite::Secret { .. } => &mut self.memory.secret_writes,
+            CaWrite::Bundle { kind, .. } => &mut self.memory.configurations[*kind as usize].writes,
         };
         writes.answered(write.version(), self.start + Duration::from_millis(ms));
     }
@@ -117,7 +117,7 @@ fn repeated_clearing_of_the_published_time_backs_off() {
         replica.sees_secret(version, &cas);
         let (writes, wait) = replica.decide(at(0), ms);
         let clear = writes.iter().find(|write| {
-            matches!(write, Write::Secret { change: SecretChange::ClearPublished, cas, .. }
+            matches!(write, CaWrite::Secret { change: SecretChange::ClearPublished, cas, .. }
                 if cas.next.as_ref().is_some_and(|next| next.published.is_none()))
         });
         clear.inspect(|write| replica.answered(write, ms));
@@ -145,7 +145,7 @@ struct Simulation {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Event {
+enum SimulatedEvent {
     Advance(i64),
     /// The watches of a replica catch up.
     CatchUp(usize),
@@ -175,18 +175,18 @@ impl Simulation {
         }
     }
 
-    fn apply(&mut self, event: Event, now: i64) {
+    fn apply(&mut self, event: SimulatedEvent, now: i64) {
         match event {
-            Event::Advance(_) => {}
-            Event::CatchUp(n) => {
+            SimulatedEvent::Advance(_) => {}
+            SimulatedEvent::CatchUp(n) => {
                 self.see_secret(n);
                 self.see_configurations(n);
             }
-            Event::Reconcile(n) => self.reconcile(n, now),
-            Event::Restart(n) => self.replicas[n] = Replica::new(self.replicas[n].start),
-            Event::DeleteSecret => self.store(None),
-            Event::SwapCa => self.store(Some(data(&CaSet::new(ca_at(at(now), &LIFETIMES))))),
-            Event::BreakKey => {
+            SimulatedEvent::Reconcile(n) => self.reconcile(n, now),
+            SimulatedEvent::Restart(n) => self.replicas[n] = Replica::new(self.replicas[n].start),
+            SimulatedEvent::DeleteSecret => self.store(None),
+            SimulatedEvent::SwapCa => self.store(Some(data(&CaSet::new(ca_at(at(now), &LIFETIMES))))),
+            SimulatedEvent::BreakKey => {
                 if let Some(mut data) = self.secret.clone() {
                     data.insert("ca.key".to_owned(), ByteString(b"nonsense".to_vec()));
                     self.store(Some(data));
@@ -223,14 +223,14 @@ impl Simulation {
         let (writes, _) = self.replicas[n].decide(at(now), ms);
         for write in writes {
             match &write {
-                Write::Secret { change, cas, observed } => {
+                CaWrite::Secret { change, cas, observed } => {
                     let exists = observed.is_some() == self.secret.is_some();
                     if exists && (observed.is_none() || write.version() == self.secret_version.to_string()) {
                         self.promotions += usize::from(*change == SecretChange::PromoteNextCa);
                         self.store(Some(data(cas)));
                     }
                 }
-                Write::Bundle { kind, cas, observed } => {
+                CaWrite::Bundle { kind, cas, observed } => {
                     let version = self.next_version();
                     let object = &mut self.configurations[*kind as usize];
                     if json_patch::patch(object, &observed.patch(cas)).is_ok() {
@@ -255,11 +255,11 @@ impl Simulation {
     }
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = SimulatedEvent> {
     prop_oneof![
-        6 => (50..400_i64).prop_map(Event::Advance),
-        6 => (0..2_usize).prop_map(Event::CatchUp),
-        6 => (0..2_usize).prop_map(Event::Reconcile),
+        6 => (50..400_i64).prop_map(SimulatedEvent::Advance),
+        6 => (0..2_usize).prop_map(SimulatedEvent::CatchUp),
+        6 => (0..2_usize).prop_map(SimulatedEvent::Reconcile),
     ]
 }
 
@@ -290,17 +290,17 @@ proptest! {
     #[test]
     fn every_leaf_that_is_served_is_trusted(
         events in proptest::collection::vec(event(), 300..500),
-        disruption in prop_oneof![(0..2_usize).prop_map(Event::Restart), Just(Event::SwapCa)],
+        disruption in prop_oneof![(0..2_usize).prop_map(SimulatedEvent::Restart), Just(SimulatedEvent::SwapCa)],
         disrupt_at in 0..300_usize,
     ) {
         let mut simulation = Simulation::new();
         let (mut now, mut reconciled, mut disrupted) = (0, [0_i64; 2], 0);
         for n in [0, 1, 0, 1] {
-            simulation.apply(Event::CatchUp(n), now);
-            simulation.apply(Event::Reconcile(n), now);
+            simulation.apply(SimulatedEvent::CatchUp(n), now);
+            simulation.apply(SimulatedEvent::Reconcile(n), now);
         }
         for (n, event) in events.into_iter().enumerate() {
-            if let Event::Advance(ms) = event {
+            if let SimulatedEvent::Advance(ms) = event {
                 now += ms;
             }
             if n == disrupt_at {
@@ -310,8 +310,8 @@ proptest! {
             simulation.apply(event, now);
             for (replica, last) in reconciled.iter_mut().enumerate() {
                 if now - *last > 900 {
-                    simulation.apply(Event::CatchUp(replica), now);
-                    simulation.apply(Event::Reconcile(replica), now);
+                    simulation.apply(SimulatedEvent::CatchUp(replica), now);
+                    simulation.apply(SimulatedEvent::Reconcile(replica), now);
                     *last = now;
                 }
             }
@@ -326,22 +326,22 @@ proptest! {
     #[test]
     fn every_damage_to_the_secret_is_repaired_once_the_replicas_have_reconciled(
         events in proptest::collection::vec(prop_oneof![
-            Just(Event::DeleteSecret), Just(Event::BreakKey), (0..2_usize).prop_map(Event::Restart),
-            (0..60_000_i64).prop_map(Event::Advance),
+            Just(SimulatedEvent::DeleteSecret), Just(SimulatedEvent::BreakKey), (0..2_usize).prop_map(SimulatedEvent::Restart),
+            (0..60_000_i64).prop_map(SimulatedEvent::Advance),
         ], 1..12),
     ) {
         let mut simulation = Simulation::new();
         let mut now = 0;
         for event in events {
-            if let Event::Advance(ms) = event {
+            if let SimulatedEvent::Advance(ms) = event {
                 now += ms;
             }
             // Repairs back off, and each event comes after a quiet minute; certificates do not age by that.
             simulation.ahead_ms += 60_000;
             simulation.apply(event, now);
             for n in [0, 1, 0, 1, 0, 1] {
-                simulation.apply(Event::CatchUp(n), now);
-                simulation.apply(Event::Reconcile(n), now);
+                simulation.apply(SimulatedEvent::CatchUp(n), now);
+                simulation.apply(SimulatedEvent::Reconcile(n), now);
             }
             let secret = ParsedSecret::parse(simulation.secret.as_ref().expect("a Secret"));
             prop_assert!(!secret.malformed);

@@ -13,7 +13,7 @@ const DAYS: Lifetimes =
     Lifetimes { ca_validity: Duration::from_secs(365 * DAY), leaf_validity: Duration::from_secs(7 * DAY) };
 
 /// The inputs of a change.
-struct Case {
+struct Scenario {
     data: Option<Data>,
     remembered: Option<CaSet>,
     published: Published,
@@ -21,7 +21,7 @@ struct Case {
     lifetimes: Lifetimes,
 }
 
-impl Case {
+impl Scenario {
     fn of(cas: &CaSet) -> Self {
         Self {
             data: Some(data(cas)),
@@ -88,22 +88,22 @@ fn same(one: &CaSet, other: &CaSet) -> bool {
 
 #[test]
 fn stable_ca_is_unchanged_for_two_thirds_of_its_lifetime() {
-    let case = Case::of(&cas());
-    assert_eq!(case.change(0), Due::At(at(16_000)));
-    assert_eq!(case.change(15_999), Due::At(at(16_000)));
-    assert_eq!(case.change(16_000), Due::Now(Change::AddNextCa));
+    let scenario = Scenario::of(&cas());
+    assert_eq!(scenario.change(0), Due::At(at(16_000)));
+    assert_eq!(scenario.change(15_999), Due::At(at(16_000)));
+    assert_eq!(scenario.change(16_000), Due::Now(Change::AddNextCa));
     let ca = ca_at(at(0), &DAYS);
-    let case = Case { lifetimes: DAYS, ..Case::of(&CaSet::new(ca.clone())) };
+    let scenario = Scenario { lifetimes: DAYS, ..Scenario::of(&CaSet::new(ca.clone())) };
     let due = ca.certificate.renew_at().as_millisecond() - at(0).as_millisecond();
     assert_eq!(due, 365 * 24 * 3_600_000 * 2 / 3);
-    assert_eq!(case.change(due - 1), Due::At(ca.certificate.renew_at()));
-    assert_eq!(case.change(due), Due::Now(Change::AddNextCa));
+    assert_eq!(scenario.change(due - 1), Due::At(ca.certificate.renew_at()));
+    assert_eq!(scenario.change(due), Due::Now(Change::AddNextCa));
 }
 
 #[test]
 fn next_ca_is_added_beside_the_current_one_and_both_are_published() {
     let cas = cas();
-    let after = Case::of(&cas).after(16_000);
+    let after = Scenario::of(&cas).after(16_000);
     assert_eq!(after.current.certificate, cas.current.certificate);
     let next = after.next.as_ref().expect("a next CA");
     assert_eq!(next.published, None);
@@ -117,18 +117,18 @@ fn next_ca_is_recorded_as_published_only_after_it_was_read_back() {
     let next = &cas.next.as_ref().unwrap().ca.certificate;
     let current = &cas.current.certificate;
     let expiry = Due::At(current.not_after);
-    assert_eq!(Case::of(&cas).change(17_000), expiry, "the configurations have not been observed yet");
+    assert_eq!(Scenario::of(&cas).change(17_000), expiry, "the configurations have not been observed yet");
     assert_eq!(
-        Case::of(&cas).published(published(&[current], at(0))).change(17_000),
+        Scenario::of(&cas).published(published(&[current], at(0))).change(17_000),
         expiry,
         "it is not there yet"
     );
-    let case = Case::of(&cas).published(published(&[current, next], at(17_000)));
-    assert_eq!(case.change(17_000), Due::Now(Change::RecordPublished));
-    assert_eq!(case.after(17_000).next.unwrap().published, Some(at(17_000)));
+    let scenario = Scenario::of(&cas).published(published(&[current, next], at(17_000)));
+    assert_eq!(scenario.change(17_000), Due::Now(Change::RecordPublished));
+    assert_eq!(scenario.after(17_000).next.unwrap().published, Some(at(17_000)));
     // No webhook calls us, so there is nothing to wait for but the delay.
     assert_eq!(
-        Case::of(&cas).published(Published::NoWebhooks).change(17_000),
+        Scenario::of(&cas).published(Published::NoWebhooks).change(17_000),
         Due::Now(Change::RecordPublished)
     );
 }
@@ -137,14 +137,14 @@ fn next_ca_is_recorded_as_published_only_after_it_was_read_back() {
 fn next_ca_is_promoted_only_after_the_propagation_delay() {
     let cas = cas().with_next(ca()).with_published(Some(at(17_000)));
     let next = cas.next.as_ref().unwrap().ca.certificate.clone();
-    let case = Case::of(&cas).published(published(&[&next], at(18_500)));
-    assert_eq!(case.change(17_000), Due::At(at(19_000)));
-    assert_eq!(case.change(18_999), Due::At(at(19_000)));
-    assert_eq!(case.change(19_000), Due::Now(Change::PromoteNextCa));
+    let scenario = Scenario::of(&cas).published(published(&[&next], at(18_500)));
+    assert_eq!(scenario.change(17_000), Due::At(at(19_000)));
+    assert_eq!(scenario.change(18_999), Due::At(at(19_000)));
+    assert_eq!(scenario.change(19_000), Due::Now(Change::PromoteNextCa));
     // A replica that has not observed the configurations yet does not promote.
-    assert_eq!(Case::of(&cas).change(19_000), Due::At(cas.current.certificate.not_after));
+    assert_eq!(Scenario::of(&cas).change(19_000), Due::At(cas.current.certificate.not_after));
 
-    let after = case.after(19_000);
+    let after = scenario.after(19_000);
     assert_eq!(after.current.certificate, next);
     assert!(after.next.is_none());
     assert_eq!((&after.old[..], after.old_since), (&[cas.current.certificate.clone()][..], Some(at(19_000))));
@@ -156,24 +156,24 @@ fn next_ca_is_promoted_only_after_the_propagation_delay() {
 #[test]
 fn next_ca_that_is_no_longer_published_starts_over() {
     let cas = cas().with_next(ca()).with_published(Some(at(17_000)));
-    let case = Case::of(&cas).published(published(&[&cas.current.certificate], at(0)));
-    assert_eq!(case.change(23_000), Due::Now(Change::ClearPublished));
-    assert_eq!(case.after(23_000).next.unwrap().published, None);
+    let scenario = Scenario::of(&cas).published(published(&[&cas.current.certificate], at(0)));
+    assert_eq!(scenario.change(23_000), Due::Now(Change::ClearPublished));
+    assert_eq!(scenario.after(23_000).next.unwrap().published, None);
 }
 
 #[test]
 fn old_ca_is_trusted_until_no_leaf_of_it_can_be_valid() {
     let young = ca_at(at(17_000), &LIFETIMES);
     let cas = cas().with_next(young).promoted(at(15_000));
-    let case = Case::of(&cas);
-    assert_eq!(case.change(15_000), Due::At(at(23_000)));
-    assert_eq!(case.change(22_999), Due::At(at(23_000)));
-    assert_eq!(case.change(23_000), Due::Now(Change::DropOldCas));
-    let after = case.after(23_000);
+    let scenario = Scenario::of(&cas);
+    assert_eq!(scenario.change(15_000), Due::At(at(23_000)));
+    assert_eq!(scenario.change(22_999), Due::At(at(23_000)));
+    assert_eq!(scenario.change(23_000), Due::Now(Change::DropOldCas));
+    let after = scenario.after(23_000);
     assert!(after.old.is_empty() && after.old_since.is_none());
     assert_eq!(after.trusted(), [&cas.current.certificate]);
     // Or until it expires itself.
-    let late = Case::of(&CaSet { old_since: Some(at(20_000)), ..cas.clone() });
+    let late = Scenario::of(&CaSet { old_since: Some(at(20_000)), ..cas.clone() });
     assert_eq!(late.change(23_999), Due::At(at(24_000)));
     assert_eq!(late.change(24_000), Due::Now(Change::DropOldCas));
     assert!(late.after(24_000).old.is_empty());
@@ -183,77 +183,81 @@ fn old_ca_is_trusted_until_no_leaf_of_it_can_be_valid() {
 
 #[test]
 fn deleted_secret_is_created_from_memory_or_with_a_new_ca() {
-    let none = || Case { data: None, ..Case::of(&cas()) };
+    let none = || Scenario { data: None, ..Scenario::of(&cas()) };
     let cas = cas().with_next(ca()).with_published(Some(at(17_000)));
-    let case = none().remembering(&cas);
-    assert_eq!(case.change(18_000), Due::Now(Change::Create));
-    assert!(same(&case.after(18_000), &cas));
-    let late = case.after(25_000);
+    let scenario = none().remembering(&cas);
+    assert_eq!(scenario.change(18_000), Due::Now(Change::Create));
+    assert!(same(&scenario.after(18_000), &cas));
+    let late = scenario.after(25_000);
     assert!(late.current.certificate != cas.current.certificate, "the remembered CA has expired");
     assert!(none().after(0).old.is_empty());
     // The CA of the leaf being served stays trusted.
     let serving = ca().certificate.clone();
-    let case = Case { serving: Some(serving.clone()), ..none() };
-    assert_eq!(case.after(10_000).old, [serving]);
+    let scenario = Scenario { serving: Some(serving.clone()), ..none() };
+    assert_eq!(scenario.after(10_000).old, [serving]);
 }
 
 #[test]
 fn unusable_ca_is_restored_from_memory_or_replaced() {
     let cas = cas();
     let other = ca();
-    let good = || Case::of(&cas);
-    for (case, why) in [
+    let good = || Scenario::of(&cas);
+    for (scenario, why) in [
         (good().without("ca.crt"), UnusableCa::Missing),
         (good().without("ca.key"), UnusableCa::Missing),
         (good().with("ca.crt", "nonsense"), UnusableCa::Certificate),
         (good().with("ca.key", "nonsense"), UnusableCa::Key),
         (good().with("ca.key", &other.key_pem()), UnusableCa::Mismatch),
-        (Case { data: Some(Data::new()), ..good() }, UnusableCa::Missing),
+        (Scenario { data: Some(Data::new()), ..good() }, UnusableCa::Missing),
     ] {
-        assert_eq!(case.change(1_000), Due::Now(Change::ReplaceCa(why)));
-        let replaced = case.after(1_000);
+        assert_eq!(scenario.change(1_000), Due::Now(Change::ReplaceCa(why)));
+        let replaced = scenario.after(1_000);
         assert!(replaced.current.certificate != cas.current.certificate);
         // Replicas may serve its leaves, so it stays trusted if its certificate can be parsed.
-        let known = case.data.as_ref().unwrap().get("ca.crt").is_some_and(|pem| pem.0 != b"nonsense");
+        let known = scenario.data.as_ref().unwrap().get("ca.crt").is_some_and(|pem| pem.0 != b"nonsense");
         assert_eq!(replaced.old.len(), usize::from(known), "{why:?}");
-        let case = case.remembering(&cas);
-        assert_eq!(case.change(1_000), Due::Now(Change::RestoreCa(why)));
-        assert!(same(&case.after(1_000), &cas));
-        assert_eq!(case.change(24_000), Due::Now(Change::ReplaceCa(why)), "the remembered CA has expired");
+        let scenario = scenario.remembering(&cas);
+        assert_eq!(scenario.change(1_000), Due::Now(Change::RestoreCa(why)));
+        assert!(same(&scenario.after(1_000), &cas));
+        assert_eq!(
+            scenario.change(24_000),
+            Due::Now(Change::ReplaceCa(why)),
+            "the remembered CA has expired"
+        );
     }
 }
 
 #[test]
 fn expired_ca_is_replaced_and_so_is_one_that_is_not_valid_yet() {
     let cas = cas();
-    let case = Case::of(&cas).remembering(&cas);
-    assert_eq!(case.change(24_000), Due::Now(Change::ReplaceCa(UnusableCa::Expired)));
-    assert!(case.after(24_000).old.is_empty(), "no leaf of it can be valid");
-    assert_eq!(case.change(-301_000), Due::Now(Change::ReplaceCa(UnusableCa::NotYetValid)));
+    let scenario = Scenario::of(&cas).remembering(&cas);
+    assert_eq!(scenario.change(24_000), Due::Now(Change::ReplaceCa(UnusableCa::Expired)));
+    assert!(scenario.after(24_000).old.is_empty(), "no leaf of it can be valid");
+    assert_eq!(scenario.change(-301_000), Due::Now(Change::ReplaceCa(UnusableCa::NotYetValid)));
     // Our clock may be wrong: other replicas serve its leaves.
-    assert_eq!(case.after(-301_000).old, std::slice::from_ref(&cas.current.certificate));
+    assert_eq!(scenario.after(-301_000).old, std::slice::from_ref(&cas.current.certificate));
     let serving = Some(cas.current.certificate.clone());
     assert_eq!(
-        Case { serving, ..Case::of(&CaSet::new(ca_at(at(-310_000), &DAYS))) }.change(-301_000),
+        Scenario { serving, ..Scenario::of(&CaSet::new(ca_at(at(-310_000), &DAYS))) }.change(-301_000),
         Due::Now(Change::KeepFormerCas)
     );
     let next = cas.with_next(ca_at(at(310_000), &LIFETIMES));
-    assert!(matches!(Case::of(&next).change(0), Due::At(_)), "nor is the next one replaced");
-    assert!(matches!(case.change(-299_000), Due::At(_)), "clocks differ by this much");
+    assert!(matches!(Scenario::of(&next).change(0), Due::At(_)), "nor is the next one replaced");
+    assert!(matches!(scenario.change(-299_000), Due::At(_)), "clocks differ by this much");
 }
 
 #[test]
 fn next_ca_is_promoted_when_the_current_one_expires_even_if_not_published() {
     let next = ca_at(at(16_000), &LIFETIMES);
     let cas = cas().with_next(next.clone());
-    let case = Case::of(&cas);
-    assert!(matches!(case.change(23_999), Due::At(_)));
-    assert_eq!(case.change(24_000), Due::Now(Change::PromoteNextCa));
-    let after = case.after(24_000);
+    let scenario = Scenario::of(&cas);
+    assert!(matches!(scenario.change(23_999), Due::At(_)));
+    assert_eq!(scenario.change(24_000), Due::Now(Change::PromoteNextCa));
+    let after = scenario.after(24_000);
     assert_eq!(after.current.certificate, next.certificate);
     assert!(after.old.is_empty());
     // Both expired while no replica was running.
-    assert_eq!(case.change(40_000), Due::Now(Change::ReplaceCa(UnusableCa::Expired)));
+    assert_eq!(scenario.change(40_000), Due::Now(Change::ReplaceCa(UnusableCa::Expired)));
 }
 
 #[test]
@@ -274,51 +278,51 @@ fn malformed_fields_are_repaired_and_the_current_ca_is_kept() {
         ("old.since", "yesterday"),
     ] {
         for cas in [&stable, &rich] {
-            let case = Case::of(cas).with(key, value);
-            assert_eq!(case.change(10_000), Due::Now(Change::RepairFields), "{key}: {value}");
-            let repaired = case.after(10_000);
+            let scenario = Scenario::of(cas).with(key, value);
+            assert_eq!(scenario.change(10_000), Due::Now(Change::RepairFields), "{key}: {value}");
+            let repaired = scenario.after(10_000);
             assert_eq!(repaired.current.certificate, stable.current.certificate);
             assert!(!ParsedSecret::parse(&data(&repaired)).malformed);
-            assert!(same(&case.remembering(cas).after(10_000), cas), "memory has every field");
+            assert!(same(&scenario.remembering(cas).after(10_000), cas), "memory has every field");
         }
     }
     for key in ["next.crt", "next.key", "old.crt", "old.since"] {
-        assert_eq!(Case::of(&rich).without(key).change(10_000), Due::Now(Change::RepairFields), "{key}");
+        assert_eq!(Scenario::of(&rich).without(key).change(10_000), Due::Now(Change::RepairFields), "{key}");
     }
     // Without `old.since` an old CA is trusted for the full time again.
-    assert_eq!(Case::of(&rich).without("old.since").after(10_000).old_since, Some(at(10_000)));
+    assert_eq!(Scenario::of(&rich).without("old.since").after(10_000).old_since, Some(at(10_000)));
     // Without `next.published` the next CA counts as not published yet.
-    assert!(matches!(Case::of(&rich).without("next.published").change(10_000), Due::At(_)));
+    assert!(matches!(Scenario::of(&rich).without("next.published").change(10_000), Due::At(_)));
     // An expired next CA is removed.
     let expired = ca_at(at(-20_000), &LIFETIMES);
     rich.next.as_mut().unwrap().ca = expired;
-    assert_eq!(Case::of(&rich).change(10_000), Due::Now(Change::RepairFields));
-    assert!(Case::of(&rich).after(10_000).next.is_none());
+    assert_eq!(Scenario::of(&rich).change(10_000), Due::Now(Change::RepairFields));
+    assert!(Scenario::of(&rich).after(10_000).next.is_none());
     // Foreign keys are ignored.
-    assert!(matches!(Case::of(&stable).with("notes", "nonsense").change(0), Due::At(_)));
+    assert!(matches!(Scenario::of(&stable).with("notes", "nonsense").change(0), Due::At(_)));
 }
 
 #[test]
 fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
     let (ours, theirs) = (cas(), cas());
-    let mut case = Case::of(&theirs);
-    assert!(matches!(case.change(1_000), Due::At(_)), "there is no other CA to keep");
-    case.serving = Some(ours.current.certificate.clone());
-    assert_eq!(case.change(1_000), Due::Now(Change::KeepFormerCas));
+    let mut scenario = Scenario::of(&theirs);
+    assert!(matches!(scenario.change(1_000), Due::At(_)), "there is no other CA to keep");
+    scenario.serving = Some(ours.current.certificate.clone());
+    assert_eq!(scenario.change(1_000), Due::Now(Change::KeepFormerCas));
     assert!(Change::KeepFormerCas.blocks_use(), "otherwise it would be published without ours");
-    let kept = case.after(1_000);
+    let kept = scenario.after(1_000);
     assert_eq!(kept.current.certificate, theirs.current.certificate);
     assert_eq!(kept.old, std::slice::from_ref(&ours.current.certificate));
-    let settled = Case { serving: case.serving, ..Case::of(&kept) };
+    let settled = Scenario { serving: scenario.serving, ..Scenario::of(&kept) };
     assert!(matches!(settled.change(1_000), Due::At(_)), "ours is kept already");
     // Other replicas may serve leaves of any CA that was trusted.
     let rich = ours.with_next(ca()).with_old(ca().certificate.clone(), at(0));
-    let case = Case::of(&theirs).remembering(&rich);
-    assert_eq!(case.change(1_000), Due::Now(Change::KeepFormerCas));
-    assert_eq!(case.after(1_000).old.len(), 3);
+    let scenario = Scenario::of(&theirs).remembering(&rich);
+    assert_eq!(scenario.change(1_000), Due::Now(Change::KeepFormerCas));
+    assert_eq!(scenario.after(1_000).old.len(), 3);
     // A backup from before the promotion has ours as the next CA.
     let before = theirs.with_next(ours.current);
-    let change = Case { serving: settled.serving, ..Case::of(&before) }.change(1_000);
+    let change = Scenario { serving: settled.serving, ..Scenario::of(&before) }.change(1_000);
     assert!(!matches!(change, Due::Now(change) if change.blocks_use()), "{change:?}");
 }
 
@@ -326,17 +330,17 @@ fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
 fn times_written_by_a_clock_that_was_ahead_do_not_delay_a_rotation() {
     let cas = cas().with_next(ca()).with_published(Some(at(3_600_000)));
     let next = cas.next.as_ref().unwrap().ca.certificate.clone();
-    let case = Case::of(&cas).published(published(&[&next], at(17_000)));
-    assert_eq!(case.change(17_000), Due::Now(Change::RecordPublished));
-    assert_eq!(case.after(17_000).next.unwrap().published, Some(at(17_000)));
+    let scenario = Scenario::of(&cas).published(published(&[&next], at(17_000)));
+    assert_eq!(scenario.change(17_000), Due::Now(Change::RecordPublished));
+    assert_eq!(scenario.after(17_000).next.unwrap().published, Some(at(17_000)));
     // Clocks always differ a little.
-    let near = Case { data: Some(data(&cas.with_published(Some(at(17_500))))), ..case };
+    let near = Scenario { data: Some(data(&cas.with_published(Some(at(17_500))))), ..scenario };
     assert_eq!(near.change(17_000), Due::At(at(19_500)));
 
     let cas = CaSet::new(ca()).with_old(ca().certificate.clone(), at(0));
-    let case = Case::of(&CaSet { old_since: Some(at(3_600_000)), ..cas });
-    assert_eq!(case.change(1_000), Due::Now(Change::DropOldCas));
-    let after = case.after(1_000);
+    let scenario = Scenario::of(&CaSet { old_since: Some(at(3_600_000)), ..cas });
+    assert_eq!(scenario.change(1_000), Due::Now(Change::DropOldCas));
+    let after = scenario.after(1_000);
     assert_eq!((after.old.len(), after.old_since), (1, Some(at(1_000))), "still trusted, for the usual time");
 }
 
