@@ -1,5 +1,5 @@
-//! A listener, with TLS or without, that no peer can hold up: handshakes run beside the accept loop, everything has a
-//! limit, and when there are too many connections the one that has been idle longest makes room.
+//! An HTTP server, with TLS or without, that no peer can block: handshakes do not hold up the accept loop,
+//! everything has a timeout, and [`limiter`] bounds the connections.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,117 +25,114 @@ use crate::ops::{
     health::{Condition, Readiness},
     metrics::Metrics,
 };
-use crowd::{Crowd, Heard, Member};
+use limiter::{Connection, ConnectionLimiter, TrackedBody};
 
-mod crowd;
+mod limiter;
 
-/// How much a peer may take.
 #[derive(Debug, Clone)]
-pub struct Limits {
-    /// Connections at a time. An API server needs one or two.
-    pub connections: usize,
-    /// Connections more that have been told to go and are not gone.
-    pub leaving: usize,
-    pub handshake: Duration,
-    /// A request's headers must be complete within this time; over HTTP/1.1, the next request must have begun, too. So
-    /// it is longer than the 90 s after which an API server closes an idle connection itself: closed by us, that could
-    /// cross a review, which is not sent again.
-    pub headers: Duration,
-    /// A connection that has never made a request is closed after this time, one that has after the other.
-    pub unused: Duration,
-    pub idle: Duration,
-    pub sweep: Duration,
-    /// How long answers under way may take after a stop.
-    pub finish: Duration,
+pub struct ConnectionLimits {
+    /// An API server needs one or two.
+    pub max_connections: usize,
+    /// Connections beyond `max_connections` that are being closed gracefully.
+    pub max_closing: usize,
+    pub handshake_timeout: Duration,
+    /// For the headers of a request, and over HTTP/1.1 also for the time between two requests. It is longer
+    /// than the 90 s after which an API server closes an idle connection: if we closed it, that could cross a
+    /// review, which is not sent again.
+    pub header_timeout: Duration,
+    /// For a new connection, from accept until the headers of its first request are complete.
+    pub first_request_timeout: Duration,
+    pub idle_timeout: Duration,
+    /// How often `first_request_timeout` and `idle_timeout` are enforced.
+    pub sweep_interval: Duration,
+    /// For the requests in progress when a connection is closed gracefully, and at shutdown.
+    pub close_timeout: Duration,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
-            connections: 256,
-            leaving: 64,
-            handshake: Duration::from_secs(5),
-            headers: Duration::from_secs(120),
-            unused: Duration::from_secs(10),
-            idle: Duration::from_secs(300),
-            sweep: Duration::from_secs(2),
-            finish: Duration::from_secs(5),
+            max_connections: 256,
+            max_closing: 64,
+            handshake_timeout: Duration::from_secs(5),
+            header_timeout: Duration::from_secs(120),
+            first_request_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(300),
+            sweep_interval: Duration::from_secs(2),
+            close_timeout: Duration::from_secs(5),
         }
     }
 }
 
-/// What every connection needs.
 pub struct Server {
-    /// Without it, plain HTTP/1.1 is spoken.
+    /// None: plain HTTP/1.1.
     pub tls: Option<Tls>,
     pub router: Router,
-    /// Tells when we are about to go.
+    /// Says when the process is about to stop.
     pub readiness: Readiness,
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
 }
 
-/// The guard's side of TLS, and where its connections are counted.
+/// TLS of the webhook, and the metrics of its connections.
 pub struct Tls {
     pub config: Arc<ServerConfig>,
     pub metrics: Metrics,
 }
 
 impl Server {
-    /// Serves until `stop` turns true, then finishes what is under way.
+    /// Serves until `stop` turns true, then finishes the requests in progress.
     pub async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<bool>) {
         let server = Arc::new(self);
-        let crowd = Arc::new(Crowd::new(server.limits.clone()));
+        let mut limiter = ConnectionLimiter::new(server.limits.clone());
         let mut tasks = JoinSet::new();
-        let mut sweep = tokio::time::interval(server.limits.sweep);
+        let mut sweep = tokio::time::interval(server.limits.sweep_interval);
         loop {
             if let Some(tls) = &server.tls {
-                tls.metrics.connections.set(i64::try_from(tasks.len()).unwrap_or(i64::MAX));
+                tls.metrics.connections.set(i64::try_from(limiter.len()).unwrap_or(i64::MAX));
             }
             tokio::select! {
                 biased;
-                // Its answer is a lock: held over the sleep below, it would keep this from being spawned.
+                // `wait_for` returns a lock guard, which is not Send: held over the sleep below, it would
+                // keep this future from being spawned.
                 () = async { drop(stop.wait_for(|stop| *stop).await) } => break,
-                _ = sweep.tick() => crowd.sweep(),
-                Some(_) = tasks.join_next() => {}
+                _ = sweep.tick() => limiter.close_expired(),
+                Some(ended) = tasks.join_next_with_id() => {
+                    limiter.remove(ended.map_or_else(|error| error.id(), |(id, ())| id));
+                }
                 accepted = listener.accept() => match accepted {
                     Ok((stream, peer)) => {
-                        let Some(guest) = crowd.admit(peer.ip().to_canonical()) else { continue };
-                        let server = server.clone();
-                        tasks.spawn(async move {
-                            tokio::select! {
-                                () = guest.member.cut() => {}
-                                () = server.connection(stream, &guest.member) => {}
-                            }
-                        });
+                        let peer = peer.ip().to_canonical();
+                        if limiter.make_room(peer) {
+                            let connection = Arc::new(Connection::new(peer));
+                            let serve = server.clone().serve_connection(stream, connection.clone());
+                            limiter.add(connection, tasks.spawn(serve));
+                        }
                     }
-                    // No file descriptor is free, or the peer is gone already.
+                    // There is no free file descriptor, or the peer has disconnected already.
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 },
             }
         }
         drop(listener);
-        crowd.dismiss();
+        limiter.close_all_gracefully();
         let all = async { while tasks.join_next().await.is_some() {} };
-        if timeout(server.limits.finish, all).await.is_err() {
+        if timeout(server.limits.close_timeout, all).await.is_err() {
             tasks.shutdown().await;
         }
     }
 
-    async fn connection(&self, stream: TcpStream, member: &Arc<Member>) {
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream, connection: Arc<Connection>) {
         drop(stream.set_nodelay(true));
-        let Some(tls) = &self.tls else { return self.talk(stream, false, member).await };
-        let handshake = timeout(self.limits.handshake, TlsAcceptor::from(tls.config.clone()).accept(stream));
-        let shaken = tokio::select! {
-            () = member.dismissed() => return,
-            outcome = handshake => outcome.ok().and_then(Result::ok),
-        };
-        tls.metrics.handshake(shaken.is_some());
-        let Some(stream) = shaken else { return };
+        let Some(tls) = &self.tls else { return self.serve_http(stream, false, connection).await };
+        let handshake = TlsAcceptor::from(tls.config.clone()).accept(stream);
+        let stream = timeout(self.limits.handshake_timeout, handshake).await.ok().and_then(Result::ok);
+        tls.metrics.handshake(stream.is_some());
+        let Some(stream) = stream else { return };
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.talk(stream, http2, member).await;
+        self.serve_http(stream, http2, connection).await;
     }
 
-    async fn talk<S>(&self, stream: S, http2: bool, member: &Arc<Member>)
+    async fn serve_http<S>(&self, stream: S, http2: bool, connection: Arc<Connection>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -143,7 +140,7 @@ impl Server {
         builder
             .http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.limits.headers)
+            .header_read_timeout(self.limits.header_timeout)
             .max_buf_size(64 << 10);
         builder
             .http2()
@@ -152,26 +149,26 @@ impl Server {
             .keep_alive_timeout(Duration::from_secs(10))
             .max_concurrent_streams(64)
             .max_header_list_size(16 << 10);
-        // Guessing the protocol from the first bytes would wait for them without a limit.
+        // Detecting the protocol from the first bytes would wait for them without a timeout.
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
 
-        let (router, requests, readiness) = (self.router.clone(), member.clone(), self.readiness.clone());
+        let (router, readiness, tracked) = (self.router.clone(), self.readiness.clone(), connection.clone());
         let service = tower::service_fn(move |request: http::Request<_>| {
-            let task = requests.begin();
-            let request = request.map(|body| axum::body::Body::new(Heard::new(body, task.listening())));
+            let (in_progress, body_in_progress) = tracked.begin_request();
+            let request = request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
             let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
             async move {
                 let mut answer = answer.await;
-                // Once we go, every answer over HTTP/1.1 is the last on its connection, so that the API server looks
-                // for another replica. Closed while idle, a connection could cross a request, which would fail: it is
-                // not sent again.
+                // Before we stop, every answer over HTTP/1.1 is the last on its connection, so that the API
+                // server connects to another replica. If we closed the connection while it is idle, that
+                // could cross a request, which would fail: it is not sent again.
                 if let Ok(answer) = &mut answer
                     && !http2
                     && readiness.is_false(Condition::NotStopping)
                 {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                drop(task);
+                drop(in_progress);
                 answer
             }
         });
@@ -180,13 +177,10 @@ impl Server {
         );
         tokio::select! {
             _ = served.as_mut() => return,
-            () = member.dismissed() => {}
+            () = connection.close_requested() => {}
         }
-        // Who never asked for anything is waiting for no answer.
-        if member.has_asked() {
-            served.as_mut().graceful_shutdown();
-            drop(timeout(self.limits.finish, served).await);
-        }
+        served.as_mut().graceful_shutdown();
+        drop(timeout(self.limits.close_timeout, served).await);
     }
 }
 

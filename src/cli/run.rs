@@ -25,7 +25,7 @@ use crate::{
         log::{self, LogOnce},
         metrics::Metrics,
     },
-    tls::{self, Server, Tls},
+    tls::{ConnectionLimits, Server, Tls},
     world::{Scope, SharedWorld, feed, state::World},
 };
 
@@ -122,7 +122,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 readiness.mark_true(Condition::Serving);
                 let tls = Some(Tls { config, metrics: metrics.clone() });
                 let server =
-                    Server { tls, router, readiness: readiness.clone(), limits: tls::Limits::default() };
+                    Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() };
                 server.serve(listener, stop.clone()).await;
             }
             Ok(())
@@ -238,8 +238,13 @@ fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::R
 }
 
 /// Probes and scrapes are few and short.
-fn ops_limits() -> tls::Limits {
-    tls::Limits { connections: 64, leaving: 16, headers: Duration::from_secs(10), ..tls::Limits::default() }
+fn ops_limits() -> ConnectionLimits {
+    ConnectionLimits {
+        max_connections: 64,
+        max_closing: 16,
+        header_timeout: Duration::from_secs(10),
+        ..ConnectionLimits::default()
+    }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {

@@ -22,7 +22,8 @@ const CACHE_TTL: Duration = Duration::from_secs(3);
 const MAX_CACHE_ENTRIES: usize = 10_000;
 /// SubjectAccessReviews in flight, for all requests together.
 const MAX_CONCURRENT_CALLS: usize = 32;
-/// SubjectAccessReviews in flight for one admission request; after the first that is not allowed, no more are sent.
+/// SubjectAccessReviews in flight for one admission request; after the first that is not allowed, no more are
+/// sent.
 const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
 /// One verb on one companion.
@@ -64,8 +65,8 @@ impl AccessChecker {
         }
     }
 
-    /// Whether a user has all of the required access. Access in all namespaces is checked first: it answers for every
-    /// single one.
+    /// Whether a user has all of the required access. Access in all namespaces is checked first: it answers
+    /// for every single one.
     pub async fn check(&self, user: &User, kind: Kind, required: &RequiredAccess) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, user, fingerprint: fingerprint(user) };
         for (name, verbs) in &required.cluster_wide {
@@ -78,8 +79,8 @@ impl AccessChecker {
             .collect();
         let mut unchecked = Vec::new();
         for ((namespace, name), verbs) in &rest {
-            // For a single namespace, a check in that namespace alone takes one round trip less. For several, one check in
-            // all namespaces may answer for the rest, and is cached.
+            // For a single namespace, a check in that namespace alone takes one round trip less. For several,
+            // one check in all namespaces may answer for the rest, and is cached.
             if rest.len() > 1 {
                 match check.all(accesses(kind, None, name, **verbs)).await {
                     Ok(()) => continue,

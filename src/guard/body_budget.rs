@@ -1,5 +1,5 @@
-//! Reads request bodies within a memory budget. When the budget is used up, the body that has been incomplete for
-//! longest is given up, so peers that send slowly cannot keep others out.
+//! Reads request bodies within a memory budget. When the budget is used up, the body that has been incomplete
+//! for longest is given up, so peers that send slowly cannot keep others out.
 
 use std::{
     collections::BTreeMap,
@@ -13,13 +13,15 @@ use axum::body::{Body, HttpBody};
 use futures::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A legal AdmissionReview has an old and a new object with escaped strings: it can be far larger than one object.
+/// A legal AdmissionReview has an old and a new object with escaped strings: it can be far larger than one
+/// object.
 pub const MAX_BODY_BYTES: usize = 32 << 20;
 /// Estimated memory of one body, parsed.
 const MAX_BODY_COST_BYTES: usize = 48 << 20;
 /// Estimated memory of all bodies together.
 const TOTAL_BUDGET_BYTES: usize = 96 << 20;
-/// The most memory that one element of a list or map takes once parsed: `{}` becomes an owner reference of four strings.
+/// The most memory that one element of a list or map takes once parsed: `{}` becomes an owner reference of
+/// four strings.
 const BYTES_PER_ELEMENT: usize = 128;
 /// What one permit of the semaphore stands for.
 const BYTES_PER_PERMIT: usize = 1 << 10;
@@ -102,7 +104,8 @@ impl BodyBudget {
         Ok(IncompleteBody { budget: self, id, slot, cost: CostEstimate::default(), reserved_permits: 1 })
     }
 
-    /// Reserves a share of the budget. If need be, incomplete bodies that began before this one are given up for it.
+    /// Reserves a share of the budget. If need be, incomplete bodies that began before this one are given up
+    /// for it.
     fn reserve(&self, id: u64, permits: usize) -> Result<OwnedSemaphorePermit, BodyError> {
         let permits = u32::try_from(permits).map_err(|_| BodyError::TooLarge)?;
         loop {

@@ -13,7 +13,8 @@ use crate::{
     world::state::World,
 };
 
-/// The defaults that are added to a source, and warnings. Present values are never changed, so this is idempotent.
+/// The defaults that are added to a source, and warnings. Present values are never changed, so this is
+/// idempotent.
 #[must_use]
 pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
     let keys = &rules.keys;

@@ -24,7 +24,8 @@ pub enum Denial {
     Fault { at: ObjectKey, fault: Fault },
     /// A source of another namespace has the companion of that name already.
     Taken { at: ObjectKey, of: ObjectKey },
-    /// The user may not do themselves what the mirror would do for them; without a namespace, not in all namespaces.
+    /// The user may not do themselves what the mirror would do for them; without a namespace, not in all
+    /// namespaces.
     NoRight {
         user: String,
         verb: &'static str,
@@ -33,8 +34,8 @@ pub enum Denial {
         name: String,
         home: String,
     },
-    /// A deputy writes a source whose target namespace does not accept it; without a namespace, one that a prefix or a
-    /// selector matches.
+    /// A deputy writes a source whose target namespace does not accept it; without a namespace, one that a
+    /// prefix or a selector matches.
     Deputy { user: String, namespace: Option<String>, home: String },
     /// The user's access could not be checked.
     Unanswered(String),

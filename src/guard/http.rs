@@ -1,4 +1,5 @@
-//! The webhook's HTTP endpoints: AdmissionReviews in, answers out, within bounds of memory, time and concurrency.
+//! The webhook's HTTP endpoints: AdmissionReviews in, answers out, within bounds of memory, time and
+//! concurrency.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -234,8 +235,8 @@ fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
     }
 }
 
-/// Parses a review. The thread that parses a large one holds the permit and the reservation until it is done, even when
-/// the peer disconnects meanwhile.
+/// Parses a review. The thread that parses a large one holds the permit and the reservation until it is done,
+/// even when the peer disconnects meanwhile.
 async fn parse(body: ReservedBody, permit: OwnedSemaphorePermit) -> Result<ParsedReview, HttpError> {
     let large = body.bytes.len() > MAX_INLINE_PARSE_BYTES;
     let parse = move || {

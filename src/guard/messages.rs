@@ -1,4 +1,5 @@
-//! Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in `deploy/`.
+//! Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in
+//! `deploy/`.
 
 use crate::{
     keys::Keys,
@@ -105,7 +106,8 @@ mod tests {
         }
     }
 
-    /// The CEL expression that yields a text: its words are literals, its placeholders variables of the policy.
+    /// The CEL expression that yields a text: its words are literals, its placeholders variables of the
+    /// policy.
     fn cel(text: &str) -> String {
         let keys = keys();
         let text = substitute(text, &[("{managed}", &keys.managed), ("{companion}", &keys.companion)]);

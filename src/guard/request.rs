@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::object::{Kind, Object, ObjectKey};
 
 /// The users under which Kubernetes itself deletes and updates objects: the garbage collector, the namespace
-/// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match conditions
-/// in `deploy/` list the same users.
+/// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match
+/// conditions in `deploy/` list the same users.
 pub const KUBERNETES_CLEANUP_USERS: [&str; 3] = [
     "system:serviceaccount:kube-system:generic-garbage-collector",
     "system:serviceaccount:kube-system:namespace-controller",

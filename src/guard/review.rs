@@ -1,7 +1,7 @@
 //! PURE. An admission request and the world in, a verdict out.
 //!
-//! The user's own rights are no part of the world: a verdict names those that it depends on, and [`super::access`]
-//! checks them.
+//! The user's own rights are no part of the world: a verdict names those that it depends on, and
+//! [`super::access`] checks them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,11 +38,12 @@ pub struct Rules {
 /// What becomes of a request, and in which order that is decided.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Denied whatever the user's rights are: a protected companion, forged marks, a malformed source, a deputy.
+    /// Denied whatever the user's rights are: a protected companion, forged marks, a malformed source, a
+    /// deputy.
     Deny(Denial),
-    /// Denied unless the user has the required access; if they have it, `then` says what becomes of the request:
-    /// allowed with warnings, or denied after all. `then` may tell about sources in other namespaces, so a user without
-    /// the required access must not learn it.
+    /// Denied unless the user has the required access; if they have it, `then` says what becomes of the
+    /// request: allowed with warnings, or denied after all. `then` may tell about sources in other
+    /// namespaces, so a user without the required access must not learn it.
     CheckAccess {
         required: RequiredAccess,
         then: Result<Vec<String>, Denial>,
@@ -56,8 +57,8 @@ impl Verdict {
     pub const ALLOWED: Self = Self::Allow { warnings: Vec::new() };
 }
 
-/// A request, and what its object asks for as a source before and after it. Objects may be large: they are parsed and
-/// compared here, before the lock on the world is taken.
+/// A request, and what its object asks for as a source before and after it. Objects may be large: they are
+/// parsed and compared here, before the lock on the world is taken.
 pub struct Case<'a> {
     rules: &'a Rules,
     request: &'a Request,
@@ -142,7 +143,8 @@ impl<'a> Case<'a> {
             }
             None => Vec::new(),
         };
-        // Where a companion may be edited, it may be turned into a source: that takes the access that any source takes.
+        // Where a companion may be edited, it may be turned into a source: that takes the access that any
+        // source takes.
         self.change_of_source(world, warnings)
     }
 
@@ -168,7 +170,8 @@ impl<'a> Case<'a> {
 
     // --- companions
 
-    /// The source of an object that is a companion. An object with our label that names no source is nobody's companion.
+    /// The source of an object that is a companion. An object with our label that names no source is nobody's
+    /// companion.
     fn companion_of(&self, world: &World, object: &Object) -> Option<ObjectKey> {
         let (keys, meta) = (self.keys(), &object.metadata);
         if !meta.labels.contains_key(&keys.companion) {
@@ -203,16 +206,16 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The source says how its companions are protected. The annotation on a companion is a copy of that, and counts only
-    /// where the source is not known.
+    /// The source says how its companions are protected. The annotation on a companion is a copy of that, and
+    /// counts only where the source is not known.
     fn protection(&self, world: &World, companion: &Object, source: &ObjectKey) -> Protect {
         let policy = world.source(source).and_then(|source| source.wish.as_ref().ok());
         let copied = || companion.metadata.annotations.get(&self.keys().protect)?.parse().ok();
         policy.map(|wish| wish.policy.protect).or_else(copied).unwrap_or_default()
     }
 
-    /// Whether the request adds or changes a mark. Marks that were there before do not excuse this: no webhook sees who
-    /// writes annotations of an object without our label.
+    /// Whether the request adds or changes a mark. Marks that were there before do not excuse this: no
+    /// webhook sees who writes annotations of an object without our label.
     fn gains_marks(&self, old: &Meta, new: &Meta) -> bool {
         let gains = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>, key: &str| {
             new.contains_key(key) && new.get(key) != old.get(key)
@@ -224,11 +227,12 @@ impl<'a> Case<'a> {
 
     // --- sources
 
-    /// Decides about a source that is created, changed, unlabelled or deleted. `warnings` are those about the object as a
-    /// companion.
+    /// Decides about a source that is created, changed, unlabelled or deleted. `warnings` are those about the
+    /// object as a companion.
     fn change_of_source(&self, world: &World, mut warnings: Vec<String>) -> Result<Verdict, Denial> {
         let is_source = self.before.is_some() || self.after.is_some();
-        // The delete of a terminating source was reviewed when it began, and its companions are no longer written.
+        // The delete of a terminating source was reviewed when it began, and its companions are no longer
+        // written.
         if !is_source || self.terminating {
             return Ok(Verdict::Allow { warnings });
         }
@@ -302,8 +306,8 @@ impl<'a> Case<'a> {
                 required.add_namespaced(namespace, &policy.companion, verbs);
             }
         }
-        // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of that name,
-        // unless they are terminating anyway.
+        // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of
+        // that name, unless they are terminating anyway.
         let leftover: BTreeSet<&ObjectKey> = world
             .companions_of(&self.key)
             .filter(|(at, found)| !found.terminating && !world.is_terminating(&at.namespace))
@@ -318,8 +322,8 @@ impl<'a> Case<'a> {
                 required.add_namespaced(at.namespace.to_string(), &at.name, Verbs::Delete);
             }
         }
-        // `accept-from` stands in for the rights of users from other namespaces. Within its own namespace, a user's rights
-        // come from RBAC; only a deputy has none that count.
+        // `accept-from` stands in for the rights of users from other namespaces. Within its own namespace, a
+        // user's rights come from RBAC; only a deputy has none that count.
         let invited = |namespace: &str| {
             (self.is_by_deputy() || *namespace != *self.key.namespace)
                 && world.invites(&self.key.namespace, namespace)
@@ -337,8 +341,8 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Whether an update of a source leaves its companions as they are, now and when the source is deleted: finalizers and
-/// owners decide when that happens.
+/// Whether an update of a source leaves its companions as they are, now and when the source is deleted:
+/// finalizers and owners decide when that happens.
 fn same_companions(
     keys: &Keys,
     (old, before): (&Object, &Result<Policy, Fault>),

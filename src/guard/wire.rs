@@ -12,7 +12,8 @@ use serde_json::value::RawValue;
 use super::request::{Operation, Request, User};
 use crate::object::{Kind, Object};
 
-/// Why a body is no AdmissionReview that the guard handles. The message repeats nothing of the body: it may hold a Secret.
+/// Why a body is no AdmissionReview that the guard handles. The message repeats nothing of the body: it may
+/// hold a Secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("the body is not an AdmissionReview: {0} error at line {1} column {2}")]
@@ -33,13 +34,13 @@ pub enum Malformed {
     User,
 }
 
-/// Every SubjectAccessReview repeats the whole user, who is kept in memory until the last answer. No token that an API
-/// server accepts is larger.
+/// Every SubjectAccessReview repeats the whole user, who is kept in memory until the last answer. No token
+/// that an API server accepts is larger.
 const MAX_USER_BYTES: usize = 1 << 20;
 /// A message may repeat names and annotations of any length.
 const MAX_MESSAGE_CHARS: usize = 2000;
-/// Once all warnings of a request exceed 4096 characters, the API server shows 256 of each and drops those beyond 4096.
-/// With this many, none is dropped.
+/// Once all warnings of a request exceed 4096 characters, the API server shows 256 of each and drops those
+/// beyond 4096. With this many, none is dropped.
 const MAX_WARNINGS: usize = 10;
 
 #[derive(Deserialize)]
@@ -144,8 +145,9 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
     Ok((body.uid, Request { kind, namespace: body.namespace, user, operation }))
 }
 
-/// Whether an update changes nothing but managedFields and the resourceVersion, as storage migration and empty applies
-/// do. The API server serializes equal values alike, so this compares JSON texts, which may be of any shape, unparsed.
+/// Whether an update changes nothing but managedFields and the resourceVersion, as storage migration and
+/// empty applies do. The API server serializes equal values alike, so this compares JSON texts, which may be
+/// of any shape, unparsed.
 fn is_unchanged(old: &RawValue, new: &RawValue) -> bool {
     fn compared_fields(raw: &RawValue) -> Option<Vec<(bool, Cow<'_, str>, &str)>> {
         let mut compared = Vec::new();

@@ -1,4 +1,4 @@
-//! A listener, with a certificate of its own or plain, and peers that talk to it, politely or not.
+//! A server under test, with TLS or without, and clients for it.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,14 +22,13 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     ops::{health::Readiness, metrics::Metrics},
-    tls::{Limits, Server, Tls},
+    tls::{ConnectionLimits, Server, Tls},
 };
 
-/// The API server gives up on a webhook after this time.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+/// The timeout of the webhook configurations in `deploy/`.
+pub const API_SERVER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A server under test.
-pub struct Served {
+pub struct TestServer {
     pub address: SocketAddr,
     pub metrics: Metrics,
     pub readiness: Readiness,
@@ -38,8 +37,8 @@ pub struct Served {
     roots: RootCertStore,
 }
 
-impl Served {
-    pub async fn start(router: Router, limits: Limits) -> Self {
+impl TestServer {
+    pub async fn start(router: Router, limits: ConnectionLimits) -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
         let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
@@ -55,13 +54,13 @@ impl Served {
     }
 
     /// Without TLS.
-    pub async fn plain(router: Router, limits: Limits) -> Self {
+    pub async fn plain(router: Router, limits: ConnectionLimits) -> Self {
         Self::serve(router, limits, None, RootCertStore::empty()).await
     }
 
     async fn serve(
         router: Router,
-        limits: Limits,
+        limits: ConnectionLimits,
         config: Option<Arc<ServerConfig>>,
         roots: RootCertStore,
     ) -> Self {
@@ -90,27 +89,27 @@ impl Served {
         TlsConnector::from(Arc::new(config)).connect(name, self.tcp().await).await.unwrap()
     }
 
-    /// A client over HTTP/2, and what becomes of its connection.
+    /// A client over HTTP/2, and the task of its connection.
     pub async fn http2(&self) -> (http2::SendRequest<Body>, JoinHandle<hyper::Result<()>>) {
         let io = TokioIo::new(self.tls("h2").await);
         let (client, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
         (client, tokio::spawn(connection))
     }
 
-    /// A client over HTTP/1.1, and what becomes of its connection.
+    /// A client over HTTP/1.1, and the task of its connection.
     pub async fn http1(&self) -> (http1::SendRequest<Body>, JoinHandle<hyper::Result<()>>) {
         let io = TokioIo::new(self.tls("http/1.1").await);
         let (client, connection) = http1::handshake(io).await.unwrap();
         (client, tokio::spawn(connection))
     }
 
-    /// What a newcomer is told, if it is told in time.
-    pub async fn ask(&self, request: Request<Body>) -> (StatusCode, String) {
+    /// The answer to a request on a new connection, which must arrive before the API server would give up.
+    pub async fn send(&self, request: Request<Body>) -> (StatusCode, String) {
         let answered = async {
             let (mut client, _connection) = self.http2().await;
             read(client.send_request(request).await.unwrap()).await
         };
-        timeout(PATIENCE, answered).await.expect("an answer in time")
+        timeout(API_SERVER_TIMEOUT, answered).await.expect("an answer in time")
     }
 }
 

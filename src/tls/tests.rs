@@ -1,4 +1,4 @@
-//! Peers that stall, flood and babble, while others are served.
+//! Peers that stall, flood and send garbage do not keep others from being served.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,24 +14,24 @@ use tokio::{
 };
 
 use super::*;
-use crate::testing::peer::{PATIENCE, Served, get, post, read};
+use crate::testing::peer::{API_SERVER_TIMEOUT, TestServer, get, post, read};
 
-/// Answers with the length of what it was sent.
+/// Answers with the length of the body.
 fn router() -> Router {
     Router::new()
         .route("/length", on_post(|body: Bytes| async move { body.len().to_string() }))
         .route("/healthz", on_get(|| async { "ok\n" }))
 }
 
-async fn start() -> Served {
-    Served::start(router(), Limits::default()).await
+async fn start() -> TestServer {
+    TestServer::start(router(), ConnectionLimits::default()).await
 }
 
-async fn still_serves(served: &Served) {
-    assert_eq!(served.ask(post("/length", "12345")).await, (StatusCode::OK, "5".to_owned()));
+async fn assert_serves(served: &TestServer) {
+    assert_eq!(served.send(post("/length", "12345")).await, (StatusCode::OK, "5".to_owned()));
 }
 
-/// Reads until the other side closes, however it does that.
+/// Reads until the server closes the connection, with or without an error.
 async fn until_closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
@@ -40,23 +40,23 @@ async fn until_closed(mut stream: impl AsyncRead + Unpin) -> Vec<u8> {
             bytes.extend_from_slice(&buffer[..read]);
         }
     };
-    timeout(PATIENCE, reading).await.expect("it is closed in time");
+    timeout(API_SERVER_TIMEOUT, reading).await.expect("the server closes the connection in time");
     bytes
 }
 
-/// Waits for a number that the metrics show.
-async fn metric(served: &Served, line: &str) {
+/// Waits until the metrics have a line.
+async fn wait_for_metric(served: &TestServer, line: &str) {
     let shows = async {
         while !served.metrics.render().lines().any(|found| found == line) {
             tokio::task::yield_now().await;
         }
     };
-    let outcome = timeout(PATIENCE, shows).await;
+    let outcome = timeout(API_SERVER_TIMEOUT, shows).await;
     outcome.unwrap_or_else(|_| panic!("{line} in\n{}", served.metrics.render()));
 }
 
 #[tokio::test]
-async fn both_versions_of_http_are_answered() {
+async fn http1_and_http2_are_answered() {
     let served = start().await;
     let (mut first, _connection) = served.http1().await;
     let (mut second, _connection) = served.http2().await;
@@ -66,12 +66,12 @@ async fn both_versions_of_http_are_answered() {
         let request = post("/length", vec![b' '; 2_000_000]);
         assert_eq!(read(second.send_request(request).await.unwrap()).await.1, "2000000");
     }
-    metric(&served, "lockstep_webhook_connections 2").await;
-    metric(&served, "lockstep_webhook_handshakes_total{result=\"done\"} 2").await;
+    wait_for_metric(&served, "lockstep_webhook_connections 2").await;
+    wait_for_metric(&served, "lockstep_webhook_handshakes_total{result=\"done\"} 2").await;
 }
 
 #[tokio::test]
-async fn nobody_is_delayed_by_who_stalls() {
+async fn stalled_connections_delay_no_others() {
     let served = start().await;
     let silent = served.tcp().await;
     let mut hello = served.tcp().await;
@@ -86,14 +86,14 @@ async fn nobody_is_delayed_by_who_stalls() {
     let (mut stream, _connection) = served.http2().await;
     let stalled = Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
     let unanswered = stream.send_request(post("/length", stalled));
-    still_serves(&served).await;
-    // Beside it, on the same connection.
+    assert_serves(&served).await;
+    // Another stream of the same connection is served, too.
     assert_eq!(read(stream.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     drop((silent, hello, headers, body, preface, unanswered));
 }
 
 #[tokio::test]
-async fn what_is_no_tls_is_turned_away() {
+async fn garbage_instead_of_tls_closes_the_connection() {
     let served = start().await;
     for garbage in [
         &b"GET /validate HTTP/1.1\r\nhost: a\r\n\r\n"[..],
@@ -106,15 +106,15 @@ async fn what_is_no_tls_is_turned_away() {
         let answer = until_closed(stream).await;
         assert!(answer.is_empty() || answer[0] == 0x15, "nothing but an alert: {answer:?}");
     }
-    metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 4").await;
-    still_serves(&served).await;
+    wait_for_metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 4").await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn tls_before_1_2_is_refused() {
+async fn tls_before_1_2_is_rejected() {
     let served = start().await;
     let protocol_version = [0x15, 3, 3, 0, 2, 2, 70];
-    // A hello in every way that of TLS 1.2, but for its version.
+    // A ClientHello of TLS 1.2 with different versions.
     for (minor, refused) in [(1, true), (2, true), (3, false)] {
         let mut hello = vec![3, minor];
         hello.extend([7; 32]);
@@ -129,47 +129,47 @@ async fn tls_before_1_2_is_refused() {
         let mut stream = served.tcp().await;
         stream.write_all(&record).await.unwrap();
         let mut answer = [0; 7];
-        timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+        timeout(API_SERVER_TIMEOUT, stream.read_exact(&mut answer)).await.unwrap().unwrap();
         assert_eq!(answer == protocol_version, refused, "{minor}: {answer:?}");
         assert_eq!(answer[0] == 0x16, !refused, "{minor}: {answer:?}");
     }
 }
 
-fn many_files() {
+fn raise_file_limit() {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: most.maximum, maximum: most.maximum };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
 }
 
 #[tokio::test]
-async fn a_thousand_idle_connections_keep_nobody_out() {
-    many_files();
+async fn thousand_idle_connections_keep_no_request_out() {
+    raise_file_limit();
     let served = start().await;
-    let Limits { connections, leaving, .. } = Limits::default();
+    let ConnectionLimits { max_connections, max_closing, .. } = ConnectionLimits::default();
     let (mut early, _connection) = served.http2().await;
     assert_eq!(read(early.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     let mut idle = Vec::new();
     for _ in 0..1000 {
         idle.push(served.tcp().await);
     }
-    still_serves(&served).await;
+    assert_serves(&served).await;
     let mut shaken = Vec::new();
-    for _ in 0..connections + leaving {
+    for _ in 0..max_connections + max_closing {
         shaken.push(served.tls("http/1.1").await);
     }
-    still_serves(&served).await;
-    // Who asked before stays, and all the others fit within the bounds.
+    assert_serves(&served).await;
+    // The connection that was used before is kept, and the number of connections is bounded.
     assert_eq!(read(early.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     let text = served.metrics.render();
     let shown = text.lines().find_map(|line| line.strip_prefix("lockstep_webhook_connections ")).unwrap();
-    assert!(shown.parse::<usize>().unwrap() <= connections + leaving, "{shown}");
+    assert!(shown.parse::<usize>().unwrap() <= max_connections + max_closing, "{shown}");
 }
 
 #[tokio::test]
-async fn a_thousand_unfinished_requests_keep_nobody_out_of_a_plain_port() {
-    many_files();
-    let limits = Limits { connections: 64, leaving: 16, ..Limits::default() };
-    let served = Served::plain(router(), limits).await;
+async fn thousand_unfinished_requests_keep_no_request_out_of_a_plain_port() {
+    raise_file_limit();
+    let limits = ConnectionLimits { max_connections: 64, max_closing: 16, ..ConnectionLimits::default() };
+    let served = TestServer::plain(router(), limits).await;
     let mut unfinished = Vec::new();
     for _ in 0..1000 {
         let mut stream = served.tcp().await;
@@ -179,22 +179,22 @@ async fn a_thousand_unfinished_requests_keep_nobody_out_of_a_plain_port() {
     let mut probe = served.tcp().await;
     probe.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
     assert!(until_closed(probe).await.starts_with(b"HTTP/1.1 200"));
-    // All but the last had to go.
+    // All but the last ones were closed.
     for stream in unfinished.drain(..1000 - 64 - 16) {
         until_closed(stream).await;
     }
 }
 
 #[tokio::test]
-async fn stalled_bodies_on_every_connection_keep_nobody_out() {
+async fn stalled_bodies_on_every_connection_keep_no_request_out() {
     let begun = Arc::new(Semaphore::new(0));
     let beginning = begun.clone();
     let slow = on_post(move |body: Body| async move {
         beginning.add_permits(1);
         drop(axum::body::to_bytes(body, usize::MAX).await);
     });
-    let limits = Limits { connections: 16, leaving: 4, ..Limits::default() };
-    let served = Served::start(router().route("/slow", slow), limits).await;
+    let limits = ConnectionLimits { max_connections: 16, max_closing: 4, ..ConnectionLimits::default() };
+    let served = TestServer::start(router().route("/slow", slow), limits).await;
     let mut stalled = Vec::new();
     for _ in 0..40 {
         let mut stream = served.tls("http/1.1").await;
@@ -202,15 +202,18 @@ async fn stalled_bodies_on_every_connection_keep_nobody_out() {
         begun.acquire().await.unwrap().forget();
         stalled.push(stream);
     }
-    still_serves(&served).await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn a_connection_that_is_not_used_is_closed() {
-    // Time enough for who has something to say.
-    let limits =
-        Limits { unused: Duration::from_secs(1), sweep: Duration::from_millis(10), ..Limits::default() };
-    let served = Served::start(router(), limits).await;
+async fn connection_without_a_request_is_closed() {
+    // Enough time for the requests of this test.
+    let limits = ConnectionLimits {
+        first_request_timeout: Duration::from_secs(1),
+        sweep_interval: Duration::from_millis(10),
+        ..ConnectionLimits::default()
+    };
+    let served = TestServer::start(router(), limits).await;
     let (mut asked, _connection) = served.http2().await;
     assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     let silent = served.tcp().await;
@@ -219,46 +222,48 @@ async fn a_connection_that_is_not_used_is_closed() {
     headers.write_all(b"POST /length HTTP/1.1\r\nhost: loc").await.unwrap();
     tokio::join!(until_closed(silent), until_closed(shaken), until_closed(headers));
     assert_eq!(read(asked.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
-    metric(&served, "lockstep_webhook_connections 1").await;
+    wait_for_metric(&served, "lockstep_webhook_connections 1").await;
 }
 
 #[tokio::test]
-async fn a_handshake_that_never_ends_is_given_up() {
-    let limits = Limits { handshake: Duration::from_millis(50), ..Limits::default() };
-    let served = Served::start(router(), limits).await;
+async fn unfinished_handshake_times_out() {
+    let limits =
+        ConnectionLimits { handshake_timeout: Duration::from_millis(50), ..ConnectionLimits::default() };
+    let served = TestServer::start(router(), limits).await;
     until_closed(served.tcp().await).await;
-    metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 1").await;
+    wait_for_metric(&served, "lockstep_webhook_handshakes_total{result=\"failed\"} 1").await;
 }
 
 #[tokio::test]
-async fn headers_that_never_end_are_given_up() {
+async fn unfinished_headers_time_out() {
     const ONE_AND_A_PART: &[u8] =
         b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: lo";
-    let limits = Limits { headers: Duration::from_millis(500), ..Limits::default() };
-    let served = Served::start(router(), limits.clone()).await;
+    let limits =
+        ConnectionLimits { header_timeout: Duration::from_millis(500), ..ConnectionLimits::default() };
+    let served = TestServer::start(router(), limits.clone()).await;
     let mut stream = served.tls("http/1.1").await;
     stream.write_all(ONE_AND_A_PART).await.unwrap();
     assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
 
-    let served = Served::plain(router(), limits).await;
+    let served = TestServer::plain(router(), limits).await;
     let mut stream = served.tcp().await;
     stream.write_all(ONE_AND_A_PART).await.unwrap();
     assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
 }
 
 #[tokio::test]
-async fn once_we_go_an_answer_is_the_last_on_its_connection() {
+async fn answer_before_shutdown_is_the_last_on_its_http1_connection() {
     let served = start().await;
     let (mut first, _connection) = served.http1().await;
     let (mut second, _connection) = served.http2().await;
-    for going in [false, true] {
-        if going {
+    for stopping in [false, true] {
+        if stopping {
             served.readiness.mark_false(Condition::NotStopping);
         }
         let answer = first.send_request(get("/healthz")).await.unwrap();
-        assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), going);
+        assert_eq!(answer.headers().get(CONNECTION).is_some_and(|value| value == "close"), stopping);
         read(answer).await;
-        // Over HTTP/2 there is no such header.
+        // HTTP/2 has no such header.
         let answer = second.send_request(get("/healthz")).await.unwrap();
         assert_eq!(answer.headers().get(CONNECTION), None);
         read(answer).await;
@@ -266,7 +271,7 @@ async fn once_we_go_an_answer_is_the_last_on_its_connection() {
 }
 
 #[tokio::test]
-async fn a_stop_waits_for_the_answers_under_way_and_for_nothing_else() {
+async fn shutdown_waits_for_requests_in_progress_and_for_nothing_else() {
     let (begun, go) = (Arc::new(Semaphore::new(0)), Arc::new(Notify::new()));
     let (beginning, going) = (begun.clone(), go.clone());
     let slow = on_get(move || async move {
@@ -274,9 +279,9 @@ async fn a_stop_waits_for_the_answers_under_way_and_for_nothing_else() {
         going.notified().await;
         "done"
     });
-    // The stop itself would take longer than anybody waits.
-    let limits = Limits { finish: PATIENCE * 100, ..Limits::default() };
-    let served = Served::start(router().route("/slow", slow), limits).await;
+    // The shutdown must not end by its own timeout.
+    let limits = ConnectionLimits { close_timeout: API_SERVER_TIMEOUT * 100, ..ConnectionLimits::default() };
+    let served = TestServer::start(router().route("/slow", slow), limits).await;
     let (mut idle, idle_connection) = served.http2().await;
     assert_eq!(read(idle.send_request(get("/healthz")).await.unwrap()).await.0, StatusCode::OK);
     let mut partly = served.tls("http/1.1").await;
@@ -290,34 +295,34 @@ async fn a_stop_waits_for_the_answers_under_way_and_for_nothing_else() {
 
     served.stop.send_replace(true);
     // GOAWAY: the connection ends without an error.
-    timeout(PATIENCE, idle_connection).await.unwrap().unwrap().unwrap();
+    timeout(API_SERVER_TIMEOUT, idle_connection).await.unwrap().unwrap().unwrap();
     until_closed(partly).await;
     until_closed(unused).await;
     until_closed(silent).await;
-    assert!(tokio::net::TcpStream::connect(served.address).await.is_err(), "no newcomers");
+    assert!(tokio::net::TcpStream::connect(served.address).await.is_err(), "no new connections");
     assert!(!served.task.is_finished());
     go.notify_waiters();
     for answer in [first, second] {
         assert_eq!(answer.await.unwrap(), (StatusCode::OK, "done".to_owned()));
     }
-    timeout(PATIENCE, served.task).await.unwrap().unwrap();
+    timeout(API_SERVER_TIMEOUT, served.task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_stop_ends_although_an_answer_never_comes() {
-    let limits = Limits { finish: Duration::from_millis(50), ..Limits::default() };
+async fn shutdown_ends_although_a_request_hangs() {
+    let limits = ConnectionLimits { close_timeout: Duration::from_millis(50), ..ConnectionLimits::default() };
     let begun = Arc::new(Semaphore::new(0));
     let beginning = begun.clone();
     let stuck = on_get(move || async move {
         beginning.add_permits(1);
         std::future::pending::<&'static str>().await
     });
-    let served = Served::start(Router::new().route("/stuck", stuck), limits).await;
+    let served = TestServer::start(Router::new().route("/stuck", stuck), limits).await;
     let (mut client, _connection) = served.http2().await;
     let unanswered = tokio::spawn(async move { client.send_request(get("/stuck")).await.is_err() });
     begun.acquire().await.unwrap().forget();
     served.stop.send_replace(true);
-    timeout(PATIENCE, served.task).await.unwrap().unwrap();
+    timeout(API_SERVER_TIMEOUT, served.task).await.unwrap().unwrap();
     assert!(unanswered.await.unwrap());
 }
 
@@ -350,8 +355,12 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// Sends for as long as it is let, at most so much; what comes back until the end, as (kind, stream, payload).
-async fn flood(served: &Served, frames: impl Iterator<Item = Vec<u8>>) -> (usize, Vec<(u8, u32, Vec<u8>)>) {
+/// Sends frames until the server closes the connection: how many bytes were sent, and the frames that came
+/// back as (kind, stream, payload).
+async fn flood(
+    served: &TestServer,
+    frames: impl Iterator<Item = Vec<u8>>,
+) -> (usize, Vec<(u8, u32, Vec<u8>)>) {
     let (reader, mut writer) = tokio::io::split(served.tls("h2").await);
     let reading = tokio::spawn(until_closed(reader));
     let sending = async {
@@ -366,7 +375,7 @@ async fn flood(served: &Served, frames: impl Iterator<Item = Vec<u8>>) -> (usize
         drop(writer.flush().await);
         sent
     };
-    let sent = timeout(PATIENCE, sending).await.expect("it is not held up");
+    let sent = timeout(API_SERVER_TIMEOUT, sending).await.expect("the server keeps reading");
     let bytes = reading.await.unwrap();
     let mut rest = &*bytes;
     let mut frames = Vec::new();
@@ -380,7 +389,7 @@ async fn flood(served: &Served, frames: impl Iterator<Item = Vec<u8>>) -> (usize
     (sent, frames)
 }
 
-/// The error of the last GOAWAY.
+/// The error code of the last GOAWAY.
 fn goaway(frames: &[(u8, u32, Vec<u8>)]) -> Option<u8> {
     frames.iter().rev().find(|(kind, ..)| *kind == 7).map(|(_, _, payload)| payload[7])
 }
@@ -388,14 +397,14 @@ fn goaway(frames: &[(u8, u32, Vec<u8>)]) -> Option<u8> {
 const ENHANCE_YOUR_CALM: u8 = 11;
 
 #[tokio::test]
-async fn rapid_reset_ends_the_connection() {
+async fn rapid_reset_closes_the_connection() {
     let (begun, counter) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let counting = counter.clone();
     let stuck = on_get(move || async move {
         counting.fetch_add(1, Ordering::Relaxed);
         std::future::pending::<&'static str>().await
     });
-    let served = Served::start(router().route("/stuck", stuck), Limits::default()).await;
+    let served = TestServer::start(router().route("/stuck", stuck), ConnectionLimits::default()).await;
     let streams = begun.clone();
     let frames = (0..200_000_u32).map(move |number| {
         streams.fetch_add(1, Ordering::Relaxed);
@@ -406,26 +415,26 @@ async fn rapid_reset_ends_the_connection() {
     let (_, answers) = flood(&served, frames).await;
     assert_eq!(goaway(&answers), Some(ENHANCE_YOUR_CALM), "{answers:?}");
     assert!(begun.load(Ordering::Relaxed) < 200_000 && counter.load(Ordering::Relaxed) < 2000);
-    still_serves(&served).await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn headers_without_end_end_the_connection() {
+async fn endless_headers_close_the_connection() {
     let served = start().await;
     let open = frame(HEADERS, END_STREAM, 1, &request_headers(2, "/healthz"));
     let filler: Vec<u8> = (0..60).flat_map(|_| literal("x-a", &"b".repeat(100))).collect();
     let more = std::iter::repeat_with(move || frame(CONTINUATION, 0, 1, &filler)).take(20_000);
     let (sent, answers) = flood(&served, std::iter::once(open).chain(more)).await;
     assert!(goaway(&answers).is_some(), "{answers:?}");
-    // What the two sockets hold, and no more.
+    // No more than the buffers of the two sockets.
     assert!(sent < 16 << 20, "{sent}");
-    still_serves(&served).await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn headers_that_unpack_to_much_are_not_unpacked() {
+async fn headers_that_decompress_to_too_much_are_rejected() {
     let served = start().await;
-    // One large header into the table, then a reference to it, a thousand times.
+    // One large header in the HPACK table, then a thousand references to it.
     let mut block = request_headers(2, "/healthz");
     block.extend([0x40, 3, b'x', b'-', b'a', 0x7f, 0xa1, 0x17]);
     block.extend([b'b'; 3104]);
@@ -438,19 +447,19 @@ async fn headers_that_unpack_to_much_are_not_unpacked() {
         _ => false,
     });
     assert!(refused, "{answers:?}");
-    still_serves(&served).await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn more_streams_than_allowed_are_refused() {
+async fn streams_beyond_the_limit_are_refused() {
     let counter = Arc::new(AtomicUsize::new(0));
     let counting = counter.clone();
     let stuck = on_get(move || async move {
         counting.fetch_add(1, Ordering::Relaxed);
         std::future::pending::<&'static str>().await
     });
-    let limits = Limits { idle: Duration::from_millis(100), ..Limits::default() };
-    let served = Served::start(router().route("/stuck", stuck), limits).await;
+    let limits = ConnectionLimits { idle_timeout: Duration::from_millis(100), ..ConnectionLimits::default() };
+    let served = TestServer::start(router().route("/stuck", stuck), limits).await;
     let frames = (0..5000_u32).map(|number| {
         frame(HEADERS, END_STREAM | END_HEADERS, 2 * number + 1, &request_headers(2, "/stuck"))
     });
@@ -458,12 +467,12 @@ async fn more_streams_than_allowed_are_refused() {
     assert!(counter.load(Ordering::Relaxed) <= 64, "{counter:?}");
     let refused = answers.iter().filter(|(kind, _, payload)| *kind == RST_STREAM && payload[3] == 7).count();
     assert!(refused > 0 && goaway(&answers) == Some(ENHANCE_YOUR_CALM), "{refused} {answers:?}");
-    still_serves(&served).await;
+    assert_serves(&served).await;
 }
 
 #[tokio::test]
-async fn a_crowd_that_comes_at_once_is_answered() {
+async fn simultaneous_connections_are_all_answered() {
     let served = start().await;
-    let asked = (0..20).map(|_| still_serves(&served));
-    join_all(asked).await;
+    let requests = (0..20).map(|_| assert_serves(&served));
+    join_all(requests).await;
 }

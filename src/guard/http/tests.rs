@@ -19,10 +19,10 @@ use crate::{
         CapturedLogs,
         cluster::Cluster,
         keys,
-        peer::{PATIENCE, Served, post, read as read_answer},
+        peer::{API_SERVER_TIMEOUT, TestServer, post, read as read_answer},
         source,
     },
-    tls::Limits,
+    tls::ConnectionLimits,
 };
 
 /// What the API server answers to SubjectAccessReviews.
@@ -410,7 +410,8 @@ async fn review_that_waits_for_an_access_check_holds_little_memory() {
     assert_eq!(guard.body_budget.free_bytes(), free);
 }
 
-/// The CPU time of threads, from `/proc`: unlike elapsed time, it does not depend on what else the machine does.
+/// The CPU time of threads, from `/proc`: unlike elapsed time, it does not depend on what else the machine
+/// does.
 #[derive(Clone, Default)]
 struct Threads(Arc<Mutex<Vec<std::path::PathBuf>>>);
 
@@ -464,7 +465,7 @@ fn review_of_two_large_secrets_takes_little_more_cpu_time_than_parsing_them() {
         let (before, start) = (threads.cpu_time(), std::time::Instant::now());
         serde_json::from_str::<Value>(&body).unwrap();
         let floor = work(before, start.elapsed());
-        let served = Served::start(routes(guard(Access::Allowed)), Limits::default()).await;
+        let served = TestServer::start(routes(guard(Access::Allowed)), ConnectionLimits::default()).await;
         for protocol in ["HTTP/2", "HTTP/1.1"] {
             let (before, start) = (threads.cpu_time(), std::time::Instant::now());
             let request = post("/validate", body.clone());
@@ -483,7 +484,7 @@ fn review_of_two_large_secrets_takes_little_more_cpu_time_than_parsing_them() {
             );
             assert!(worked < floor * 5, "{worked:?}, parsing alone takes {floor:?}");
             // On a busy machine the body may not arrive in time; then only the CPU time is checked.
-            if passed < PATIENCE {
+            if passed < API_SERVER_TIMEOUT {
                 assert_eq!(status, StatusCode::OK, "{answer}");
                 let answer: Value = serde_json::from_str(&answer).unwrap();
                 assert_eq!(reason(&answer["response"]), "allowed");

@@ -1,4 +1,5 @@
-//! Randomly broken reviews. `LOCKSTEP_FUZZ_SECONDS` sets for how long, `LOCKSTEP_FUZZ_SEED` repeats one input.
+//! Randomly broken reviews. `LOCKSTEP_FUZZ_SECONDS` sets for how long, `LOCKSTEP_FUZZ_SEED` repeats one
+//! input.
 
 use std::{fmt, time};
 
@@ -284,7 +285,8 @@ async fn try_input(guard: &Arc<Guard>, has_access: bool, input: &Input, log: &Ca
             shown()
         );
         assert_eq!(allowed, response.get("status").is_none(), "{}", shown());
-        // serde_json has no value for some bodies, such as one with a huge number in a field that the guard skips.
+        // serde_json has no value for some bodies, such as one with a huge number in a field that the guard
+        // skips.
         let Some((request, review_value)) = model(&input.body) else {
             assert!(serde_json::from_slice::<Value>(&input.body).is_err(), "{}", shown());
             continue;
