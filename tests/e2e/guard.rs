@@ -1,4 +1,4 @@
-//! Every row of the guard's table, with kubectl, as people with rights of their own.
+//! Every row of the table "What the guard says", with kubectl, as users with RBAC rights of their own.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,8 @@ use crate::{
     users::User,
 };
 
-/// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in both.
+/// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in
+/// both.
 struct Scene {
     cluster: Cluster,
     home: String,
@@ -47,7 +48,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn a_companion_cannot_be_changed_by_any_verb_and_the_message_says_what_to_do() {
+async fn edit_of_companion_is_refused_by_every_verb_with_the_command_to_use_instead() {
     let scene = Scene::set("edits").await;
     let (home, alice) = (&scene.home, &scene.alice);
     for (companion, source) in scene.companions() {
@@ -76,14 +77,14 @@ async fn a_companion_cannot_be_changed_by_any_verb_and_the_message_says_what_to_
         let after = scene.cluster.get(&companion.path()).await.unwrap();
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
     }
-    // The admin is a person, too.
+    // The cluster admin is not exempt.
     let line = format!("label cm colors-synced -n {home} team=mine");
     assert_refused(&line, &scene.cluster.admin().fails(&line), "is a companion");
     assert!(scene.lockstep.metric("lockstep_denials_total{reason=\"edit\"}") > 50.0);
 }
 
 #[tokio::test]
-async fn what_changes_nothing_but_managed_fields_passes() {
+async fn update_of_nothing_but_managed_fields_is_allowed() {
     let scene = Scene::set("idle").await;
     let (home, alice) = (&scene.home, &scene.alice);
     let [(companion, _), ..] = scene.companions();
@@ -99,7 +100,7 @@ async fn what_changes_nothing_but_managed_fields_passes() {
 }
 
 #[tokio::test]
-async fn a_delete_passes_with_a_warning_and_is_healed() {
+async fn delete_of_companion_is_allowed_with_a_warning_and_healed() {
     let scene = Scene::set("deletes").await;
     for (companion, source) in scene.companions() {
         for line in companion.deletes() {
@@ -122,8 +123,8 @@ async fn a_delete_passes_with_a_warning_and_is_healed() {
             }
         }
     }
-    // `replace --force` deletes, which passes, waits for the end, which may have been undone already, and creates, which
-    // is refused: it fails either way.
+    // `replace --force` deletes, which is allowed; waits until the object is gone, which it may not see if
+    // the companion is healed already; and creates, which is refused. It fails either way.
     let [(companion, _), ..] = scene.companions();
     let changed = companion.file(|object| object["data"] = json!({"sky": "mine"})).await;
     scene.alice.fails_with(&format!("replace --force --timeout=5s -f - -n {}", scene.home), &changed);
@@ -131,7 +132,7 @@ async fn a_delete_passes_with_a_warning_and_is_healed() {
 }
 
 #[tokio::test]
-async fn a_delete_is_refused_where_the_source_protects_all() {
+async fn delete_of_companion_is_refused_with_protect_all() {
     let scene = Scene::with("protectall", "all", &[]).await;
     let (home, protect) = (&scene.home, scene.cluster.key("protect"));
     for (companion, source) in scene.companions() {
@@ -146,17 +147,17 @@ async fn a_delete_is_refused_where_the_source_protects_all() {
         let after = scene.cluster.get(&companion.path()).await.unwrap();
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
     }
-    // What the message says works.
+    // The command in the message works.
     scene.alice.succeeds(&format!("annotate --overwrite configmap colors -n {home} {protect}=edits"));
     let line = format!("delete configmap colors-synced -n {home}");
-    eventually("the delete passes", || async {
+    eventually("the delete is allowed", || async {
         scene.alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn where_nothing_is_protected_edits_pass_with_a_warning_and_are_healed() {
+async fn edit_of_companion_is_allowed_with_a_warning_and_healed_with_protect_none() {
     let scene = Scene::with("protectnone", "none", &[]).await;
     let line =
         format!(r#"patch cm colors-synced -n {} --type merge -p {{"data":{{"sky":"mine"}}}}"#, scene.away);
@@ -167,7 +168,7 @@ async fn where_nothing_is_protected_edits_pass_with_a_warning_and_are_healed() {
 }
 
 #[tokio::test]
-async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
+async fn object_with_marks_or_with_the_name_of_a_companion_is_refused() {
     let scene = Scene::set("posers2").await;
     let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
     let object =
@@ -181,7 +182,7 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
     ] {
         for line in ["create -f -", "apply --server-side -f -", "create --dry-run=server -f -"] {
             let line = format!("{line} -n {home}");
-            // A name to be made up cannot be applied.
+            // An object with generateName cannot be applied.
             if !(line.starts_with("apply") && forged.contains("generateName")) {
                 assert_refused(
                     &line,
@@ -195,7 +196,7 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
     let line = format!("label cm plain -n {home} {}=true", key("companion"));
     assert_refused(&line, &alice.fails(&line), "carries the companion label or annotations");
 
-    // A source whose companion is not there yet: its target is made too late for it.
+    // A paused source whose target namespace is created later: its companion does not exist yet.
     let late = scene.cluster.ns("late");
     scene
         .cluster
@@ -218,7 +219,7 @@ async fn what_poses_as_a_companion_or_takes_its_name_is_refused() {
 }
 
 #[tokio::test]
-async fn a_source_is_checked_when_it_is_written() {
+async fn faulty_source_is_refused_when_it_is_written() {
     let scene = Scene::set("checked").await;
     let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
     let names = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
@@ -248,7 +249,7 @@ async fn a_source_is_checked_when_it_is_written() {
     assert_refused(&line, &alice.fails_with(&line, &long), "253 are allowed");
     let token = file("Secret", "token", json!({"type": "bootstrap.kubernetes.io/token"}));
     assert_refused(&line, &alice.fails_with(&line, &token), "are never mirrored");
-    // An update that leaves our keys alone passes, whatever was wrong before.
+    // An update that leaves the settings of a faulty source alone is allowed.
     let exempt = json!({"metadata": {"annotations": {key("protect"): "everything"}}});
     let admin = scene.cluster.admin();
     let own = "--as=system:serviceaccount:lockstep-system:lockstep";
@@ -257,18 +258,19 @@ async fn a_source_is_checked_when_it_is_written() {
 }
 
 #[tokio::test]
-async fn defaults_are_stamped_and_present_values_left_alone() {
+async fn defaults_are_added_and_present_values_kept() {
     let scene = Scene::with("stamped", "edits", &["--default-protect", "all"]).await;
     let (cluster, alice, away, home) = (&scene.cluster, &scene.alice, &scene.away, &scene.home);
     let annotations = |object: Value| object["metadata"]["annotations"].clone();
-    // The flag's, on an object without any annotations.
+    // The flags' defaults, on an object without annotations.
     alice.succeeds(&format!("create cm plain -n {home}"));
     alice.succeeds(&format!("label cm plain -n {home} {}=true", cluster.key("managed")));
     assert_eq!(
         annotations(cluster.configmap(home, "plain").await.unwrap()),
         json!({cluster.key("target-namespaces"): ".", cluster.key("protect"): "all"})
     );
-    // A namespace's come before them, and reach where its people may not: then they are refused.
+    // Defaults of a namespace override the flags. Users of that namespace need access to the targets all the
+    // same.
     let kept = cluster.namespace_with(
         "kept",
         json!({}),
@@ -295,7 +297,7 @@ async fn defaults_are_stamped_and_present_values_left_alone() {
 }
 
 #[tokio::test]
-async fn a_name_that_belongs_to_another_source() {
+async fn name_of_another_sources_companion_is_refused_or_handed_over() {
     let scene = Scene::set("taken").await;
     let (alice, home, away, key) =
         (&scene.alice, &scene.home, &scene.away, |name: &str| scene.cluster.key(name));
@@ -307,7 +309,7 @@ async fn a_name_that_belongs_to_another_source() {
         &alice.fails(&line),
         &format!("{away}/colors-synced is already the companion of {home}/colors"),
     );
-    // From the same: handed over when the other goes.
+    // From the same namespace: handed over when the other source is deleted.
     let new = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": {"sky": "red"},
         "metadata": {
@@ -327,21 +329,22 @@ async fn a_name_that_belongs_to_another_source() {
 }
 
 #[tokio::test]
-async fn a_conflict_that_the_mirror_knows_is_a_warning() {
+async fn change_of_a_source_in_trouble_is_allowed_with_a_warning() {
     let scene = Scene::set("known").await;
     let (alice, home) = (&scene.alice, &scene.home);
-    alice.succeeds(&format!("create cm held -n {home}"));
-    scene.cluster.source(home, "flavors").annotate("companion-name", "held").create().await;
+    scene.cluster.source(home, "flavors").annotate("companion-name", "colors-synced").create().await;
     scene.cluster.wait_event(home, "flavors", "Conflict").await;
     let line = format!(r#"patch cm flavors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#);
     let output = alice.kubectl(&line).output().expect("kubectl");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    assert!(said.contains(&format!("Warning: {home}/held: the name is held by")), "{said}");
+    let warning =
+        format!("Warning: {home}/colors-synced: the name is held by the companion of {home}/colors");
+    assert!(said.contains(&warning), "{said}");
 }
 
 #[tokio::test]
-async fn exempt_people_pass_and_whoever_only_looks_like_them_does_not() {
+async fn exempt_users_are_allowed_and_users_with_similar_names_are_not() {
     let scene = Scene::with("passes", "all", &["--exempt-user", "root", "--exempt-group", "ops"]).await;
     let (admin, away) = (scene.cluster.admin(), &scene.away);
     for who in ["--as=root --as-group=system:masters", "--as=carol --as-group=ops --as-group=system:masters"]
@@ -356,7 +359,7 @@ async fn exempt_people_pass_and_whoever_only_looks_like_them_does_not() {
         let line = format!("label cm colors-synced -n {away} team=mine {who}");
         assert_refused(&line, &admin.fails(&line), "is a companion");
     }
-    // Nobody becomes somebody else without the right to. In an existing cluster, the admin plays all people.
+    // Impersonation takes a right of its own. In an existing cluster, all users are the admin.
     if scene.cluster.plane.is_existing() {
         return;
     }
@@ -365,7 +368,7 @@ async fn exempt_people_pass_and_whoever_only_looks_like_them_does_not() {
 }
 
 #[tokio::test]
-async fn kubernetes_cleans_up_with_the_guard_up() {
+async fn garbage_collection_and_namespace_deletion_work_with_the_guard_running() {
     let scene = Scene::with("cleanup", "all", &[]).await;
     let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
     for (name, mode) in [("one", "background"), ("two", "foreground"), ("three", "orphan")] {
@@ -382,7 +385,7 @@ async fn kubernetes_cleans_up_with_the_guard_up() {
             cluster.wait_gone(&configmap(namespace, &format!("{name}-synced"))).await;
         }
     }
-    // A namespace with companions of `protect: all` in it, and with sources.
+    // Namespaces with sources, and with companions of `protect: all`.
     for namespace in [away, home] {
         cluster.admin().succeeds(&format!("delete namespace {namespace} --wait=false"));
         cluster.wait_gone(&format!("/api/v1/namespaces/{namespace}")).await;
@@ -390,25 +393,25 @@ async fn kubernetes_cleans_up_with_the_guard_up() {
 }
 
 #[tokio::test]
-async fn what_slips_through_is_repaired() {
+async fn edit_without_webhook_configurations_is_healed() {
     let scene = Scene::set("slips").await;
     let (cluster, alice, home) = (&scene.cluster, &scene.alice, &scene.home);
     let line = format!(r#"patch cm colors-synced -n {home} --type merge -p {{"data":{{"sky":"mine"}}}}"#);
     assert_refused(&line, &alice.fails(&line), "is a companion");
 
-    // The configurations go: edits pass, and are healed.
+    // Without the configurations, edits are allowed and healed.
     let name = format!("lockstep.{}", cluster.domain());
     for kind in ["validating", "mutating"] {
         cluster.admin().succeeds(&format!("delete {kind}webhookconfiguration {name}"));
     }
-    eventually("an edit passes", || async {
+    eventually("an edit is allowed", || async {
         alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
     })
     .await;
     scene.lockstep.wait_metric("lockstep_heals_total{reason=\"content\"}", 1.0).await;
     cluster.wait_data(home, "colors-synced", json!({"sky": "blue"})).await;
 
-    // They are put back: the CA is in them again within seconds, and edits are refused.
+    // Once they are applied again, Lockstep adds its CA within seconds, and edits are refused.
     cluster.apply(&["--webhook-url", &cluster.url()]);
     eventually("an edit is refused", || async {
         let output = alice.kubectl(&line).output().expect("kubectl");
@@ -418,7 +421,7 @@ async fn what_slips_through_is_repaired() {
 }
 
 #[tokio::test]
-async fn every_denial_is_in_the_audit_log_and_counted() {
+async fn denial_is_in_the_audit_log_and_counted() {
     let scene = Scene::set("audited").await;
     if scene.cluster.plane.is_existing() {
         return eprintln!("skipped: there is no audit log of an existing cluster");

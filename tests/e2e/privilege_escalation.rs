@@ -1,4 +1,4 @@
-//! Nobody does through Lockstep what they could not do themselves.
+//! No user does through Lockstep what RBAC does not allow them to do themselves.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::{
     users::{User, manifest},
 };
 
-/// A guard, two namespaces, and people: Bob may write in `home` only, Alice in both.
+/// A guard, two namespaces, and two users: Bob may write in `home` only, Alice in both.
 struct Scene {
     cluster: Cluster,
     home: String,
@@ -34,7 +34,7 @@ impl Scene {
         Self { cluster, home, away, alice, bob, lockstep, _installed: installed }
     }
 
-    /// A source as a file, with these of our annotations.
+    /// The manifest of a source with these settings.
     fn source(&self, kind: &str, name: &str, asks: &[(&str, &str)]) -> String {
         let annotations: serde_json::Map<String, Value> =
             asks.iter().map(|(key, value)| (self.cluster.key(key), json!(value))).collect();
@@ -43,7 +43,7 @@ impl Scene {
         manifest(kind, &metadata, &json!({"data": {"sky": "Ymx1ZQ=="}}))
     }
 
-    /// What somebody is told who may not do this to a companion in `away`.
+    /// The message to a user who may not do this to a companion in `away`.
     fn refusal(&self, person: &User, verb: &str, kind: &str, name: &str) -> String {
         let (away, accept) = (&self.away, self.cluster.key("accept-from"));
         format!(
@@ -53,7 +53,7 @@ impl Scene {
         )
     }
 
-    /// What somebody is told who asks for namespaces by a pattern.
+    /// The message to a user who asks for namespaces by a pattern.
     fn refusal_everywhere(&self, person: &User, verb: &str, name: &str) -> String {
         format!(
             "{} may not {verb} configmaps {name} in all namespaces, which a prefix or a selector needs. \
@@ -63,8 +63,8 @@ impl Scene {
         )
     }
 
-    /// The names of all ConfigMaps and Secrets in `away` that Lockstep may have made.
-    async fn found_away(&self) -> Vec<String> {
+    /// The names of all ConfigMaps and Secrets in `away` that Lockstep may have created.
+    async fn found_in_away(&self) -> Vec<String> {
         let mut names = Vec::new();
         for kind in ["configmaps", "secrets"] {
             let list = self.cluster.get(&format!("/api/v1/namespaces/{}/{kind}", self.away)).await.unwrap();
@@ -80,8 +80,9 @@ impl Scene {
         eventually("the Secret's companion", || self.cluster.get(&path)).await;
     }
 
-    /// Waits until the mirror has come round to a source that Bob made last: what it did not do by then, it will not.
-    async fn come_round(&self) {
+    /// Waits until the mirror has reconciled a source that Bob creates now: it has reconciled earlier ones by
+    /// then.
+    async fn reconciled(&self) {
         self.bob.succeeds_with(
             &format!("create -f - -n {}", self.home),
             &self.source("ConfigMap", "last", &[("target-namespaces", ".")]),
@@ -91,7 +92,7 @@ impl Scene {
 }
 
 #[tokio::test]
-async fn no_companion_appears_where_its_author_may_not_make_one() {
+async fn source_is_refused_where_its_author_may_not_write_the_companion() {
     let scene = Scene::set("appears").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     let (prefix, labelled) = (format!("{}-a*", cluster.id), format!("env={}", cluster.id));
@@ -110,7 +111,7 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
             let line = format!("{line} -n {home}");
             assert_refused(&line, &bob.fails_with(&line, &source), text);
         }
-        // Two steps, each of which is innocent by itself: whichever comes last is refused.
+        // In two steps, each of which is harmless by itself: the last one is refused.
         let (label, annotation) = (cluster.key("managed"), cluster.key(key));
         for (first, last) in [
             (
@@ -128,7 +129,7 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
             bob.succeeds(&format!("delete cm x -n {home}"));
         }
     }
-    // A source of his own that works, turned elsewhere by every kind of update.
+    // A source that works, redirected by every kind of update.
     bob.succeeds_with(&format!("create -f - -n {home}"), &scene.source("ConfigMap", "x", &[]));
     let change = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): away}}});
     let pointer = format!("/metadata/annotations/{}", cluster.key("target-namespaces").replace('/', "~1"));
@@ -146,21 +147,21 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
         let line = format!("{line} -n {home}");
         assert_refused(&line, &bob.fails_with(&line, &turned), &named);
     }
-    // A Secret is no different, and neither is a source that does nothing for now.
+    // The same goes for a Secret, and for a paused source.
     let line = format!("create -f - -n {home}");
     let source = scene.source("Secret", "x", &[("target-namespaces", away), ("paused", "true")]);
     let text = scene.refusal(bob, "create", "secrets", "x-synced");
     assert_refused(&line, &bob.fails_with(&line, &source), &text);
 
-    scene.come_round().await;
-    assert!(scene.found_away().await.is_empty(), "{:?}", scene.found_away().await);
+    scene.reconciled().await;
+    assert!(scene.found_in_away().await.is_empty(), "{:?}", scene.found_in_away().await);
 
-    // Alice may.
+    // Alice has the rights in `away`.
     scene.alice.succeeds_with(&format!("replace -f - -n {home}"), &turned);
     scene.alice.succeeds_with(&line, &scene.source("Secret", "x", &[("target-namespaces", away)]));
     cluster.wait(away, "x-synced", "it is there", |_| true).await;
     scene.wait_secret(away, "x-synced").await;
-    // But not everywhere.
+    // She does not have them in all namespaces.
     let wide = scene.source("ConfigMap", "y", &[("target-namespaces", &prefix)]);
     let text = scene.refusal_everywhere(&scene.alice, "create", "y-synced");
     assert_refused(&line, &scene.alice.fails_with(&line, &wide), &text);
@@ -174,7 +175,7 @@ async fn no_companion_appears_where_its_author_may_not_make_one() {
 }
 
 #[tokio::test]
-async fn defaults_of_a_namespace_reach_no_further_than_whoever_writes_the_source() {
+async fn namespace_defaults_need_the_access_of_the_user_who_writes_the_source() {
     let scene = Scene::set("defaults").await;
     let (cluster, away) = (&scene.cluster, &scene.away);
     let selector = json!({cluster.key("default-target-selector"): format!("env={}", cluster.id)});
@@ -192,14 +193,14 @@ async fn defaults_of_a_namespace_reach_no_further_than_whoever_writes_the_source
     let line = format!("create -f - -n {named}");
     let text = format!("{} may not create configmaps x-synced in namespace {away}", carl.name);
     assert_refused(&line, &carl.fails_with(&line, &plain), &text);
-    // His own namespace he may always name.
+    // In his own namespace, Carl has the rights.
     carl.succeeds_with(&line, &scene.source("ConfigMap", "x", &[("target-namespaces", ".")]));
     cluster.wait(&named, "x-synced", "it is there", |_| true).await;
-    assert!(scene.found_away().await.is_empty());
+    assert!(scene.found_in_away().await.is_empty());
 }
 
 #[tokio::test]
-async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_write_there() {
+async fn change_of_a_source_is_refused_to_users_without_access_to_its_targets() {
     let scene = Scene::set("changed").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     let owner = json!({"metadata": {"name": "owner"}});
@@ -222,7 +223,7 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
     let owned = |name: &str, uid: &Value| json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": uid}]}});
     let collection = format!("/api/v1/namespaces/{home}/configmaps?labelSelector={}%3Dtrue", key("managed"));
     let at = format!("cm colors -n {home}");
-    // What changes companions needs every right, what ends them the right to delete.
+    // A change of companions takes all three verbs, their removal takes `delete`.
     let changes = [
         (format!(r#"patch {at} --type merge -p {{"data":{{"sky":"mine"}}}}"#), "create"),
         (format!(r#"patch {at} --type merge -p {{"immutable":true}}"#), "create"),
@@ -276,15 +277,15 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
     ] {
         assert_refused(&line, &bob.fails(&line), &scene.refusal(bob, verb, "secrets", "key-synced"));
     }
-    // What reaches no companion is his business.
+    // A change that does not affect companions takes no rights elsewhere.
     bob.succeeds(&format!("label {at} mood=good"));
     bob.succeeds(&format!("annotate {at} example.com/note=x"));
 
-    scene.come_round().await;
+    scene.reconciled().await;
     let after = cluster.configmap(away, "colors-synced").await.unwrap();
     assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "untouched");
 
-    // Alice may do all of that; the dry run is reviewed just the same.
+    // Alice may do all of that. A dry run is reviewed like any request.
     for (line, _) in changes.iter().filter(|(line, _)| !line.contains("--raw") && !line.contains("dry-run")) {
         scene.alice.succeeds(&format!("{line} --dry-run=server"));
     }
@@ -295,13 +296,13 @@ async fn a_source_that_reaches_another_namespace_is_changed_only_by_who_may_writ
 }
 
 #[tokio::test]
-async fn a_source_that_makes_no_sense_is_no_way_around() {
+async fn faulty_source_does_not_bypass_the_access_check() {
     let scene = Scene::set("nonsense").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     cluster.source(home, "colors").annotate("target-namespaces", away).create().await;
     cluster.wait_data(away, "colors-synced", json!({"sky": "blue"})).await;
     let at = format!("cm colors -n {home}");
-    // Bob cannot break it, somebody did while the guard was away.
+    // Bob cannot make the source faulty; an exempt user does.
     let line = format!("annotate {at} {}=everything --overwrite", cluster.key("protect"));
     assert_refused(&line, &bob.fails(&line), "cannot be a source");
     let own = "--as=system:serviceaccount:lockstep-system:lockstep";
@@ -320,11 +321,11 @@ async fn a_source_that_makes_no_sense_is_no_way_around() {
             &scene.refusal(bob, "delete", "configmaps", "colors-synced"),
         );
     }
-    // His content gets nowhere.
+    // The content of a faulty source is not mirrored.
     bob.succeeds(&format!(r#"patch {at} --type merge -p {{"data":{{"sky":"mine"}}}}"#));
-    scene.come_round().await;
+    scene.reconciled().await;
     assert_eq!(cluster.configmap(away, "colors-synced").await.unwrap()["data"], json!({"sky": "blue"}));
-    // Nor can he mend it.
+    // Nor may Bob repair it.
     let line = format!("annotate {at} {}-", cluster.key("protect"));
     assert_refused(&line, &bob.fails(&line), &scene.refusal(bob, "create", "configmaps", "colors-synced"));
     scene.alice.succeeds(&line);
@@ -332,10 +333,10 @@ async fn a_source_that_makes_no_sense_is_no_way_around() {
 }
 
 #[tokio::test]
-async fn companions_that_an_earlier_source_left_are_no_way_around() {
+async fn leftover_companions_do_not_bypass_the_access_check() {
     let scene = Scene::set("leftover").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
-    // So many that go at once look like an accident: companions stay for a while.
+    // The brake holds so many deletes at once: the companions stay for a while.
     let names: Vec<String> = (0..25).map(|n| format!("s{n}")).collect();
     for name in &names {
         cluster.source(home, name).annotate("target-namespaces", away).create().await;
@@ -359,7 +360,7 @@ async fn companions_that_an_earlier_source_left_are_no_way_around() {
 }
 
 #[tokio::test]
-async fn whoever_has_rights_on_one_name_reaches_no_other() {
+async fn rights_on_one_resource_name_give_access_to_no_other() {
     let scene = Scene::set("byname").await;
     let (cluster, home) = (&scene.cluster, &scene.home);
     let dora = cluster.named_object_editor("dora", home, &["paint", "paint-synced", "paint-too"]).await;
@@ -377,7 +378,7 @@ async fn whoever_has_rights_on_one_name_reaches_no_other() {
         )
     };
     let key = |name: &str| cluster.key(name);
-    // By the default name, by another that is free, by one that is taken, and by taking it over.
+    // With the default name, a free one, one that is taken, and by adopting it.
     let line = format!("create -f - -n {home}");
     for (source, name) in [
         (scene.source("ConfigMap", "other", &[]), "other-synced"),
@@ -402,7 +403,7 @@ async fn whoever_has_rights_on_one_name_reaches_no_other() {
 }
 
 #[tokio::test]
-async fn accept_from_stands_in_for_names_written_outright_and_not_for_patterns() {
+async fn accept_from_replaces_access_for_namespaces_listed_by_name_but_not_for_patterns() {
     let scene = Scene::set("invited").await;
     let (cluster, bob, home) = (&scene.cluster, &scene.bob, &scene.home);
     let accept = json!({cluster.key("accept-from"): format!("elsewhere,{home}")});
@@ -419,7 +420,7 @@ async fn accept_from_stands_in_for_names_written_outright_and_not_for_patterns()
             &scene.refusal_everywhere(bob, "create", "x-synced"),
         );
     }
-    // The invitation is to `home`, and only to one of two namespaces.
+    // Only one of two namespaces accepts from `home`.
     let source = scene.source("ConfigMap", "x", &[("target-namespaces", &format!("{open},{}", scene.away))]);
     assert_refused(
         &line,
@@ -442,7 +443,7 @@ async fn accept_from_stands_in_for_names_written_outright_and_not_for_patterns()
     bob.succeeds(&format!("delete secret x -n {home}"));
     cluster.wait_gone(&secret(&open, "x-synced")).await;
 
-    // The invitation is taken back: what is there stays, and is out of Bob's reach.
+    // Without accept-from, existing companions stay, and Bob may no longer change them.
     cluster.admin().succeeds(&format!("annotate namespace {open} {}-", cluster.key("accept-from")));
     let line = format!(r#"patch cm x -n {home} --type merge -p {{"data":{{"sky":"green"}}}}"#);
     eventually("Bob is refused", || async {
@@ -455,7 +456,7 @@ async fn accept_from_stands_in_for_names_written_outright_and_not_for_patterns()
 }
 
 #[tokio::test]
-async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own() {
+async fn kube_and_excluded_namespaces_and_locksteps_own_are_no_targets_even_for_the_admin() {
     let cluster = Cluster::new("shut-doors").await;
     let home = cluster.namespace("home").await;
     let shut = cluster.namespace("shut").await;
@@ -477,7 +478,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
         let text = format!("{} may not create configmaps x-synced in namespace {namespace}", bob.name);
         assert_refused(&line, &bob.fails_with(&line, &source("x", namespace)), &text);
     }
-    // The admin may write there; through Lockstep, nothing comes of it, and they are told.
+    // The admin may write there, but Lockstep does not, and warns.
     let output = crate::harness::output(
         &mut cluster.admin().kubectl(&line),
         &source("x", &format!(".,{kube},{shut},{never},lockstep-system")),
@@ -492,7 +493,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
         let warning = format!("Warning: namespace {namespace} is excluded and never a target");
         assert!(said.contains(&warning), "{said}");
     }
-    // Not `*`: other tests share the cluster.
+    // Not `*`, because other tests share the cluster.
     cluster.admin().succeeds_with(&line, &source("y", &format!("kube-*,lockstep-*,{}-*", cluster.id)));
     cluster.wait_data(&home, "y-synced", json!({"sky": "blue"})).await;
     for namespace in [kube.as_str(), &shut, &never, "lockstep-system", "kube-system"] {
@@ -500,7 +501,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
             assert!(cluster.configmap(namespace, name).await.is_none(), "{namespace}/{name}");
         }
     }
-    // Nor are there sources in it.
+    // Lockstep's own namespace holds no sources either.
     let line = "create -f - -n lockstep-system";
     let complaint = cluster.admin().fails_with(line, &source(&cluster.id, &home));
     assert_refused(
@@ -511,7 +512,7 @@ async fn rights_open_neither_kube_namespaces_nor_excluded_ones_nor_locksteps_own
 }
 
 #[tokio::test]
-async fn a_companion_that_may_be_edited_does_not_become_a_source_without_the_rights() {
+async fn editable_companion_does_not_become_a_source_without_access() {
     let scene = Scene::set("turncoat").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     let line = format!("create -f - -n {home}");
@@ -531,12 +532,12 @@ async fn a_companion_that_may_be_edited_does_not_become_a_source_without_the_rig
     assert_refused(&line, &bob.fails(&line), &scene.refusal(bob, "create", "configmaps", "y-synced-synced"));
     let line = format!("annotate --overwrite cm y-synced -n {home} {}={away}/colors", cluster.key("source"));
     assert_refused(&line, &bob.fails(&line), "is a companion");
-    scene.come_round().await;
-    assert!(scene.found_away().await.is_empty());
+    scene.reconciled().await;
+    assert!(scene.found_in_away().await.is_empty());
 }
 
 #[tokio::test]
-async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source() {
+async fn marks_added_step_by_step_do_not_block_a_source() {
     let scene = Scene::set("poser-steps").await;
     let (cluster, bob, home, away) = (&scene.cluster, &scene.bob, &scene.home, &scene.away);
     let carl = cluster.editor("carl", &[], &[away]).await;
@@ -553,13 +554,13 @@ async fn what_poses_as_a_companion_step_by_step_keeps_nobody_from_their_source()
     ));
     let line = format!("label cm x -n {home} {}=true", cluster.key("companion"));
     assert_refused(&line, &bob.fails(&line), "carries the companion label or annotations");
-    scene.come_round().await;
+    scene.reconciled().await;
     carl.succeeds(&format!(r#"patch cm colors -n {away} --type merge -p {{"data":{{"sky":"red"}}}}"#));
     carl.succeeds(&format!("delete cm colors -n {away}"));
 }
 
 #[tokio::test]
-async fn a_mark_planted_on_what_becomes_a_source_makes_nothing_vanish_elsewhere() {
+async fn forged_mark_on_a_future_source_deletes_no_companion() {
     let scene = Scene::set("planted").await;
     let (cluster, alice, bob) = (&scene.cluster, &scene.alice, &scene.bob);
     let (home, away) = (&scene.home, &scene.away);
@@ -568,7 +569,7 @@ async fn a_mark_planted_on_what_becomes_a_source_makes_nothing_vanish_elsewhere(
     for name in ["named", "owned", "planter"] {
         bob.succeeds(&format!("create cm {name} -n {home}"));
     }
-    // No webhook matches what bears no label of ours.
+    // No webhook is called for an object without our label.
     bob.succeeds(&format!("annotate cm named -n {home} {}={home}/planter", cluster.key("source")));
     let uid =
         cluster.configmap(home, "planter").await.unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -577,16 +578,16 @@ async fn a_mark_planted_on_what_becomes_a_source_makes_nothing_vanish_elsewhere(
     let patch = json!({"metadata": {"ownerReferences": [owner]}});
     bob.succeeds(&format!("patch cm owned -n {home} --type merge -p {patch}"));
 
-    // What names a source is a copy of it.
+    // An object that names a source counts as its copy.
     let named = alice.fails_with(&apply, &scene.source("ConfigMap", "named", &elsewhere));
     assert!(named.contains(&format!("it is itself a companion of {home}/planter")), "{named}");
-    // An owner says no such thing, and makes no copy of a source.
+    // An ownerReference does not make an object a copy.
     alice.succeeds_with(&apply, &scene.source("ConfigMap", "owned", &elsewhere));
     cluster.wait(away, "owned-synced", "it is there", |_| true).await;
     let asks = [("companion-name", "owned"), ("target-namespaces", ".")];
     bob.succeeds_with(&apply, &scene.source("ConfigMap", "planter", &asks));
-    scene.come_round().await;
+    scene.reconciled().await;
     let source = cluster.configmap(home, "owned").await.unwrap();
     assert_eq!(source["metadata"]["labels"], json!({cluster.key("managed"): "true"}));
-    assert_eq!(scene.found_away().await, ["owned-synced"]);
+    assert_eq!(scene.found_in_away().await, ["owned-synced"]);
 }

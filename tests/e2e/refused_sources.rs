@@ -1,11 +1,11 @@
-//! What is refused: a Warning Event, a gauge, and nothing written.
+//! A refused source gets a Warning Event and counts in a gauge; nothing is written for it.
 
 use serde_json::json;
 
 use crate::harness::{Cluster, configmap, secret};
 
 #[tokio::test]
-async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_refused() {
+async fn long_names_companions_as_sources_and_malformed_annotations_are_refused() {
     let Some(cluster) = Cluster::audited("malformed").await else { return };
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -33,7 +33,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
         cluster.audit(&home)
     );
 
-    // A source that turns crooked keeps the companion it has, and goes on when it is mended.
+    // A source that becomes faulty keeps its companion, which is updated again once the source is repaired.
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     let path = configmap(&home, "colors");
@@ -48,7 +48,7 @@ async fn a_name_too_long_a_companion_as_source_and_malformed_annotations_are_ref
 }
 
 #[tokio::test]
-async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_are_refused() {
+async fn unmirrorable_secret_types_reserved_names_and_missing_type_keys_are_refused() {
     let Some(cluster) = Cluster::audited("bound").await else { return };
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -82,11 +82,11 @@ async fn secrets_bound_to_one_place_reserved_names_and_keys_that_break_the_type_
 }
 
 #[tokio::test]
-async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_until_the_source_changes() {
+async fn invalid_companion_is_not_retried_until_the_source_changes() {
     let Some(cluster) = Cluster::audited("invalid").await else { return };
     let lockstep = cluster.start_mirror_with(&["--resync", "100ms"]).await;
     let home = cluster.namespace("home").await;
-    // Just what the API server takes; with our own annotations beside it, too much.
+    // As many annotations as the API server accepts; with those of Lockstep, the companion has too many.
     let large = "x".repeat(262_000);
     cluster
         .source(&home, "colors")
@@ -98,7 +98,7 @@ async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_un
     assert!(note.contains("metadata.annotations"), "{note}");
     assert!(!note.contains("xxxx"), "{note}");
     lockstep.wait_metric("lockstep_troubles{reason=\"invalid\"}", 1.0).await;
-    // Many looks later, it was still tried only once.
+    // Many reconciles later, there was still only one attempt.
     let looks = lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}");
     crate::harness::eventually("ten more looks", || async {
         (lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}") >= looks + 10.0).then_some(())
@@ -113,7 +113,7 @@ async fn the_api_server_calls_the_companion_invalid_and_it_is_not_tried_again_un
 }
 
 #[tokio::test]
-async fn a_quota_is_told_and_retried() {
+async fn exceeded_quota_is_reported_and_retried() {
     let cluster = Cluster::new("quota").await;
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);

@@ -1,4 +1,4 @@
-//! Bad input gets one clear line and, where it cannot go on, a non-zero exit.
+//! An error at startup is one clear line and a non-zero exit code, or a retry where that can help.
 
 use std::process::{Command, Output};
 
@@ -15,7 +15,7 @@ fn lockstep(arguments: &[&str], kubeconfig: &str) -> Output {
         .expect("lockstep runs")
 }
 
-/// The one line on standard error of a run that failed.
+/// The only line on standard error of a failed run.
 fn complaint(output: &Output) -> String {
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -24,7 +24,7 @@ fn complaint(output: &Output) -> String {
 }
 
 #[test]
-fn an_unreadable_kubeconfig_is_one_line_and_a_failure() {
+fn unreadable_kubeconfig_fails_with_one_line() {
     let missing = complaint(&lockstep(&["run"], "/nowhere/kubeconfig"));
     assert!(missing.contains("/nowhere/kubeconfig") && missing.contains("check KUBECONFIG"), "{missing}");
 
@@ -36,7 +36,7 @@ fn an_unreadable_kubeconfig_is_one_line_and_a_failure() {
 }
 
 #[test]
-fn an_invalid_flag_names_itself_and_what_it_takes() {
+fn invalid_flag_is_named_with_its_valid_values() {
     for (flag, value, hint) in [
         ("--resync", "soon", "such as `30s`"),
         ("--domain", "Not A Domain", "such as `workshop.io`"),
@@ -53,7 +53,7 @@ fn an_invalid_flag_names_itself_and_what_it_takes() {
 }
 
 #[test]
-fn an_address_that_cannot_be_the_guards_is_one_clear_message() {
+fn invalid_webhook_url_fails_with_one_message() {
     let output = lockstep(&["manifests", "--webhook-url", "http://guard:9443"], "");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -62,7 +62,7 @@ fn an_address_that_cannot_be_the_guards_is_one_clear_message() {
 }
 
 #[tokio::test]
-async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
+async fn unreachable_api_server_is_logged_once_and_retried_until_stopped() {
     let kubeconfig = std::env::temp_dir().join(format!("unreachable-{}", std::process::id()));
     let text = json!({
         "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
@@ -80,7 +80,7 @@ async fn an_unreachable_api_server_is_told_once_and_retried_until_stopped() {
 }
 
 #[tokio::test]
-async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
+async fn missing_rbac_verb_is_named_and_work_continues_once_it_is_granted() {
     let cluster = Cluster::new("rbac").await;
     let home = cluster.namespace("home").await;
     let account = json!({"metadata": {"name": "poor"}});
@@ -106,7 +106,7 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
 
-    // A right that goes missing later is told on the source, and nothing is lost.
+    // A right that is revoked later is reported on the source, and nothing is lost.
     cluster.delete(&format!("{bindings}/{}-lockstep.workshop.io", cluster.id)).await;
     let body = |colour: &str| json!({"data": {"sky": colour}});
     eventually("the loss is noticed", || async {
@@ -123,11 +123,11 @@ async fn a_missing_rbac_verb_is_named_and_work_goes_on_when_it_is_granted() {
 }
 
 #[tokio::test]
-async fn whoever_runs_it_under_an_identity_that_people_use_is_told() {
+async fn running_as_a_user_instead_of_a_service_account_logs_a_warning() {
     let cluster = Cluster::new("person").await;
     let flags = ["--webhook-bind", &cluster.address];
     let lockstep = Lockstep::spawn(&cluster.domain(), &cluster.plane.admin(), &flags);
     lockstep.wait_log("run Lockstep with a ServiceAccount of its own").await;
-    // Nobody installed the webhook configurations, either.
+    // The webhook configurations are not installed either.
     lockstep.wait_log("lockstep manifests | kubectl apply -f -").await;
 }

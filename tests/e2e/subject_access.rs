@@ -1,4 +1,4 @@
-//! Whose rights are asked about, how often, and what happens when nobody answers.
+//! SubjectAccessReviews: for which user, how many, and what happens without an answer.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::{
     users::{all_verbs, manifest},
 };
 
-/// A source as a file, with targets.
+/// The manifest of a source with targets.
 fn source(cluster: &Cluster, name: &str, targets: &str) -> String {
     let metadata = json!({
         "name": name,
@@ -21,14 +21,14 @@ fn source(cluster: &Cluster, name: &str, targets: &str) -> String {
 }
 
 #[tokio::test]
-async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are() {
+async fn access_of_groups_service_accounts_and_impersonated_users_counts() {
     let cluster = Cluster::new("who").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let painters = format!("painters-{}", cluster.id);
     let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
     let line = format!("create -f - -n {home}");
 
-    // Rights of a group.
+    // A group has the rights.
     let member = cluster.user("member", &[&painters]);
     let group = json!({"kind": "Group", "name": painters});
     cluster.grant(&painters, &group, Some(&home), json!([all_verbs()])).await;
@@ -41,7 +41,7 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     .await;
     cluster.wait_data(&away, "a-synced", json!({"sky": "blue"})).await;
 
-    // A ServiceAccount, by its name and by the group of its namespace.
+    // A ServiceAccount has them, by its name and by the group of its namespace.
     let robot = cluster.service_account(&home, "robot").await;
     let subject = json!({"kind": "ServiceAccount", "name": "robot", "namespace": home});
     cluster.grant("robot", &subject, Some(&home), json!([all_verbs()])).await;
@@ -55,8 +55,8 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     .await;
     cluster.wait_data(&away, "b-synced", json!({"sky": "blue"})).await;
 
-    // Whoever acts as somebody else has their rights, and not their own besides. In an existing cluster, the admin acts
-    // as everybody already.
+    // The impersonated user's rights count, not those of the impersonator. In an existing cluster, all users
+    // are impersonated by the admin already.
     if cluster.plane.is_existing() {
         return;
     }
@@ -77,13 +77,13 @@ async fn groups_service_accounts_and_impersonated_people_count_for_what_they_are
     assert_refused(&as_bob, &chief.fails_with(&as_bob, &source(&cluster, "c", &away)), &refused);
     chief.succeeds_with(&format!("{line} --as={}", alice.name), &source(&cluster, "c", &away));
     cluster.wait_data(&away, "c-synced", json!({"sky": "blue"})).await;
-    // Without the right, nobody is anybody else.
+    // Impersonation takes a right of its own.
     let complaint = bob.fails(&format!("label cm c -n {home} mood=good --as={}", alice.name));
     assert!(complaint.contains("cannot impersonate"), "{complaint}");
 }
 
 #[tokio::test]
-async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
+async fn deputy_needs_accept_from_and_exempt_user_needs_nothing() {
     let cluster = Cluster::new("deputies").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let accept = json!({cluster.key("accept-from"): home});
@@ -122,7 +122,7 @@ async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
         deputy.succeeds(&format!("delete cm x -n {home}"));
         cluster.wait_gone(&crate::harness::configmap(&open, "x-synced")).await;
     }
-    // What others made to reach further, a deputy neither changes nor ends.
+    // A deputy neither changes nor deletes a source of others that has more targets.
     cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     for line in [
         format!(r#"patch cm colors -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#),
@@ -131,9 +131,9 @@ async fn a_deputys_rights_do_not_count_and_exempt_people_are_not_asked() {
     ] {
         assert_refused(&line, &manager.fails(&line), "its own rights do not count");
     }
-    assert_eq!(lockstep.metric("lockstep_access_reviews_total{result=\"denied\"}"), 0.0, "nobody was asked");
+    assert_eq!(lockstep.metric("lockstep_access_reviews_total{result=\"denied\"}"), 0.0, "no access reviews");
 
-    // Somebody exempt has no right in the other namespace, and needs none.
+    // An exempt user has no rights in the other namespace, and needs none.
     root.succeeds_with(&line, &source(&cluster, "y", &away));
     cluster.wait_data(&away, "y-synced", json!({"sky": "blue"})).await;
 }
@@ -146,7 +146,7 @@ fn reviews(lockstep: &Lockstep) -> f64 {
 }
 
 #[tokio::test]
-async fn fifty_namespaces_are_decided_with_few_questions() {
+async fn fifty_namespaces_take_few_access_reviews() {
     let cluster = Cluster::new("fifty").await;
     let home = cluster.namespace("home").await;
     let mut namespaces = vec![home.clone()];
@@ -160,15 +160,16 @@ async fn fifty_namespaces_are_decided_with_few_questions() {
     let ranger = cluster.cluster_editor("ranger", &[]).await;
     let line = format!("create -f - -n {home}");
     let targets = all[1..].join(",");
-    // Everywhere, in each of them, in none of them: at most three questions about each place and about all, and none
-    // after a no but for those under way.
+    // Users with rights in all namespaces, in each of them, and in none: at most three reviews for each
+    // namespace and three for all, and after the first that is not allowed only those in flight.
     for (name, person, most) in [("a", &ranger, 3.0), ("b", &alice, 3.0 + 150.0), ("c", &bob, 3.0 + 6.0)] {
         eventually("an answer in time", || async {
             let before = reviews(&lockstep);
             let done = output(&mut person.kubectl(&line), &source(&cluster, name, &targets));
-            let asked = reviews(&lockstep) - before;
-            assert!(asked <= most, "{name}: {asked} questions");
-            // On a busy machine there may be none; then what was learnt so far is known when they try again, as told.
+            let sent = reviews(&lockstep) - before;
+            assert!(sent <= most, "{name}: {sent} access reviews");
+            // On a busy machine the check may time out; a second try, as the message says, finds the earlier
+            // answers in the cache.
             let complaint = String::from_utf8_lossy(&done.stderr).into_owned();
             let late = complaint.contains("your rights could not be checked");
             assert!(late || done.status.success() == (name != "c"), "{complaint}");
@@ -182,17 +183,17 @@ async fn fifty_namespaces_are_decided_with_few_questions() {
         }
         assert!(cluster.configmap(namespace, "c-synced").await.is_none());
     }
-    // An answer is good for a moment: the same again soon asks less.
+    // Answers are cached for a moment: the same request again takes fewer reviews.
     let (before, start) = (reviews(&lockstep), Instant::now());
     for sky in ["red", "green", "white"] {
         ranger.succeeds(&format!(r#"patch cm a -n {home} --type merge -p {{"data":{{"sky":"{sky}"}}}}"#));
     }
-    let (asked, rounds) = (reviews(&lockstep) - before, 1.0 + (start.elapsed().as_secs_f64() / 3.0).floor());
-    assert!(asked <= 3.0 * rounds, "{asked} questions in {:?}", start.elapsed());
+    let (sent, rounds) = (reviews(&lockstep) - before, 1.0 + (start.elapsed().as_secs_f64() / 3.0).floor());
+    assert!(sent <= 3.0 * rounds, "{sent} access reviews in {:?}", start.elapsed());
 }
 
 #[tokio::test]
-async fn a_right_that_was_withdrawn_is_noticed_within_seconds() {
+async fn revoked_right_counts_within_seconds() {
     let cluster = Cluster::new("withdrawn").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let alice = cluster.editor("alice", &[], &[&home, &away]).await;
@@ -217,10 +218,10 @@ async fn a_right_that_was_withdrawn_is_noticed_within_seconds() {
 }
 
 #[tokio::test]
-async fn when_nobody_can_be_asked_about_rights_the_request_is_refused() {
+async fn source_is_refused_when_access_cannot_be_checked() {
     let cluster = Cluster::new("unanswered").await;
     let home = cluster.namespace("home").await;
-    // An identity of its own: that of the other tests keeps its rights.
+    // This Lockstep has its own identity, so that the other tests keep their rights.
     let own = cluster.ns("system");
     let url = format!("https://{}", cluster.address);
     let _installed = cluster.install(&["--webhook-url", &url, "--namespace", &own]);
@@ -241,7 +242,7 @@ async fn when_nobody_can_be_asked_about_rights_the_request_is_refused() {
     let line = format!("create -f - -n {home}");
     let text = "your rights could not be checked";
     let patch = format!(r#"patch cm a -n {home} --type merge -p {{"data":{{"sky":"red"}}}}"#);
-    eventually("nobody can be asked, and answers are forgotten", || async {
+    eventually("access cannot be checked, and the cache has expired", || async {
         let output = alice.kubectl(&format!("{patch} --dry-run=server")).output().expect("kubectl");
         String::from_utf8_lossy(&output.stderr).contains(text).then_some(())
     })
@@ -254,7 +255,7 @@ async fn when_nobody_can_be_asked_about_rights_the_request_is_refused() {
     {
         assert_refused(&line, &alice.fails(&line), text);
     }
-    // What reaches no companion needs no answer.
+    // A change that does not affect companions needs no access review.
     alice.succeeds(&format!("label cm a -n {home} mood=good"));
     assert!(cluster.configmap(&home, "b").await.is_none());
     assert!(lockstep.metric("lockstep_denials_total{reason=\"unanswered\"}") >= 4.0);
