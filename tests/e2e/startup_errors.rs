@@ -73,7 +73,7 @@ async fn unreachable_api_server_is_logged_once_and_retried_until_stopped() {
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
     let mut lockstep = Lockstep::spawn("unreachable.test", &kubeconfig, MIRROR_ONLY);
     lockstep.wait_log("the API server cannot be reached").await;
-    assert!(lockstep.log().contains("check the address"), "{}", lockstep.log());
+    assert!(lockstep.log().contains("check its address"), "{}", lockstep.log());
     assert!(lockstep.stop().await.success());
     assert_eq!(lockstep.log().matches("cannot be reached").count(), 1, "{}", lockstep.log());
     std::fs::remove_file(kubeconfig).unwrap();
@@ -87,9 +87,12 @@ async fn missing_rbac_verb_is_named_and_work_continues_once_it_is_granted() {
     cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
     let kubeconfig = cluster.plane.service_account(&home, "poor").unwrap();
     let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, MIRROR_ONLY);
-    lockstep.wait_log("is not allowed").await;
+    lockstep.wait_log("is forbidden").await;
     let log = lockstep.log();
-    assert!(log.contains("cannot watch resource") && log.contains("apply the RBAC of deploy/"), "{log}");
+    assert!(
+        log.contains("cannot watch resource") && log.contains("apply the RBAC of `lockstep manifests`"),
+        "{log}"
+    );
 
     let binding = |role: &str| {
         json!({
