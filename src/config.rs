@@ -16,7 +16,7 @@ use crate::{
         Protect, Targets,
         pattern::{Pattern, Patterns},
     },
-    world::{Scope, state::Limits},
+    world::{NamespaceRules, Scope},
 };
 
 /// The defaults of `--domain`, `--suffix` and `--namespace`. The files in `deploy/` contain the same.
@@ -151,7 +151,7 @@ impl Run {
         kinds.dedup();
         Scope {
             keys: Arc::new(Keys::new(&self.domain, &self.suffix)),
-            limits: Limits {
+            rules: NamespaceRules {
                 own_namespace: self.namespace.clone().unwrap_or_else(own_namespace),
                 excluded: Patterns(self.exclude_namespaces.clone()),
             },
@@ -162,7 +162,7 @@ impl Run {
     #[must_use]
     pub fn leader(&self, scope: &Scope) -> leader::ElectionConfig {
         leader::ElectionConfig {
-            namespace: scope.limits.own_namespace.clone(),
+            namespace: scope.rules.own_namespace.clone(),
             name: scope.keys.instance.clone(),
             identity: leader::identity(),
             lease_duration: self.lease_duration,
@@ -176,7 +176,7 @@ impl Run {
         exempt.users.push(identity);
         Rules {
             keys: scope.keys.clone(),
-            own_namespace: scope.limits.own_namespace.clone(),
+            own_namespace: scope.rules.own_namespace.clone(),
             exempt,
             deputies: Subjects { users: self.deputy_user.clone(), groups: self.deputy_group.clone() },
             default_targets: self.default_targets.clone(),
@@ -200,7 +200,7 @@ impl Run {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());
         certs::Settings {
             keys: scope.keys.clone(),
-            namespace: scope.limits.own_namespace.clone(),
+            namespace: scope.rules.own_namespace.clone(),
             lifetimes: Lifetimes { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },
             files: files.map(|(certificate, key)| Files { certificate, key }),
         }

@@ -1,21 +1,22 @@
 //! Lockstep keeps read-only companions of ConfigMaps and Secrets in step with their sources.
 //!
-//! Flow of a change: [`watch`] → [`world::state`] → [`mirror::queue`] → [`plan`] → [`mirror::write`].
-//! Flow of a review: [`tls`] → [`guard::http`] → [`guard::review`]. Both share `policy`, `content`, `keys` and read the
-//! [`world`]; neither calls the other.
+//! A change: [`watch`] → [`world`] → [`mirror::queue`] → [`mirror::reconcile`] → [`plan`] → [`mirror::apply`] →
+//! [`mirror::report`]. A review: [`tls`] → [`guard::http`] → [`guard::review`] → answer. Both use [`policy`], [`plan`] and
+//! the [`world`]; neither calls the other. `docs/architecture.md` has the whole picture.
 //!
-//! | module | what it is for |
+//! | module | what it does |
 //! | --- | --- |
-//! | [`cli`], [`config`] | the command line; flags and their validation |
-//! | [`keys`], [`policy`], [`content`], [`marks`] | label and annotation keys, the policy of a source, the content that is copied, the marks of a companion; pure |
-//! | [`object`] | ConfigMaps, Secrets and Namespaces as the API server sends them |
-//! | [`client`] | builds the client, and turns its errors into failures that quote no content |
-//! | [`substitute`] | replaces words in the manifests |
-//! | [`world`] | what the watches have seen; `state` is pure |
-//! | [`certs`] | the guard's certificates: what is issued and when (pure), the CA Secret, the CA bundles, files |
-//! | [`mirror`] | queue, plan, ledger and brake (pure), and the passes that carry a plan out |
-//! | [`tls`], [`guard`] | the listener, and the webhook behind it: `review` and `stamp` are pure |
-//! | [`leader`] | leader election by a Lease; the decision is pure |
+//! | [`cli`], [`config`] | the command line, and validated settings |
+//! | [`keys`], [`names`], [`object`] | our labels and annotations, the name rules of Kubernetes, objects as they are sent |
+//! | [`policy`], [`content`], [`marks`] | what a source asks for, what is copied, what is written on a companion; pure |
+//! | [`backoff`], [`patch`], [`text`], [`substitute`] | small helpers, each the only one of its kind; pure |
+//! | [`client`], [`watch`] | the Kubernetes client, and a watch that never ends |
+//! | [`world`] | what the watches have shown |
+//! | [`plan`] | what is missing for a source; pure |
+//! | [`mirror`] | the controller |
+//! | [`guard`], [`tls`] | the admission webhook, and its listener |
+//! | [`certs`] | the guard's certificates |
+//! | [`leader`] | the Lease that says which replica writes |
 //! | [`ops`] | metrics, health, logs |
 #![forbid(unsafe_code)]
 

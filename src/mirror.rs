@@ -31,7 +31,7 @@ use crate::{
     object::ObjectKey,
     ops::metrics::{Metrics, ReasonLabel},
     plan::Heal,
-    world::{SharedWorld, state::World},
+    world::{SharedWorld, World},
 };
 use api::{CompanionApi, KubeApi};
 use events::EventRecorder;

@@ -14,7 +14,7 @@ use crate::{
     marks,
     object::ObjectKey,
     policy::Targets,
-    world::state::{Admission, Companion, Source, World},
+    world::{Admission, Companion, Source, World},
 };
 
 /// What is missing for one source.
@@ -92,9 +92,9 @@ pub fn targets<'a>(
     home: &'a str,
     targets: &'a Targets,
 ) -> impl Iterator<Item = Target<'a>> {
-    world.wanted_namespaces(home, targets).into_iter().map(move |namespace| Target {
+    world.namespaces().wanted(home, targets).into_iter().map(move |namespace| Target {
         namespace,
-        admission: world.admission(home, namespace),
+        admission: world.namespaces().admission(home, namespace),
         explicit: targets.names_explicitly(home, namespace),
     })
 }
@@ -130,21 +130,21 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     if source.terminating {
         return plan;
     }
-    let wish = match &source.wish {
-        Ok(wish) => wish,
+    let desired = match &source.desired {
+        Ok(desired) => desired,
         Err(fault) => {
             plan.troubles.push(Trouble::Fault(fault.clone()));
             return plan;
         }
     };
-    if wish.policy.paused {
+    if desired.policy.paused {
         return plan;
     }
 
     let home = &*key.namespace;
     let mut kept = BTreeSet::new();
-    for target in targets(world, home, &wish.policy.targets) {
-        let at = ObjectKey::new(key.kind, target.namespace, &wish.policy.companion);
+    for target in targets(world, home, &desired.policy.targets) {
+        let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
         match target.admission {
             Admission::NotAccepted | Admission::Never => plan.troubles.extend(target.trouble(home)),
             // The namespace controller deletes what is in there.
@@ -170,7 +170,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
         Some(source) => {
             let Some(policy) = source.active_policy() else { return Decision::Nothing };
             if *at.name == *policy.companion && world.wants(key, &at.namespace) {
-                match world.admission(&key.namespace, &at.namespace) {
+                match world.namespaces().admission(&key.namespace, &at.namespace) {
                     Admission::Absent => return Decision::Nothing,
                     Admission::Admitted if at == key => return Decision::Nothing,
                     Admission::Admitted => return decide_in(world, source, at, in_step),
@@ -186,7 +186,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
 
 /// Deletes a companion, unless it is being deleted already, alone or with its namespace.
 fn delete(world: &World, at: &ObjectKey, found: &Companion, reason: DeleteReason) -> Option<Change> {
-    if found.terminating || world.is_going(&at.namespace) {
+    if found.terminating || world.namespaces().is_gone_or_terminating(&at.namespace) {
         return None;
     }
     Some(Change { at: at.clone(), action: Action::Delete { reason, known: Box::new(found.clone()) } })
@@ -218,7 +218,7 @@ pub fn decide(
     found: Option<&Companion>,
     context: TargetContext,
 ) -> Decision {
-    let Ok(wish) = &source.wish else { return Decision::Nothing };
+    let Ok(desired) = &source.desired else { return Decision::Nothing };
     let change = |action| Decision::Change(Change { at: at.clone(), action });
     let Some(found) = found else {
         let reason = if context.lost { WriteReason::Healed(Heal::Deleted) } else { WriteReason::New };
@@ -238,7 +238,7 @@ pub fn decide(
             return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder: Holder::Companion { of } });
         }
         Ownership::Foreign => {
-            let holder = if !wish.policy.adopt {
+            let holder = if !desired.policy.adopt {
                 Holder::Foreign
             } else if found.controller_uid.is_some()
                 || found.is_source
@@ -264,7 +264,7 @@ pub fn decide(
         };
     }
     let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
-    let edited = context.in_step || (found.content != wish.content && !found.intact);
+    let edited = context.in_step || (found.content != desired.content && !found.intact);
     write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
@@ -281,7 +281,7 @@ impl TargetContext {
         Self {
             in_step: in_step == Some(source.digest),
             lost: world.was_lost(at),
-            accepts: world.accepts(&source.key.namespace, &at.namespace),
+            accepts: world.namespaces().accepts(&source.key.namespace, &at.namespace),
             first_in_line: unowned && world.is_first_in_line(&source.key, at),
         }
     }
@@ -312,19 +312,19 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
 
 /// The most serious difference between a companion and what its source wants; `None` when there is none.
 fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
-    let wish = source.wish.as_ref().ok()?;
+    let desired = source.desired.as_ref().ok()?;
     let owners = marks::owners_digest(&marks::expected_owners(&source.key, &source.uid, &at.namespace));
-    if found.content != wish.content {
-        Some(if found.type_.as_deref() != wish.payload.type_.as_deref() {
+    if found.content != desired.content {
+        Some(if found.type_.as_deref() != desired.payload.type_.as_deref() {
             Heal::Type
-        } else if found.immutable != wish.payload.immutable {
+        } else if found.immutable != desired.payload.immutable {
             Heal::Immutable
         } else {
             Heal::Content
         })
     } else if !found.labelled {
         Some(Heal::Label)
-    } else if found.marks != wish.marks_digest {
+    } else if found.marks != desired.marks_digest {
         Some(Heal::Marks)
     } else if found.owners != owners {
         Some(Heal::Owner)
@@ -337,9 +337,9 @@ fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Optio
 
 /// The API server lets no update change immutable content or a Secret's type: delete and create.
 fn must_recreate(source: &Source, found: &Companion) -> bool {
-    source.wish.as_ref().is_ok_and(|wish| {
-        (found.immutable && found.content != wish.content)
-            || found.type_.as_deref() != wish.payload.type_.as_deref()
+    source.desired.as_ref().is_ok_and(|desired| {
+        (found.immutable && found.content != desired.content)
+            || found.type_.as_deref() != desired.payload.type_.as_deref()
     })
 }
 

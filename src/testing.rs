@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
     object::{Kind, ManagedFields, Meta, Object, ObjectKey, OwnerReference},
     policy::pattern::Patterns,
-    world::state::{Found, Limits, Source, World},
+    world::{NamespaceRules, ObservedCompanion, Source, World},
 };
 
 pub const OWN_NAMESPACE: &str = "lockstep-system";
@@ -29,24 +29,24 @@ pub fn keys() -> Arc<Keys> {
 
 #[must_use]
 pub fn world() -> World {
-    World::new(keys(), limits())
+    World::new(keys(), rules())
 }
 
 #[must_use]
-pub fn limits() -> Limits {
-    Limits { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() }
+pub fn rules() -> NamespaceRules {
+    NamespaceRules { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() }
 }
 
 /// Reads an object as the watch of sources does.
 #[must_use]
 pub fn read_source(kind: Kind, object: Object) -> Source {
-    Source::read(&keys(), &limits(), kind, object)
+    Source::read(&keys(), &rules(), kind, object)
 }
 
 /// Reads an object as the watch of companions does.
 #[must_use]
-pub fn read_companion(kind: Kind, object: Object) -> Found {
-    Found::read(&keys(), kind, object)
+pub fn read_companion(kind: Kind, object: Object) -> ObservedCompanion {
+    ObservedCompanion::read(&keys(), kind, object)
 }
 
 /// Builds an object. A label or annotation key without a slash is put under the domain of the tests.

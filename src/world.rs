@@ -1,33 +1,81 @@
-//! What the watches have seen: sources, digests of companions, namespaces.
+//! What the watches have shown: sources, digests of companions, namespaces.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`informer`] | feeds the world from the watches and enqueues sources |
+//! | [`state`] | takes in what watches and our own writes show; pure, like all below |
+//! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
+//! | [`index`] | companions by source, sources by the name they want |
+//! | [`relist`] | tells new states from old ones, across lists and our own writes |
 
-pub mod feed;
+pub mod companion;
+mod index;
+pub mod informer;
+pub mod namespaces;
+mod relist;
+pub mod source;
 pub mod state;
+
+pub use companion::{Companion, ObservedCompanion};
+pub use namespaces::{Admission, Defaults, Namespace};
+pub use source::{Desired, Source};
+pub use state::{Effect, SourceEvent, World};
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::{keys::Keys, object::Kind};
-use state::{Limits, Stream, World};
+use crate::{keys::Keys, object::Kind, policy::pattern::Patterns};
 
-/// What one instance looks at.
+/// What one instance watches.
 #[derive(Debug, Clone)]
 pub struct Scope {
     pub keys: Arc<Keys>,
-    pub limits: Limits,
+    pub rules: NamespaceRules,
     pub kinds: Vec<Kind>,
 }
 
-impl Scope {
-    /// The watches that feed the world.
-    #[must_use]
-    pub fn streams(&self) -> Vec<Stream> {
-        let of_kind = |kind: &Kind| [Stream::Companions(*kind), Stream::Sources(*kind)];
-        std::iter::once(Stream::Namespaces).chain(self.kinds.iter().flat_map(of_kind)).collect()
-    }
+/// The hard limits that the mirror keeps, whatever annotations say.
+#[derive(Debug, Clone)]
+pub struct NamespaceRules {
+    /// Lockstep's own namespace: neither sources nor targets.
+    pub own_namespace: String,
+    /// Targets only where the namespace's `accept-from` allows. `kube-*` always belongs here.
+    pub excluded: Patterns,
+}
+
+/// One of the watches that feed the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WatchId {
+    Namespaces,
+    Companions(Kind),
+    Sources(Kind),
 }
 
 /// The world, shared by watches, workers, writes and reviews.
 #[derive(Clone)]
 pub struct SharedWorld(Arc<RwLock<World>>);
+
+impl Scope {
+    /// The watches that feed the world.
+    #[must_use]
+    pub fn watches(&self) -> Vec<WatchId> {
+        let of_kind = |kind: &Kind| [WatchId::Companions(*kind), WatchId::Sources(*kind)];
+        std::iter::once(WatchId::Namespaces).chain(self.kinds.iter().flat_map(of_kind)).collect()
+    }
+}
+
+impl WatchId {
+    /// Its name in logs, metrics and `/readyz`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Namespaces => "namespaces",
+            Self::Companions(Kind::ConfigMap) => "companion configmaps",
+            Self::Companions(Kind::Secret) => "companion secrets",
+            Self::Sources(Kind::ConfigMap) => "source configmaps",
+            Self::Sources(Kind::Secret) => "source secrets",
+        }
+    }
+}
 
 impl From<World> for SharedWorld {
     fn from(world: World) -> Self {
@@ -38,7 +86,7 @@ impl From<World> for SharedWorld {
 impl SharedWorld {
     #[must_use]
     pub fn new(scope: &Scope) -> Self {
-        World::new(scope.keys.clone(), scope.limits.clone()).into()
+        World::new(scope.keys.clone(), scope.rules.clone()).into()
     }
 
     pub fn read<T>(&self, f: impl FnOnce(&World) -> T) -> T {
@@ -49,3 +97,6 @@ impl SharedWorld {
         f(&mut self.0.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ use crate::{
         metrics::Metrics,
     },
     tls::{ConnectionLimits, Server, Tls},
-    world::{Scope, SharedWorld, feed, state::World},
+    world::{Scope, SharedWorld, World, informer::Informers},
 };
 
 pub async fn run(settings: config::Run) -> anyhow::Result<()> {
@@ -69,7 +69,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         version = env!("CARGO_PKG_VERSION"),
         identity,
         domain = settings.domain,
-        namespace = scope.limits.own_namespace,
+        namespace = scope.rules.own_namespace,
         kinds = scope.kinds.iter().map(|kind| kind.plural()).collect::<Vec<_>>().join(","),
         ops = ops_address,
         webhook = webhook_address,
@@ -77,11 +77,18 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     );
     let world = SharedWorld::new(&scope);
     let queue: Arc<Queue<ObjectKey>> = Arc::default();
-    let requeue = {
+    let requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync> = {
         let queue = queue.clone();
-        move |keys| queue.push_all(keys)
+        Arc::new(move |keys| queue.push_all(keys))
     };
-    feed::start(&mut tasks, &client, &scope, &world, &readiness, &metrics, requeue);
+    let informers = Informers {
+        scope: scope.clone(),
+        world: world.clone(),
+        requeue,
+        readiness: readiness.clone(),
+        metrics: metrics.clone(),
+    };
+    informers.start(&mut tasks, &client);
 
     let guard = match webhook_listener {
         None => None,
@@ -171,7 +178,7 @@ fn claim(
 
 fn conditions(settings: &config::Run, scope: &Scope) -> Vec<Condition> {
     let mut conditions: Vec<Condition> =
-        scope.streams().iter().map(|stream| Condition::Listed(stream.as_str())).collect();
+        scope.watches().iter().map(|watch| Condition::Listed(watch.as_str())).collect();
     if !settings.no_webhook {
         conditions.extend([Condition::Certificate, Condition::Bundle, Condition::Serving]);
     }

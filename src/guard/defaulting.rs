@@ -10,7 +10,7 @@ use super::{
 use crate::{
     patch,
     policy::{Protect, Targets, selector},
-    world::state::World,
+    world::World,
 };
 
 /// The defaults that are added to a source, and warnings. Present values are never changed, so this is
@@ -33,7 +33,7 @@ pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, 
         return (Patch(Vec::new()), Vec::new());
     }
     // A default that was added once stays: better none than one that the namespace overrides.
-    let Some(defaults) = world.defaults(&request.namespace) else {
+    let Some(defaults) = world.namespaces().defaults(&request.namespace) else {
         let warning = format!(
             "namespace {} is not known yet: its defaults are added when this source is next changed",
             request.namespace

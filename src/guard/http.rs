@@ -143,7 +143,7 @@ impl Guard {
 
     async fn wait_for_namespace(&self, namespace: &str) {
         let start = Instant::now();
-        let unknown = || self.world.read(|world| world.defaults(namespace).is_none());
+        let unknown = || self.world.read(|world| world.namespaces().defaults(namespace).is_none());
         while unknown() && start.elapsed() < NAMESPACE_TIMEOUT {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

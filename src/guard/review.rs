@@ -18,7 +18,7 @@ use crate::{
     object::{Meta, Object, ObjectKey},
     plan::{plan, targets},
     policy::{Fault, MAX_ITEMS, Policy, Protect},
-    world::state::{Admission, World},
+    world::{Admission, World},
 };
 
 /// The guard's configuration.
@@ -129,7 +129,7 @@ impl<'a> Case<'a> {
         if self.keys().has_marks(&new.metadata) {
             return Err(Denial::Forged { at: at() });
         }
-        if let Some(of) = world.claimant(&self.key, None) {
+        if let Some(of) = world.competing_source(&self.key, None) {
             return Err(Denial::Squatting { at: at(), of });
         }
         self.change_of_source(world, Vec::new())
@@ -152,7 +152,7 @@ impl<'a> Case<'a> {
         let Some(source) = self.companion_of(world, old) else {
             return self.change_of_source(world, Vec::new());
         };
-        if world.is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
+        if world.namespaces().is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
             return Ok(Verdict::ALLOWED);
         }
         match self.protection(world, old, &source) {
@@ -191,7 +191,7 @@ impl<'a> Case<'a> {
         new: &Object,
         source: ObjectKey,
     ) -> Result<Vec<String>, Denial> {
-        if world.is_terminating(&self.request.namespace) {
+        if world.namespaces().is_terminating(&self.request.namespace) {
             return Ok(Vec::new());
         }
         let at = self.key.clone();
@@ -209,9 +209,9 @@ impl<'a> Case<'a> {
     /// The source says how its companions are protected. The annotation on a companion is a copy of that, and
     /// counts only where the source is not known.
     fn protection(&self, world: &World, companion: &Object, source: &ObjectKey) -> Protect {
-        let policy = world.source(source).and_then(|source| source.wish.as_ref().ok());
+        let policy = world.source(source).and_then(|source| source.desired.as_ref().ok());
         let copied = || companion.metadata.annotations.get(&self.keys().protect)?.parse().ok();
-        policy.map(|wish| wish.policy.protect).or_else(copied).unwrap_or_default()
+        policy.map(|desired| desired.policy.protect).or_else(copied).unwrap_or_default()
     }
 
     /// Whether the request adds or changes a mark. Marks that were there before do not excuse this: no
@@ -280,7 +280,7 @@ impl<'a> Case<'a> {
                 continue;
             }
             let at = ObjectKey::new(self.key.kind, namespace, &policy.companion);
-            match world.claimant(&at, Some(&self.key)) {
+            match world.competing_source(&at, Some(&self.key)) {
                 None => {}
                 Some(of) if of.namespace == self.key.namespace => {
                     warnings.push(format!(
@@ -310,7 +310,7 @@ impl<'a> Case<'a> {
         // that name, unless they are terminating anyway.
         let leftover: BTreeSet<&ObjectKey> = world
             .companions_of(&self.key)
-            .filter(|(at, found)| !found.terminating && !world.is_terminating(&at.namespace))
+            .filter(|(at, found)| !found.terminating && !world.namespaces().is_terminating(&at.namespace))
             .map(|(at, _)| at)
             .filter(|at| !required.covers(at))
             .collect();
@@ -326,7 +326,7 @@ impl<'a> Case<'a> {
         // user's rights come from RBAC; only a deputy has none that count.
         let invited = |namespace: &str| {
             (self.is_by_deputy() || *namespace != *self.key.namespace)
-                && world.invites(&self.key.namespace, namespace)
+                && world.namespaces().invites(&self.key.namespace, namespace)
         };
         required.namespaced.retain(|(namespace, _), _| !invited(namespace));
         required

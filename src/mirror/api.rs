@@ -16,7 +16,7 @@ use crate::{
     keys::Keys,
     leader::Claim,
     object::{Object, ObjectKey},
-    world::state::Companion,
+    world::Companion,
 };
 
 /// How long one call may take.

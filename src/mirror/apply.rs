@@ -13,10 +13,7 @@ use crate::{
     plan::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, plan_companion,
     },
-    world::{
-        SharedWorld,
-        state::{Found, Source, Wish},
-    },
+    world::{Desired, ObservedCompanion, SharedWorld, Source},
 };
 
 /// A write holds one permit for so much content, a larger one more of them: the memory of all requests is bounded.
@@ -177,12 +174,12 @@ impl<A: CompanionApi> Applier<A> {
             self.queue.push_all(effect.requeue);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
-        let Some((source, wish)) = source.and_then(|source| Some((source, source.wish.as_ref().ok()?)))
+        let Some((source, desired)) = source.and_then(|source| Some((source, source.desired.as_ref().ok()?)))
         else {
             return Ok(Next::Done(None));
         };
         let (written, reason) = match action {
-            Action::Create { reason } => match self.create(source, wish, at).await {
+            Action::Create { reason } => match self.create(source, desired, at).await {
                 Ok(object) => (object, reason),
                 Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
                 // The namespace is gone. Its watch says so, and says when it is back.
@@ -191,7 +188,7 @@ impl<A: CompanionApi> Applier<A> {
             },
             Action::Update { reason, known } => {
                 let operations =
-                    request::update(source, wish, at, &known).map_err(|failure| error(at, failure))?;
+                    request::update(source, desired, at, &known).map_err(|failure| error(at, failure))?;
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
                     Err(Failure::NotFound) => {
@@ -208,7 +205,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Action::Delete { .. } => return Ok(Next::Done(None)),
         };
-        let written = Found::read(&self.keys, at.kind, written);
+        let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let effect = self.world.write(|world| world.companion_written(written));
         self.queue.push_all(effect.requeue);
         Ok(Next::Done(Some(Applied::from(reason))))
@@ -217,10 +214,10 @@ impl<A: CompanionApi> Applier<A> {
     async fn create(
         &self,
         source: &Source,
-        wish: &Wish,
+        desired: &Desired,
         at: &ObjectKey,
     ) -> Result<crate::object::Object, Failure> {
-        self.api.create(at, request::body(source, wish, at)?).await
+        self.api.create(at, request::body(source, desired, at)?).await
     }
 
     /// A create met an object that no watch of ours had shown: reads it and decides again.
@@ -231,7 +228,7 @@ impl<A: CompanionApi> Applier<A> {
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
         let found = match self.api.get(at).await {
-            Ok(object) => Found::read(&self.keys, at.kind, object),
+            Ok(object) => ObservedCompanion::read(&self.keys, at.kind, object),
             Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
             Err(failure) => return Err(error(at, failure)),
         };

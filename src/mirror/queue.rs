@@ -1,4 +1,4 @@
-//! Keys to look at: in order, each once, one worker a key, some later.
+//! Keys to reconcile: in order, each once, some of them later. No key is reconciled by two workers at a time.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -12,17 +12,17 @@ use tokio::sync::Notify;
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
 pub struct Schedule<K> {
-    /// While closed, it takes no keys: nobody would ever take them out.
+    /// A closed queue takes no keys. A standby's is closed: nobody would ever pop them.
     open: bool,
     ready: VecDeque<K>,
-    states: HashMap<K, State>,
+    states: HashMap<K, KeyState>,
     waiting: BTreeMap<(Instant, u64), K>,
-    /// Tells apart keys that wait for the same instant.
+    /// Distinguishes keys that wait for the same instant.
     ticket: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum KeyState {
     Queued,
     Running { again: bool, later: Option<Instant> },
     Waiting(Instant, u64),
@@ -45,46 +45,46 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         self.open = true;
     }
 
-    /// Forgets every key that is not running.
+    /// Drops every key that is not running, and takes none.
     pub fn close(&mut self) {
         self.open = false;
         self.ready.clear();
         self.waiting.clear();
-        self.states.retain(|_, state| matches!(state, State::Running { .. }));
+        self.states.retain(|_, state| matches!(state, KeyState::Running { .. }));
     }
 
-    /// Look at a key as soon as possible. One that is running will run once more.
+    /// Enqueues a key. One that is running runs again when it is done.
     pub fn push(&mut self, key: K) {
         if !self.open {
             return;
         }
         match self.states.get_mut(&key) {
-            Some(State::Queued) => return,
-            Some(State::Running { again, .. }) => {
+            Some(KeyState::Queued) => return,
+            Some(KeyState::Running { again, .. }) => {
                 *again = true;
                 return;
             }
-            Some(State::Waiting(at, ticket)) => {
+            Some(KeyState::Waiting(at, ticket)) => {
                 self.waiting.remove(&(*at, *ticket));
             }
             None => {}
         }
-        self.states.insert(key.clone(), State::Queued);
+        self.states.insert(key.clone(), KeyState::Queued);
         self.ready.push_back(key);
     }
 
-    /// Look at a key at a time; the earlier of two times counts.
+    /// Enqueues a key for later; the earlier of two times counts.
     pub fn push_at(&mut self, key: K, when: Instant) {
         if !self.open {
             return;
         }
         match self.states.get_mut(&key) {
-            Some(State::Queued) => return,
-            Some(State::Running { later, .. }) => {
+            Some(KeyState::Queued) => return,
+            Some(KeyState::Running { later, .. }) => {
                 *later = Some(later.map_or(when, |at| at.min(when)));
                 return;
             }
-            Some(State::Waiting(at, ticket)) => {
+            Some(KeyState::Waiting(at, ticket)) => {
                 if *at <= when {
                     return;
                 }
@@ -93,7 +93,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             None => {}
         }
         self.ticket += 1;
-        self.states.insert(key.clone(), State::Waiting(when, self.ticket));
+        self.states.insert(key.clone(), KeyState::Waiting(when, self.ticket));
         self.waiting.insert((when, self.ticket), key);
     }
 
@@ -104,18 +104,18 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
                 break;
             }
             let key = entry.remove();
-            self.states.insert(key.clone(), State::Queued);
+            self.states.insert(key.clone(), KeyState::Queued);
             self.ready.push_back(key);
         }
         let key = self.ready.pop_front()?;
-        self.states.insert(key.clone(), State::Running { again: false, later: None });
+        self.states.insert(key.clone(), KeyState::Running { again: false, later: None });
         Some(key)
     }
 
     pub fn done(&mut self, key: &K) {
         match self.states.remove(key) {
-            Some(State::Running { again: true, .. }) => self.push(key.clone()),
-            Some(State::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
+            Some(KeyState::Running { again: true, .. }) => self.push(key.clone()),
+            Some(KeyState::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
             _ => {}
         }
     }
@@ -149,12 +149,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes keys from now on.
     pub fn open(&self) {
         self.lock().open();
     }
 
-    /// Forgets its keys and takes none.
     pub fn close(&self) {
         self.lock().close();
     }
@@ -223,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stands_by_gathers_no_keys() {
+    fn closed_queue_takes_no_keys() {
         let now = Instant::now();
         let mut schedule = Schedule::default();
         schedule.push("a");
@@ -239,7 +237,7 @@ mod tests {
         schedule.push("running");
         schedule.open();
         schedule.push("running");
-        assert_eq!(schedule.pop(now), None, "one worker a key, all the while");
+        assert_eq!(schedule.pop(now), None, "one worker for a key, all the while");
         schedule.done(&"running");
         assert_eq!(schedule.pop(now), Some("running"));
         schedule.push("running");
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_in_order_and_once() {
+    fn keys_are_popped_in_order_and_once() {
         let now = Instant::now();
         let mut schedule = open();
         for key in ["a", "b", "a"] {
@@ -262,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_key_is_never_handed_out_twice_and_runs_again_if_wanted() {
+    fn running_key_is_not_popped_again_until_it_is_done() {
         let now = Instant::now();
         let mut schedule = open();
         schedule.push("a");
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_earlier_time_counts_and_a_push_is_at_once() {
+    fn earlier_of_two_times_counts_and_push_means_now() {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut schedule = open();
@@ -291,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_given_while_running_counts_when_done() {
+    fn time_given_while_a_key_runs_counts_when_it_is_done() {
         let now = Instant::now();
         let mut schedule = open();
         schedule.push("a");
@@ -304,7 +302,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_that_gives_up_waiting_loses_nothing() {
+    async fn dropped_wait_loses_no_key() {
         let queue = Queue::default();
         queue.open();
         assert!(tokio::time::timeout(Duration::from_millis(1), queue.next()).await.is_err());

@@ -14,7 +14,7 @@ use crate::{
     marks::{self, RemovableKeys},
     object::{Kind, ObjectKey, OwnerReference},
     patch,
-    world::state::{Companion, Source, Wish},
+    world::{Companion, Desired, Source},
 };
 
 /// Content is spliced in as it was packed, not parsed again.
@@ -46,16 +46,16 @@ struct BodyMeta<'a> {
 }
 
 /// The companion of a source, for a create.
-pub fn body(source: &Source, wish: &Wish, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
-    let payload = &wish.payload;
+pub fn body(source: &Source, desired: &Desired, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
+    let payload = &desired.payload;
     serde_json::to_vec(&Body {
         api_version: "v1",
         kind: at.kind.as_str(),
         metadata: BodyMeta {
             namespace: &at.namespace,
             name: &at.name,
-            labels: &wish.marks.labels,
-            annotations: &wish.marks.annotations,
+            labels: &desired.marks.labels,
+            annotations: &desired.marks.annotations,
             owner_references: marks::expected_owners(&source.key, &source.uid, &at.namespace),
         },
         data: payload.data.as_deref(),
@@ -71,7 +71,7 @@ pub fn body(source: &Source, wish: &Wish, at: &ObjectKey) -> Result<Vec<u8>, Fai
 /// `add` replaces what is there; a null value removes a field.
 pub fn update(
     source: &Source,
-    wish: &Wish,
+    desired: &Desired,
     at: &ObjectKey,
     known: &Companion,
 ) -> Result<Operations, Failure> {
@@ -86,19 +86,19 @@ pub fn update(
         Some(raw) => serde_json::from_str::<Value>(raw.get()).map_err(unserialisable),
         None => Ok(Value::Null),
     };
-    ops.push(patch::add(&["data"], raw(wish.payload.data.as_deref())?));
+    ops.push(patch::add(&["data"], raw(desired.payload.data.as_deref())?));
     if at.kind == Kind::ConfigMap {
-        ops.push(patch::add(&["binaryData"], raw(wish.payload.binary.as_deref())?));
+        ops.push(patch::add(&["binaryData"], raw(desired.payload.binary.as_deref())?));
     }
-    let immutable = if wish.payload.immutable { json!(true) } else { Value::Null };
+    let immutable = if desired.payload.immutable { json!(true) } else { Value::Null };
     ops.push(patch::add(&["immutable"], immutable));
     let owners = marks::expected_owners(&source.key, &source.uid, &at.namespace);
     ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners)));
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    set_map(&mut ops, "labels", &wish.marks.labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &wish.marks.annotations, known.has_annotations, &extras.annotations);
+    set_map(&mut ops, "labels", &desired.marks.labels, known.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &desired.marks.annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
 }
 

@@ -55,7 +55,7 @@ fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {
 // --- what a source asks for
 
 #[test]
-fn an_object_that_becomes_a_source_gets_a_companion_in_every_target() {
+fn new_source_gets_a_companion_in_every_target() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
     let new = Create(WriteReason::New);
@@ -69,7 +69,7 @@ fn an_object_that_becomes_a_source_gets_a_companion_in_every_target() {
 }
 
 #[test]
-fn each_companion_follows_new_content_with_one_write() {
+fn changed_content_reaches_each_companion_with_one_write() {
     let (mut cluster, key) = settled();
     cluster.put(colors().data("sky", "red"));
     let follow = Update(WriteReason::SourceChanged);
@@ -80,7 +80,7 @@ fn each_companion_follows_new_content_with_one_write() {
 }
 
 #[test]
-fn each_companion_follows_a_new_policy_with_one_write() {
+fn changed_policy_reaches_each_companion_with_one_write() {
     for draft in [
         colors().annotate("protect", "all"),
         colors().annotate("keys", "sky=heaven"),
@@ -97,14 +97,14 @@ fn each_companion_follows_a_new_policy_with_one_write() {
 }
 
 #[test]
-fn a_change_that_no_companion_would_show_writes_nothing() {
+fn change_that_no_companion_shows_writes_nothing() {
     let (mut cluster, key) = settled();
     cluster.put(colors().data("sea", "green").annotate("keys", "sky").label("example.com/team", "a"));
     assert_nothing(&cluster, &key);
 }
 
 #[test]
-fn what_is_no_longer_carried_over_is_taken_away() {
+fn label_that_is_no_longer_copied_is_removed() {
     let (mut cluster, key) = settled();
     cluster.put(colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"));
     cluster.reconcile(&key);
@@ -117,7 +117,7 @@ fn what_is_no_longer_carried_over_is_taken_away() {
 }
 
 #[test]
-fn another_companion_name_makes_one_and_removes_the_other() {
+fn new_companion_name_creates_one_and_deletes_the_other() {
     let (mut cluster, key) = settled();
     cluster.put(colors().annotate("companion-name", "paint"));
     let (new, gone) = (Create(WriteReason::New), Delete(DeleteReason::NotWanted));
@@ -134,7 +134,7 @@ fn another_companion_name_makes_one_and_removes_the_other() {
 }
 
 #[test]
-fn a_namespace_that_appears_or_starts_to_match_gets_a_companion() {
+fn namespace_that_appears_or_starts_to_match_gets_a_companion() {
     let mut cluster = Cluster::with(&["home"]);
     let key = cluster.put(
         source("home", "colors")
@@ -153,7 +153,7 @@ fn a_namespace_that_appears_or_starts_to_match_gets_a_companion() {
 }
 
 #[test]
-fn a_target_that_is_not_there_is_no_trouble() {
+fn absent_target_is_no_trouble() {
     let mut cluster = Cluster::with(&["home"]);
     let key = cluster.put(colors());
     expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
@@ -161,7 +161,7 @@ fn a_target_that_is_not_there_is_no_trouble() {
 }
 
 #[test]
-fn a_terminating_namespace_is_skipped() {
+fn terminating_namespace_is_skipped() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
     cluster.namespace(namespace("away").terminating());
@@ -177,15 +177,15 @@ fn a_terminating_namespace_is_skipped() {
     expect(&cluster, &key, &[("home/colors-synced", Delete(DeleteReason::SourceGone))]);
 }
 
-// --- when companions go
+// --- when companions are deleted
 
 #[test]
-fn companions_go_when_their_source_is_gone_or_unlabelled() {
+fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
     let (mut cluster, key) = settled();
     cluster.delete(&key);
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
-    // Whoever carries it out leaves to the garbage collector what is the garbage collector's.
+    // The mirror leaves these to the garbage collector.
     assert!(cluster.companion(&home()).unwrap().owned_by_source);
     assert!(!cluster.companion(&away()).unwrap().owned_by_source);
 
@@ -198,7 +198,7 @@ fn companions_go_when_their_source_is_gone_or_unlabelled() {
 }
 
 #[test]
-fn an_orphan_is_removed_also_when_its_source_went_while_the_process_was_down() {
+fn orphan_is_deleted_even_if_its_source_was_deleted_while_the_process_was_down() {
     let (mut cluster, key) = settled();
     cluster.edit(&home(), |object| object.metadata.owner_references.clear());
     cluster.delete(&key);
@@ -210,7 +210,7 @@ fn an_orphan_is_removed_also_when_its_source_went_while_the_process_was_down() {
 }
 
 #[test]
-fn a_companion_goes_where_a_target_no_longer_matches() {
+fn companion_is_deleted_where_a_target_no_longer_matches() {
     let not_wanted = [("away/colors-synced", Delete(DeleteReason::NotWanted))];
     let (mut cluster, key) = settled();
     cluster.put(colors().annotate("target-namespaces", "."));
@@ -230,7 +230,7 @@ fn a_companion_goes_where_a_target_no_longer_matches() {
 }
 
 #[test]
-fn a_source_made_again_under_its_name_takes_its_companions_over() {
+fn recreated_source_takes_over_its_companions() {
     let (mut cluster, key) = settled();
     cluster.put_anew(colors());
     let uid = cluster.object(&key).unwrap().metadata.uid.clone();
@@ -241,7 +241,7 @@ fn a_source_made_again_under_its_name_takes_its_companions_over() {
     assert_eq!(cluster.object(&away()).unwrap().metadata.annotations[&full("source-uid")], uid);
     assert_nothing(&cluster, &key);
 
-    // The garbage collector may be faster: then it is made again.
+    // The garbage collector may be faster: then it is created again.
     cluster.put_anew(colors());
     cluster.collect_garbage();
     expect(
@@ -252,7 +252,7 @@ fn a_source_made_again_under_its_name_takes_its_companions_over() {
 }
 
 #[test]
-fn a_terminating_source_has_nothing_written() {
+fn nothing_is_written_for_a_terminating_source() {
     let (mut cluster, key) = settled();
     cluster.put(colors().finalizer("example.com/wait"));
     cluster.delete(&key);
@@ -262,7 +262,7 @@ fn a_terminating_source_has_nothing_written() {
 }
 
 #[test]
-fn a_paused_source_leaves_its_companions_as_they_are_until_it_goes() {
+fn companions_of_a_paused_source_stay_until_it_is_deleted() {
     let (mut cluster, key) = settled();
     cluster.put(colors().data("sky", "red").annotate("paused", "true").annotate("target-namespaces", "."));
     cluster.delete(&home());
@@ -274,7 +274,7 @@ fn a_paused_source_leaves_its_companions_as_they_are_until_it_goes() {
 // --- what an update cannot do
 
 #[test]
-fn immutable_content_that_must_change_is_replaced() {
+fn companion_with_immutable_content_is_recreated_when_it_must_change() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().immutable());
     cluster.reconcile(&key);
@@ -287,7 +287,7 @@ fn immutable_content_that_must_change_is_replaced() {
 }
 
 #[test]
-fn marks_of_an_immutable_companion_change_with_an_update() {
+fn marks_of_an_immutable_companion_are_updated_in_place() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().immutable());
     cluster.reconcile(&key);
@@ -299,7 +299,7 @@ fn marks_of_an_immutable_companion_change_with_an_update() {
 }
 
 #[test]
-fn a_source_that_becomes_immutable_makes_its_companions_so_with_an_update() {
+fn companions_become_immutable_with_an_update() {
     let (mut cluster, key) = settled();
     cluster.put(colors().immutable());
     let follow = Update(WriteReason::SourceChanged);
@@ -310,7 +310,7 @@ fn a_source_that_becomes_immutable_makes_its_companions_so_with_an_update() {
 }
 
 #[test]
-fn a_secret_of_a_new_type_has_its_companions_replaced() {
+fn companions_of_a_secret_are_recreated_when_its_type_changes() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().of_type("Opaque"));
     cluster.reconcile(&key);
@@ -322,7 +322,7 @@ fn a_secret_of_a_new_type_has_its_companions_replaced() {
 }
 
 #[test]
-fn a_companion_unlabelled_and_held_by_a_finalizer_comes_back() {
+fn unlabelled_companion_with_a_finalizer_is_restored() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| {
         object.metadata.labels.clear();
@@ -336,7 +336,7 @@ fn a_companion_unlabelled_and_held_by_a_finalizer_comes_back() {
 }
 
 #[test]
-fn our_entry_alone_does_not_give_a_source_what_another_source_owns() {
+fn managed_fields_entry_does_not_give_a_source_what_another_source_owns() {
     let mut cluster = two_namespaces();
     let first = cluster.put(source("home", "colors").data("sky", "blue"));
     cluster.reconcile(&first);
@@ -350,7 +350,7 @@ fn our_entry_alone_does_not_give_a_source_what_another_source_owns() {
 }
 
 #[test]
-fn our_entry_alone_does_not_make_two_sources_write_one_object() {
+fn managed_fields_entry_does_not_make_two_sources_write_one_object() {
     let mut cluster = two_namespaces();
     let first = cluster.put(colors().annotate("target-namespaces", "away"));
     cluster.reconcile(&first);

@@ -19,10 +19,7 @@ use crate::{
     },
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
     plan::{Action, Change, DeleteReason, Plan, Trouble, WriteReason, plan},
-    world::{
-        SharedWorld,
-        state::{Companion, Stream, World},
-    },
+    world::{Companion, SharedWorld, WatchId, World},
 };
 
 pub struct Cluster {
@@ -49,8 +46,8 @@ struct Objects {
 }
 
 enum WatchEvent {
-    Applied(Stream, Object),
-    Deleted(Stream, Meta),
+    Applied(WatchId, Object),
+    Deleted(WatchId, Meta),
 }
 
 /// A companion that could not be written, and why.
@@ -150,8 +147,8 @@ impl Cluster {
                 known.apply_namespace(meta);
             }
             for (key, object) in &objects.objects {
-                for stream in watched_by(key.kind, object) {
-                    apply(known, stream, object.clone());
+                for watch in watched_by(key.kind, object) {
+                    apply(known, watch, object.clone());
                 }
             }
         });
@@ -308,15 +305,15 @@ impl Objects {
                 self.marked_for.entry(object.metadata.uid.clone()).or_default().insert(named.clone());
             }
         }
-        for stream in [Stream::Sources(key.kind), Stream::Companions(key.kind)] {
+        for watch in [WatchId::Sources(key.kind), WatchId::Companions(key.kind)] {
             let shown = |object: &Option<Object>| {
-                object.clone().filter(|object| watched_by(key.kind, object).any(|watch| watch == stream))
+                object.clone().filter(|object| watched_by(key.kind, object).any(|shown_by| shown_by == watch))
             };
             self.events.extend(match (shown(&before), shown(&after)) {
-                (_, Some(object)) => Some(WatchEvent::Applied(stream, object)),
+                (_, Some(object)) => Some(WatchEvent::Applied(watch, object)),
                 // A watch by label shows the last state that it matched, with the version of the change.
                 (Some(object), None) => Some(WatchEvent::Deleted(
-                    stream,
+                    watch,
                     Meta { resource_version: version.clone(), ..object.metadata },
                 )),
                 (None, None) => None,
@@ -347,12 +344,12 @@ fn show(world: &SharedWorld, objects: &mut Objects) {
     world.write(|world| {
         for event in objects.events.drain(..) {
             match event {
-                WatchEvent::Applied(stream, object) => apply(world, stream, object),
-                WatchEvent::Deleted(Stream::Sources(kind), meta) => drop(world.delete_source(kind, &meta)),
-                WatchEvent::Deleted(Stream::Companions(kind), meta) => {
+                WatchEvent::Applied(watch, object) => apply(world, watch, object),
+                WatchEvent::Deleted(WatchId::Sources(kind), meta) => drop(world.delete_source(kind, &meta)),
+                WatchEvent::Deleted(WatchId::Companions(kind), meta) => {
                     drop(world.delete_companion(kind, &meta));
                 }
-                WatchEvent::Deleted(Stream::Namespaces, _) => unreachable!("namespaces are not stored"),
+                WatchEvent::Deleted(WatchId::Namespaces, _) => unreachable!("namespaces are not stored"),
             }
         }
     });
@@ -389,23 +386,23 @@ fn to_json(object: &Object) -> Value {
     json
 }
 
-fn watched_by(kind: Kind, object: &Object) -> impl Iterator<Item = Stream> {
+fn watched_by(kind: Kind, object: &Object) -> impl Iterator<Item = WatchId> {
     let watches = [
-        (keys().managed.clone(), Stream::Sources(kind)),
-        (keys().companion.clone(), Stream::Companions(kind)),
+        (keys().managed.clone(), WatchId::Sources(kind)),
+        (keys().companion.clone(), WatchId::Companions(kind)),
     ];
     let labels = object.metadata.labels.clone();
     watches
         .into_iter()
         .filter(move |(label, _)| labels.get(label).is_some_and(|value| value == "true"))
-        .map(|(_, stream)| stream)
+        .map(|(_, watch)| watch)
 }
 
-fn apply(world: &mut World, stream: Stream, object: Object) {
-    match stream {
-        Stream::Sources(kind) => world.apply_source(super::read_source(kind, object)),
-        Stream::Companions(kind) => world.apply_companion(super::read_companion(kind, object)),
-        Stream::Namespaces => unreachable!("namespaces are no objects of this kind"),
+fn apply(world: &mut World, watch: WatchId, object: Object) {
+    match watch {
+        WatchId::Sources(kind) => world.apply_source(super::read_source(kind, object)),
+        WatchId::Companions(kind) => world.apply_companion(super::read_companion(kind, object)),
+        WatchId::Namespaces => unreachable!("namespaces are no objects of this kind"),
     };
 }
 

@@ -1,180 +1,79 @@
-//! PURE. What is known, and which sources to look at again when it changes.
-
-mod namespaces;
+//! PURE. What the watches have shown, and which sources to reconcile when it changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
+use super::{
+    NamespaceRules, WatchId,
+    companion::{Companion, ObservedCompanion},
+    index::Index,
+    namespaces::{Admission, Namespaces},
+    relist::WatchProgress,
+    source::Source,
+};
 use crate::{
-    content::{Content, Digest, Hasher, Payload},
     keys::Keys,
-    marks::{self, Marks, RemovableKeys},
-    object::{Kind, Meta, Object, ObjectKey, OwnerReference},
-    policy::{Fault, Policy, pattern::Patterns},
+    object::{Kind, Meta, ObjectKey},
+    policy::Fault,
 };
 
-pub use namespaces::{Admission, Defaults, Namespace};
-
-/// One of the watches that feed the world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stream {
-    Namespaces,
-    Companions(Kind),
-    Sources(Kind),
-}
-
-/// The hard limits that the mirror holds, whatever annotations say.
-#[derive(Debug, Clone)]
-pub struct Limits {
-    /// Lockstep's own namespace: neither sources nor targets.
-    pub own_namespace: String,
-    /// Targets only where the namespace's `accept-from` allows. `kube-*` always belongs here.
-    pub excluded: Patterns,
-}
-
-/// A source, reduced to what is needed to plan and to write its companions.
-#[derive(Debug)]
-pub struct Source {
-    pub key: ObjectKey,
-    pub uid: String,
-    pub resource_version: String,
-    pub terminating: bool,
-    /// What it asks for, or why it gets nothing.
-    pub wish: Result<Wish, Fault>,
-    /// Changes with everything that can change a companion.
-    pub digest: Digest,
-    version: u64,
-    epoch: u32,
-}
-
-/// What companions of a source must be.
-#[derive(Debug)]
-pub struct Wish {
-    pub policy: Policy,
-    pub payload: Payload,
-    pub content: Digest,
-    pub marks: Marks,
-    pub marks_digest: Digest,
-    /// The names of the keys, for logs.
-    pub key_names: String,
-}
-
-/// What is kept of a companion: who it is and digests of what it holds, never the content.
-#[derive(Debug, Clone)]
-pub struct Companion {
-    pub uid: String,
-    pub resource_version: String,
-    /// Whose it is: because we know its UID, or by its annotation.
-    pub source: Option<ObjectKey>,
-    /// The `source-checksum` it shows is that of its content: it was not edited since it was written.
-    pub intact: bool,
-    pub content: Digest,
-    pub marks: Digest,
-    pub owners: Digest,
-    pub controller_uid: Option<String>,
-    /// The garbage collector will take it when its source goes.
-    pub owned_by_source: bool,
-    pub extras: Option<Box<RemovableKeys>>,
-    pub type_: Option<String>,
-    pub immutable: bool,
-    pub finalizers: bool,
-    pub terminating: bool,
-    pub has_labels: bool,
-    pub has_annotations: bool,
-    /// Bears our label.
-    pub labelled: bool,
-    /// We have an entry in its managedFields.
-    pub written_by_us: bool,
-    /// It is itself a source.
-    pub is_source: bool,
-    /// Who else wrote it last, by field manager.
-    pub other_manager: Option<String>,
-    version: u64,
-    /// The list, or the watch that followed it, that showed it last; zero when none has.
-    epoch: u32,
-    /// The list during or after which we wrote it; zero when we did not.
-    written: u32,
-}
-
-/// What stands where a companion is or should be, by what it shows. Whose it is, the world knows better.
-#[derive(Debug, Clone)]
-pub struct Found {
-    key: ObjectKey,
-    companion: Companion,
-    /// The name of the owner that has the UID of the source.
-    owner: Option<String>,
-}
-
-/// What an event about a source meant.
+/// What happened to a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
-    Seen,
+pub enum SourceEvent {
+    Added,
     Changed,
-    Gone,
+    Removed,
 }
 
-/// What a change of the world calls for.
+/// What follows from a change of the world.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Effect {
-    /// The sources to reconcile again.
+    /// The sources to reconcile.
     pub requeue: Vec<ObjectKey>,
-    pub news: Vec<(ObjectKey, News)>,
+    pub events: Vec<(ObjectKey, SourceEvent)>,
 }
 
 pub struct World {
-    keys: Arc<Keys>,
-    limits: Limits,
     sources: HashMap<ObjectKey, Arc<Source>>,
     companions: HashMap<ObjectKey, Companion>,
-    /// Companions by the source they belong to, whether that exists or not.
-    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    /// Sources by the companion they want, so that a companion's fate reaches everyone who waits for its name.
-    by_wish: HashMap<WishKey, BTreeSet<ObjectKey>>,
-    namespaces: BTreeMap<String, (Namespace, u32)>,
+    index: Index,
+    namespaces: Namespaces,
     /// All namespaces have been listed once.
     namespaces_listed: bool,
-    /// Companions that vanished while their source still stood, with it: making them again is a heal.
-    lost: HashMap<ObjectKey, Lost>,
-    epochs: HashMap<Stream, u32>,
-    /// Companions that we deleted, by UID, until the watch has shown their end: what it still tells is the past.
-    graves: HashMap<ObjectKey, String>,
-    /// How far the watch of companions has come. An object that one of our writes returns, but that is older than
-    /// this and unknown, has come and gone already.
-    horizon: HashMap<Kind, u64>,
+    /// Companions that vanished although their source wants them: creating them again is a heal.
+    lost: HashMap<ObjectKey, LostCompanion>,
+    progress: WatchProgress,
 }
 
-/// A companion that vanished, or lost its label: to a watch, that is the same.
-struct Lost {
+/// A companion that was deleted or lost its label: a watch shows both alike.
+struct LostCompanion {
     source: ObjectKey,
-    /// Should it turn up without its marks, this tells that it is ours.
+    /// If it turns up without its marks, its UID shows that it is ours.
     uid: String,
 }
 
-/// A companion's name, in one namespace if only that can be meant.
-type WishKey = (Kind, Option<Arc<str>>, String);
-
 impl World {
     #[must_use]
-    pub fn new(keys: Arc<Keys>, limits: Limits) -> Self {
+    pub fn new(keys: Arc<Keys>, rules: NamespaceRules) -> Self {
         Self {
-            keys,
-            limits,
             sources: HashMap::new(),
             companions: HashMap::new(),
-            by_source: HashMap::new(),
-            by_wish: HashMap::new(),
-            namespaces: BTreeMap::new(),
+            index: Index::default(),
+            namespaces: Namespaces::new(keys, rules),
             namespaces_listed: false,
             lost: HashMap::new(),
-            epochs: HashMap::new(),
-            graves: HashMap::new(),
-            horizon: HashMap::new(),
+            progress: WatchProgress::default(),
         }
     }
 
-    // --- questions
+    // --- queries
+
+    #[must_use]
+    pub const fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
 
     #[must_use]
     pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
@@ -188,18 +87,14 @@ impl World {
 
     /// The companions that belong to a source, whether it exists or not.
     pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
-        self.by_source
-            .get(source)
-            .into_iter()
-            .flatten()
-            .filter_map(|key| Some((key, self.companions.get(key)?)))
+        self.index.companions_of(source).filter_map(|key| Some((key, self.companions.get(key)?)))
     }
 
-    /// Every source that exists or has companions: what a resync looks at.
+    /// Every source that exists or has companions: what a resync reconciles.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
-        let gone = self.by_source.keys().filter(|key| !self.sources.contains_key(*key));
-        self.sources.keys().chain(gone).cloned().collect()
+        let removed = self.index.sources().filter(|key| !self.sources.contains_key(*key));
+        self.sources.keys().chain(removed).cloned().collect()
     }
 
     #[must_use]
@@ -210,7 +105,7 @@ impl World {
     /// How many sources have companions, whether they still exist or not.
     #[must_use]
     pub fn mirrored_count(&self) -> usize {
-        self.by_source.len()
+        self.index.sources().len()
     }
 
     #[must_use]
@@ -218,18 +113,20 @@ impl World {
         self.companions.len()
     }
 
-    /// The source that has, or comes first in line for, a place; another than `asking`. One that goes has no claim.
+    /// The source that has a companion's place or is the first to wait for it, if it is another than `asking`. A source
+    /// that is being deleted does not count.
     #[must_use]
-    pub fn claimant(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
-        let stands = |source: &&ObjectKey| {
+    pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
+        let counts = |source: &&ObjectKey| {
             self.sources.get(*source).is_some_and(|source| !source.terminating)
-                && self.admission(&source.namespace, &at.namespace) == Admission::Admitted
+                && self.namespaces.admission(&source.namespace, &at.namespace) == Admission::Admitted
         };
         let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
-        match holder.filter(stands) {
+        match holder.filter(counts) {
             Some(holder) => (Some(holder) != asking).then(|| holder.clone()),
             None => {
-                self.concerned(at, None).into_iter().find(|source| Some(source) != asking && stands(&source))
+                let mut waiting = self.interested_sources(at, None).into_iter();
+                waiting.find(|source| Some(source) != asking && counts(&source))
             }
         }
     }
@@ -242,25 +139,47 @@ impl World {
     /// Whether a source is the first, by name, of those that want a place: it may take what belongs to none of them.
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        self.concerned(at, None).first() == Some(source)
+        self.interested_sources(at, None).first() == Some(source)
     }
 
-    // --- relists
-
-    /// A fresh list begins: what it does not mention will be swept when it ends.
-    pub fn begin(&mut self, stream: Stream) {
-        *self.epochs.entry(stream).or_default() += 1;
-        if let Stream::Companions(kind) = stream {
-            self.horizon.remove(&kind);
-        }
+    /// Whether a source wants a companion in a namespace.
+    #[must_use]
+    pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
+        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
+        desired.is_some_and(|desired| {
+            self.namespaces.is_wanted(&source.namespace, &desired.policy.targets, namespace)
+        })
     }
 
-    /// A list as of `version` has ended. What it did not bring is gone, except what we wrote after that version.
-    pub fn end(&mut self, stream: Stream, version: u64) -> Effect {
-        let epoch = self.epoch(stream);
+    /// Whether a source wants its companion under just this name in just this namespace.
+    fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
+        desired.is_some_and(|desired| *desired.policy.companion == *at.name)
+            && self.wants(source, &at.namespace)
+    }
+
+    /// The source that a companion belongs to, and every other that wants its place.
+    fn interested_sources(&self, companion: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let by_name = self.index.sources_by_name(companion);
+        let mut interested: BTreeSet<&ObjectKey> =
+            by_name.filter(|source| self.wants(source, &companion.namespace)).collect();
+        interested.extend(owner);
+        interested.into_iter().cloned().collect()
+    }
+
+    // --- lists
+
+    /// A fresh list begins: what it does not show is removed when it ends.
+    pub fn list_begins(&mut self, watch: WatchId) {
+        self.progress.list_begins(watch);
+    }
+
+    /// A list as of `version` has ended. What it did not show is gone, except what we wrote after that version.
+    pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
+        let epoch = self.progress.epoch(watch);
         let mut effect = Effect::default();
-        match stream {
-            Stream::Sources(kind) => {
+        match watch {
+            WatchId::Sources(kind) => {
                 let stale = |(key, source): (&ObjectKey, &Arc<Source>)| {
                     (key.kind == kind && source.epoch != epoch).then(|| key.clone())
                 };
@@ -268,28 +187,51 @@ impl World {
                     effect.add(self.forget_source(&key));
                 }
             }
-            Stream::Companions(kind) => {
-                self.horizon.insert(kind, version);
-                self.graves.retain(|key, _| key.kind != kind);
+            WatchId::Companions(kind) => {
+                self.progress.list_of_companions_ends(kind, version);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
-                    let newer = companion.written == epoch && companion.version > version;
+                    let newer = companion.written_epoch == epoch && companion.version > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
                 };
                 for key in self.companions.iter().filter_map(stale).collect::<Vec<_>>() {
                     effect.add(self.forget_companion(&key));
                 }
             }
-            Stream::Namespaces => {
-                self.namespaces.retain(|_, (_, seen)| *seen == epoch);
-                self.lost.retain(|companion, _| self.namespaces.contains_key(&*companion.namespace));
+            WatchId::Namespaces => {
+                self.namespaces.retain_epoch(epoch);
+                self.lost.retain(|companion, _| self.namespaces.get(&companion.namespace).is_some());
                 self.namespaces_listed = true;
             }
         }
         effect
     }
 
-    fn epoch(&self, stream: Stream) -> u32 {
-        self.epochs.get(&stream).copied().unwrap_or_default()
+    // --- namespaces
+
+    /// The watch shows a namespace. Returns what is wrong with its `accept-from`, too, if anything.
+    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<Fault>) {
+        let epoch = self.progress.epoch(WatchId::Namespaces);
+        let Some(change) = self.namespaces.apply(meta, epoch) else { return Default::default() };
+        if !self.namespaces_listed {
+            // Nothing is planned before everything is listed, and then every source is enqueued.
+            return (Effect::default(), change.fault);
+        }
+        let wanting = |source: &&Arc<Source>| {
+            source.desired.as_ref().is_ok_and(|desired| {
+                let (home, targets) = (&*source.key.namespace, &desired.policy.targets);
+                let matched = |before: &super::Namespace| before.matches(targets, home, &meta.name);
+                self.namespaces.is_wanted(home, targets, &meta.name)
+                    || change.before.as_ref().is_some_and(matched)
+            })
+        };
+        let requeue = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        (Effect { requeue, ..Effect::default() }, change.fault)
+    }
+
+    /// A namespace is gone. Its companions are deleted with it, and their watch shows that.
+    pub fn delete_namespace(&mut self, name: &str) {
+        self.namespaces.delete(name);
+        self.lost.retain(|companion, _| *companion.namespace != *name);
     }
 
     // --- sources
@@ -297,75 +239,65 @@ impl World {
     /// A watch or a list shows a source.
     pub fn apply_source(&mut self, source: Source) -> Effect {
         let key = source.key.clone();
-        let epoch = self.epoch(Stream::Sources(key.kind));
+        let epoch = self.progress.epoch(WatchId::Sources(key.kind));
         let source = Source { epoch, ..source };
         let known = self.sources.get(&key);
-        // An older state never undoes a newer one. A fresh list does, for what was there before it began: after an
-        // etcd restore, versions run backwards.
+        // An older state never replaces a newer one, unless a fresh list shows it: after an etcd restore, versions run
+        // backwards.
         if known.is_some_and(|known| known.epoch == epoch && source.version < known.version) {
             return Effect::default();
         }
-        let news = match known {
-            None => News::Seen,
+        let event = match known {
+            None => SourceEvent::Added,
             Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
-                // Only the version moved: remember it for the live read, but there is nothing to do.
+                // Only the version changed. The live read before deletes compares it.
                 self.sources.insert(key, Arc::new(source));
                 return Effect::default();
             }
-            Some(_) => News::Changed,
+            Some(_) => SourceEvent::Changed,
         };
-        self.unindex_wish(&key);
-        if let Some(wish) = wish_key(&source) {
-            self.by_wish.entry(wish).or_default().insert(key.clone());
+        if let Some(known) = known {
+            self.index.remove_source(known);
         }
+        self.index.add_source(&source);
         self.sources.insert(key.clone(), Arc::new(source));
         let mut lost = std::mem::take(&mut self.lost);
         lost.retain(|at, lost| lost.source != key || self.wants_at(&key, at));
         self.lost = lost;
-        Effect { requeue: vec![key.clone()], news: vec![(key, news)] }
+        Effect { requeue: vec![key.clone()], events: vec![(key, event)] }
     }
 
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         match self.sources.get(&key) {
-            // The end of an earlier object of this name says nothing about this one.
+            // It may be about an earlier object of this name.
             Some(known) if known.uid == meta.uid => self.forget_source(&key),
             _ => Effect::default(),
         }
     }
 
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
-        self.unindex_wish(key);
-        self.sources.remove(key);
-        self.lost.retain(|_, lost| lost.source != *key);
-        Effect { requeue: vec![key.clone()], news: vec![(key.clone(), News::Gone)] }
-    }
-
-    fn unindex_wish(&mut self, source: &ObjectKey) {
-        if let Some(wish) = self.sources.get(source).and_then(|source| wish_key(source))
-            && let Some(wanting) = self.by_wish.get_mut(&wish)
-        {
-            wanting.remove(source);
-            if wanting.is_empty() {
-                self.by_wish.remove(&wish);
-            }
+        if let Some(source) = self.sources.remove(key) {
+            self.index.remove_source(&source);
         }
+        self.lost.retain(|_, lost| lost.source != *key);
+        Effect { requeue: vec![key.clone()], events: vec![(key.clone(), SourceEvent::Removed)] }
     }
 
     // --- companions
 
-    /// Says whose an object is. A UID that we know as our own work outweighs what somebody wrote into the annotation.
+    /// Says whose an object is. A UID that we know as ours outweighs what somebody wrote into the annotation.
     #[must_use]
-    pub fn identify(&self, found: Found) -> (ObjectKey, Companion) {
-        let Found { key, mut companion, owner } = found;
+    pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
+        let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
         let lost = self.lost.get(&key).filter(|lost| lost.uid == companion.uid).map(|lost| &lost.source);
         if let Some(source) = known.and_then(|known| known.source.as_ref()).or(lost) {
             companion.source = Some(source.clone());
         } else if let Some(named) = &mut companion.source
-            && let Some((same, _)) = self.by_source.get_key_value(named)
+            && let Some(shared) = self.index.shared_key(named)
         {
-            *named = same.clone();
+            *named = shared.clone();
         }
         companion.owned_by_source = companion.source.as_ref().is_some_and(|source| {
             source.namespace == key.namespace && owner.is_some_and(|owner| *owner == *source.name)
@@ -374,76 +306,70 @@ impl World {
     }
 
     /// A watch or a list shows a companion.
-    pub fn apply_companion(&mut self, found: Found) -> Effect {
-        let (key, mut companion) = self.identify(found);
+    pub fn apply_companion(&mut self, observed: ObservedCompanion) -> Effect {
+        let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
-        companion.epoch = self.epoch(Stream::Companions(kind));
-        self.advance(kind, companion.version);
-        if self.graves.get(&key) == Some(&companion.uid) {
+        companion.epoch = self.progress.epoch(WatchId::Companions(kind));
+        self.progress.saw_version(kind, companion.version);
+        if self.progress.is_buried(&key, &companion.uid) {
             if !companion.terminating {
                 return Effect::default();
             }
-            // This is not the past: a finalizer keeps it.
-            self.graves.remove(&key);
+            // This is not the past: a finalizer delays the deletion.
+            self.progress.remove_tombstone(&key);
         }
         self.put_companion(key, companion)
     }
 
     /// One of our own writes returned a companion. The watch may be behind it, or already further.
-    pub fn companion_written(&mut self, found: Found) -> Effect {
-        let (key, mut companion) = self.identify(found);
+    pub fn companion_written(&mut self, observed: ObservedCompanion) -> Effect {
+        let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
-        companion.written = self.epoch(Stream::Companions(kind));
-        let horizon = self.horizon.get(&kind).copied().unwrap_or_default();
-        let gone = self.graves.get(&key) == Some(&companion.uid)
-            || (!self.companions.contains_key(&key) && companion.version <= horizon);
-        // No watch of ours would ever tell the end of one without our label.
+        companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
+        let gone = self.progress.is_buried(&key, &companion.uid)
+            || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
+        // No watch of ours would ever show the deletion of an object without our label.
         if gone || !companion.labelled {
-            return Effect { requeue: self.concerned(&key, companion.source.as_ref()), news: Vec::new() };
+            let requeue = self.interested_sources(&key, companion.source.as_ref());
+            return Effect { requeue, ..Effect::default() };
         }
         self.put_companion(key, companion)
     }
 
-    fn advance(&mut self, kind: Kind, version: u64) {
-        let horizon = self.horizon.entry(kind).or_default();
-        *horizon = version.max(*horizon);
-    }
-
     fn put_companion(&mut self, key: ObjectKey, mut companion: Companion) -> Effect {
-        let epoch = self.epoch(Stream::Companions(key.kind));
+        let epoch = self.progress.epoch(WatchId::Companions(key.kind));
         if let Some(known) = self.companions.get_mut(&key) {
-            let trusted = known.epoch == epoch || known.written == epoch;
+            let trusted = known.epoch == epoch || known.written_epoch == epoch;
             let same = known.resource_version == companion.resource_version
                 && (&known.uid, known.content, known.marks)
                     == (&companion.uid, companion.content, companion.marks);
-            // An older state never undoes a newer one, and an echo is no news.
+            // An older state never replaces a newer one, and the watch event of our own write changes nothing.
             if same || (trusted && companion.version < known.version) {
                 known.epoch = known.epoch.max(companion.epoch);
-                known.written = known.written.max(companion.written);
+                known.written_epoch = known.written_epoch.max(companion.written_epoch);
                 return Effect::default();
             }
             companion.epoch = companion.epoch.max(known.epoch);
-            companion.written = companion.written.max(known.written);
+            companion.written_epoch = companion.written_epoch.max(known.written_epoch);
         }
         self.lost.remove(&key);
-        let requeue = self.concerned(&key, companion.source.as_ref());
-        if let Some(known) = self.companions.get(&key)
-            && known.source != companion.source
-        {
-            self.unindex_companion(&key);
+        let requeue = self.interested_sources(&key, companion.source.as_ref());
+        let former = self.companions.get(&key).and_then(|known| known.source.as_ref());
+        if let Some(former) = former.filter(|former| Some(*former) != companion.source.as_ref()) {
+            self.index.remove_companion(former, &key);
         }
         if let Some(source) = &companion.source {
-            self.by_source.entry(source.clone()).or_default().insert(key.clone());
+            self.index.add_companion(source, &key);
         }
         self.companions.insert(key, companion);
-        Effect { requeue, news: Vec::new() }
+        Effect { requeue, ..Effect::default() }
     }
 
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
-        self.advance(kind, meta.version());
-        if self.graves.get(&key) == Some(&meta.uid) {
-            self.graves.remove(&key);
+        self.progress.saw_version(kind, meta.version());
+        if self.progress.is_buried(&key, &meta.uid) {
+            self.progress.remove_tombstone(&key);
             return Effect::default();
         }
         match self.companions.get(&key) {
@@ -465,7 +391,7 @@ impl World {
     /// We deleted it ourselves.
     pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         if self.companions.get(key).is_some_and(|known| known.uid == uid) {
-            self.graves.insert(key.clone(), uid.to_owned());
+            self.progress.bury(key, uid);
         }
         let effect = self.companion_vanished(key, uid);
         self.lost.remove(key);
@@ -473,196 +399,22 @@ impl World {
     }
 
     fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
-        self.unindex_companion(key);
         let (uid, source) =
-            self.companions.remove(key).map(|gone| (gone.uid, gone.source)).unwrap_or_default();
-        // What its source does not want there any more was not lost: another replica removed it.
-        if let Some(source) = source.as_ref().filter(|source| self.wants_at(source, key))
-            && !self.is_going(&key.namespace)
-        {
-            self.lost.insert(key.clone(), Lost { source: source.clone(), uid });
-        }
-        Effect { requeue: self.concerned(key, source.as_ref()), news: Vec::new() }
-    }
-
-    fn unindex_companion(&mut self, key: &ObjectKey) {
-        if let Some(source) = self.companions.get(key).and_then(|companion| companion.source.clone())
-            && let Some(companions) = self.by_source.get_mut(&source)
-        {
-            companions.remove(key);
-            if companions.is_empty() {
-                self.by_source.remove(&source);
+            self.companions.remove(key).map(|known| (known.uid, known.source)).unwrap_or_default();
+        if let Some(source) = &source {
+            self.index.remove_companion(source, key);
+            // One that its source does not want any more is not lost: another replica deleted it.
+            if self.wants_at(source, key) && !self.namespaces.is_gone_or_terminating(&key.namespace) {
+                self.lost.insert(key.clone(), LostCompanion { source: source.clone(), uid });
             }
         }
+        Effect { requeue: self.interested_sources(key, source.as_ref()), ..Effect::default() }
     }
-
-    /// The source a companion belongs to, and every other that wants its place.
-    fn concerned(&self, companion: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
-        let name = companion.name.to_string();
-        let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
-        let anywhere = (companion.kind, None, name);
-        let wanting = [here, anywhere].into_iter().filter_map(|key| self.by_wish.get(&key)).flatten();
-        let mut concerned: BTreeSet<&ObjectKey> =
-            wanting.filter(|source| self.wants(source, &companion.namespace)).collect();
-        concerned.extend(owner);
-        concerned.into_iter().cloned().collect()
-    }
-
-    /// Whether a source wants its companion at just this place.
-    fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        let wish = self.sources.get(source).and_then(|source| source.wish.as_ref().ok());
-        wish.is_some_and(|wish| *wish.policy.companion == *at.name) && self.wants(source, &at.namespace)
-    }
-
-    /// Whether a source wants a companion in a namespace.
-    #[must_use]
-    pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
-        let empty = BTreeMap::new();
-        let labels = self.namespaces.get(namespace).map_or(&empty, |(ns, _)| &ns.labels);
-        self.sources
-            .get(source)
-            .and_then(|source| source.wish.as_ref().ok())
-            .is_some_and(|wish| wish.policy.targets.wants(&source.namespace, namespace, labels))
-    }
-}
-
-// --- objects as they come; read before the world is taken, for others wait for it meanwhile
-
-impl Source {
-    #[must_use]
-    pub fn read(keys: &Keys, limits: &Limits, kind: Kind, object: Object) -> Self {
-        let key = ObjectKey::of(kind, &object.metadata);
-        let policy = Policy::of(keys, &limits.own_namespace, &key, &object);
-        let (meta, content) = Content::split(object);
-        let wish = policy.map(|policy| Wish::new(keys, &key, &meta, policy, content));
-        let mut hasher = Hasher::new();
-        hasher.text("uid", &meta.uid);
-        match &wish {
-            Ok(wish) => {
-                hasher.digest("content", &wish.content);
-                hasher.digest("marks", &wish.marks_digest);
-                // The policy has no canonical form; its Debug form is one for as long as this process lives.
-                hasher.text("policy", &format!("{:?}", wish.policy));
-            }
-            Err(fault) => hasher.text("fault", &fault.to_string()),
-        }
-        Self {
-            key,
-            terminating: meta.is_terminating(),
-            wish,
-            digest: hasher.finish(),
-            version: meta.version(),
-            epoch: 0,
-            uid: meta.uid,
-            resource_version: meta.resource_version,
-        }
-    }
-}
-
-impl Source {
-    /// What it asks for, unless nothing may be written for it now: it is malformed, being deleted, or paused.
-    #[must_use]
-    pub fn active_policy(&self) -> Option<&Policy> {
-        let policy = &self.wish.as_ref().ok()?.policy;
-        (!self.terminating && !policy.paused).then_some(policy)
-    }
-
-    /// The names of the keys that are copied, for logs.
-    #[must_use]
-    pub fn key_names(&self) -> Option<&String> {
-        self.wish.as_ref().ok().map(|wish| &wish.key_names)
-    }
-
-    /// How many bytes of content each companion gets.
-    #[must_use]
-    pub fn payload_len(&self) -> usize {
-        self.wish.as_ref().map_or(0, |wish| wish.payload.len())
-    }
-}
-
-impl Wish {
-    fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> Self {
-        let content = content.select(&policy.keys);
-        let digest = content.digest();
-        let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
-        Self {
-            policy,
-            payload: content.to_payload(),
-            content: digest,
-            marks_digest: marks.digest(),
-            marks,
-            key_names: content.key_names(),
-        }
-    }
-}
-
-impl Found {
-    #[must_use]
-    pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
-        let (meta, content) = Content::split(object);
-        let digest = content.digest();
-        let marks = Marks::found(keys, &meta);
-        let extras = marks.removable_keys(keys);
-        let uid = meta.annotations.get(&keys.source_uid);
-        let ours = |owner: &&OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
-        let owner = meta.owner_references.iter().find(ours).map(|owner| owner.name.clone());
-        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
-        let companion = Companion {
-            source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
-            intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
-            content: digest,
-            marks: marks.digest(),
-            owners: marks::owners_digest(&meta.owner_references),
-            owned_by_source: false,
-            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
-            extras: (!extras.is_empty()).then(|| Box::new(extras)),
-            type_: content.type_,
-            immutable: content.immutable,
-            finalizers: !meta.finalizers.is_empty(),
-            terminating: meta.is_terminating(),
-            has_labels: !meta.labels.is_empty(),
-            has_annotations: !meta.annotations.is_empty(),
-            labelled: meta.labels.get(&keys.companion).is_some_and(|value| value == "true"),
-            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == keys.instance),
-            is_source: keys.is_source(&meta.labels),
-            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
-            version: meta.version(),
-            epoch: 0,
-            written: 0,
-            uid: meta.uid.clone(),
-            resource_version: meta.resource_version.clone(),
-        };
-        Self { key: ObjectKey::of(kind, &meta), companion, owner }
-    }
-}
-
-/// Where in [`World::by_wish`] a source stands.
-fn wish_key(source: &Source) -> Option<WishKey> {
-    let policy = &source.wish.as_ref().ok()?.policy;
-    let home = policy.targets.only_own().then(|| source.key.namespace.clone());
-    Some((source.key.kind, home, policy.companion.clone()))
 }
 
 impl Effect {
     fn add(&mut self, other: Self) {
         self.requeue.extend(other.requeue);
-        self.news.extend(other.news);
+        self.events.extend(other.events);
     }
 }
-
-impl Stream {
-    /// Its name in logs, metrics and `/readyz`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Namespaces => "namespaces",
-            Self::Companions(Kind::ConfigMap) => "companion configmaps",
-            Self::Companions(Kind::Secret) => "companion secrets",
-            Self::Sources(Kind::ConfigMap) => "source configmaps",
-            Self::Sources(Kind::Secret) => "source secrets",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,9 +1,9 @@
-//! What others do to companions is put right, whoever did it and however.
+//! Changes of companions by others are undone.
 
 use super::*;
 use crate::{object::Object, testing};
 
-/// Somebody edits a companion: this heals it, and nothing else happens.
+/// Somebody edits a companion: it is healed with one write, and nothing else happens.
 fn heals(
     draft: ObjectBuilder,
     at: &ObjectKey,
@@ -33,7 +33,7 @@ fn heal_data(heal: Heal, edit: impl FnOnce(&mut Object)) {
 }
 
 #[test]
-fn an_edit_of_data_is_put_back() {
+fn edit_of_data_is_undone() {
     let change = |object: &mut Object| {
         object.data.get_or_insert_default().insert("sky".to_owned(), "red".to_owned());
     };
@@ -45,7 +45,7 @@ fn an_edit_of_data_is_put_back() {
 }
 
 #[test]
-fn an_edit_of_binary_data_is_put_back() {
+fn edit_of_binary_data_is_undone() {
     heal_data(Heal::Content, |object| drop(object.binary_data.take()));
     heal_data(Heal::Content, |object| {
         object.binary_data.get_or_insert_default().insert("logo".to_owned(), "AAEA".to_owned());
@@ -53,12 +53,12 @@ fn an_edit_of_binary_data_is_put_back() {
 }
 
 #[test]
-fn a_companion_made_immutable_is_replaced() {
+fn companion_made_immutable_is_recreated() {
     heals(colors(), &away(), |object| object.immutable = Some(true), Recreate, Heal::Immutable);
 }
 
 #[test]
-fn a_companion_of_another_type_is_replaced() {
+fn companion_of_another_type_is_recreated() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().of_type("Opaque"));
     cluster.reconcile(&key);
@@ -73,7 +73,7 @@ fn a_companion_of_another_type_is_replaced() {
 }
 
 #[test]
-fn an_edit_of_any_mark_is_put_back() {
+fn edit_of_any_mark_is_undone() {
     let draft = || colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team");
     for mark in ["source", "source-uid", "source-checksum", "protect", "copied"] {
         let strip = |object: &mut Object| drop(object.metadata.annotations.remove(&full(mark)));
@@ -94,8 +94,8 @@ fn an_edit_of_any_mark_is_put_back() {
 }
 
 #[test]
-fn a_stripped_label_is_restored_by_the_other_marks() {
-    // The watch shows it as deleted; the create meets it and knows it again.
+fn stripped_label_is_restored_because_other_marks_identify_the_companion() {
+    // The watch shows it as deleted. The create finds it and recognises it by its UID.
     for strip_more in [false, true] {
         let (mut cluster, key) = settled();
         let uid = cluster.object(&away()).unwrap().metadata.uid.clone();
@@ -124,7 +124,7 @@ fn a_stripped_label_is_restored_by_the_other_marks() {
 }
 
 #[test]
-fn an_edit_of_owner_references_is_put_back() {
+fn edit_of_owner_references_is_undone() {
     let strip = |object: &mut Object| object.metadata.owner_references.clear();
     heals(colors(), &home(), strip, Update, Heal::Owner);
     let add = |object: &mut Object| {
@@ -135,13 +135,13 @@ fn an_edit_of_owner_references_is_put_back() {
 }
 
 #[test]
-fn an_added_finalizer_is_taken_away() {
+fn added_finalizer_is_removed() {
     let add = |object: &mut Object| object.metadata.finalizers.push("example.com/stay".to_owned());
     heals(colors(), &away(), add, Update, Heal::Finalizer);
 }
 
 #[test]
-fn an_added_finalizer_does_not_keep_a_deleted_companion_from_coming_back() {
+fn added_finalizer_does_not_keep_a_deleted_companion_from_being_recreated() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| object.metadata.finalizers.push("example.com/stay".to_owned()));
     cluster.delete(&away());
@@ -153,7 +153,7 @@ fn an_added_finalizer_does_not_keep_a_deleted_companion_from_coming_back() {
 }
 
 #[test]
-fn a_companion_that_was_deleted_is_made_again() {
+fn deleted_companion_is_recreated() {
     let (mut cluster, key) = settled();
     cluster.delete(&away());
     expect(&cluster, &key, &[("away/colors-synced", Create(WriteReason::Healed(Heal::Deleted)))]);
@@ -163,7 +163,7 @@ fn a_companion_that_was_deleted_is_made_again() {
 }
 
 #[test]
-fn labels_and_annotations_of_others_are_left_alone() {
+fn labels_and_annotations_of_others_are_kept() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| {
         object.metadata.labels.insert("example.com/mine".to_owned(), "1".to_owned());
@@ -178,7 +178,7 @@ fn labels_and_annotations_of_others_are_left_alone() {
 }
 
 #[test]
-fn the_gravest_difference_names_the_heal() {
+fn most_serious_difference_names_the_heal() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| {
         object.data = None;
@@ -189,7 +189,7 @@ fn the_gravest_difference_names_the_heal() {
 }
 
 #[test]
-fn an_edit_made_while_the_process_was_down_is_a_heal_and_a_change_of_the_source_is_none() {
+fn edit_made_while_the_process_was_down_counts_as_a_heal_and_a_changed_source_does_not() {
     let (mut cluster, key) = settled();
     cluster.edit(&away(), |object| drop(object.data.take()));
     cluster.restart();
@@ -203,7 +203,7 @@ fn an_edit_made_while_the_process_was_down_is_a_heal_and_a_change_of_the_source_
 }
 
 #[test]
-fn after_a_restart_nothing_is_written_that_is_right_already() {
+fn restart_writes_nothing_that_is_right_already() {
     let (mut cluster, key) = settled();
     cluster.restart();
     assert_nothing(&cluster, &key);

@@ -23,7 +23,7 @@ fn version(cluster: &Cluster, at: &ObjectKey) -> String {
 // --- conflicts
 
 #[test]
-fn an_object_that_is_not_ours_is_never_overwritten() {
+fn foreign_object_is_never_overwritten() {
     let mut cluster = two_namespaces();
     let at = cluster.put(object("away", "colors-synced").data("their", "own"));
     let before = version(&cluster, &at);
@@ -37,7 +37,7 @@ fn an_object_that_is_not_ours_is_never_overwritten() {
 }
 
 #[test]
-fn our_label_alone_is_no_proof() {
+fn companion_label_alone_proves_nothing() {
     for forged in [
         companion("away", "colors-synced"),
         companion("away", "colors-synced").annotate("source-uid", "uid-of-colors"),
@@ -55,7 +55,7 @@ fn our_label_alone_is_no_proof() {
 }
 
 #[test]
-fn each_other_mark_alone_is_proof() {
+fn each_other_mark_alone_proves_ownership() {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors().annotate("target-namespaces", "."));
     let uid = cluster.object(&key).unwrap().metadata.uid.clone();
@@ -75,7 +75,7 @@ fn each_other_mark_alone_is_proof() {
 }
 
 #[test]
-fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() {
+fn owner_of_a_companion_keeps_it_until_it_is_deleted_then_the_other_source_takes_over() {
     let mut cluster = two_namespaces();
     let first = cluster.put(source("home", "colors").data("sky", "blue"));
     let second =
@@ -84,7 +84,7 @@ fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() 
     let plan = cluster.plan(&second);
     assert_eq!(planned(&plan), []);
     assert_eq!(plan.troubles, [conflict(&home(), Holder::Companion { of: first.clone() })]);
-    // Adoption does not reach what is another source's.
+    // `adopt` does not take another source's companion.
     cluster.edit(&second, |object| drop(object.metadata.annotations.insert(full("adopt"), "true".into())));
     assert_eq!(cluster.plan(&second).troubles, plan.troubles);
     assert_nothing(&cluster, &first);
@@ -99,7 +99,7 @@ fn of_two_sources_the_one_it_belongs_to_keeps_a_companion_until_that_one_goes() 
 // --- adoption
 
 #[test]
-fn adopt_takes_over_an_object_in_the_own_namespace() {
+fn adopt_takes_over_a_foreign_object_in_the_own_namespace() {
     let mut cluster = two_namespaces();
     let at = cluster.put(object("home", "colors-synced").data("their", "own").label("example.com/mine", "1"));
     let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
@@ -108,13 +108,13 @@ fn adopt_takes_over_an_object_in_the_own_namespace() {
     assert_eq!(cluster.object(&at).unwrap().metadata.labels["example.com/mine"], "1");
     assert_nothing(&cluster, &key);
 
-    // Where our label lets the watch show it, the plan says so by itself.
+    // With our label, the watch shows it, and the plan reports the conflict without a write.
     cluster.put_anew(companion("home", "colors-synced"));
     expect(&cluster, &key, &[("home/colors-synced", Update(WriteReason::Adopted))]);
 }
 
 #[test]
-fn adopt_replaces_what_an_update_cannot_change() {
+fn adopt_recreates_what_an_update_cannot_change() {
     let mut cluster = two_namespaces();
     cluster.put(companion("home", "colors-synced").data("their", "own").immutable());
     let key = cluster.put(source("home", "colors").data("sky", "blue").annotate("adopt", "true"));
@@ -124,7 +124,7 @@ fn adopt_replaces_what_an_update_cannot_change() {
 }
 
 #[test]
-fn adopt_reaches_another_namespace_only_where_that_accepts_from_ours() {
+fn adopt_in_another_namespace_needs_its_accept_from() {
     let mut cluster = two_namespaces();
     let at = cluster.put(companion("away", "colors-synced").data("their", "own"));
     let key =
@@ -138,7 +138,7 @@ fn adopt_reaches_another_namespace_only_where_that_accepts_from_ours() {
 }
 
 #[test]
-fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
+fn adopt_never_takes_an_object_with_a_controller_or_a_source() {
     for bound in [
         companion("home", "colors-synced").controlled_by("Deployment", "another"),
         companion("home", "colors-synced").label("managed", "true"),
@@ -156,7 +156,7 @@ fn adopt_never_takes_what_another_controls_or_what_is_itself_a_source() {
 }
 
 #[test]
-fn a_source_is_nobodys_companion_whoever_is_said_to_own_it() {
+fn source_with_an_owner_reference_is_no_companion() {
     let mut cluster = two_namespaces();
     let planter = cluster.put(source("home", "planter").annotate("companion-name", "colors"));
     let uid = cluster.object(&planter).unwrap().metadata.uid.clone();
@@ -167,7 +167,7 @@ fn a_source_is_nobodys_companion_whoever_is_said_to_own_it() {
 }
 
 #[test]
-fn what_is_not_ours_and_goes_or_is_waited_for_is_not_adopted() {
+fn adopt_never_takes_an_object_with_a_finalizer_or_one_being_deleted() {
     for draft in [
         companion("home", "colors-synced").finalizer("example.com/wait").terminating(),
         companion("home", "colors-synced").finalizer("example.com/wait"),
@@ -186,10 +186,10 @@ fn what_is_not_ours_and_goes_or_is_waited_for_is_not_adopted() {
 }
 
 #[test]
-fn our_entry_in_managed_fields_outlives_our_marks_and_is_no_proof_without_our_label() {
+fn managed_fields_entry_without_our_label_proves_nothing() {
     for made_a_source in [false, true] {
         let (mut cluster, first) = settled();
-        // Its new owner has stripped our marks and uses it for something else.
+        // Somebody stripped our marks and uses it for something else.
         cluster.edit(&away(), |object| {
             object.metadata.annotations.clear();
             object.metadata.labels.clear();
@@ -216,7 +216,7 @@ fn our_entry_in_managed_fields_outlives_our_marks_and_is_no_proof_without_our_la
 // --- refusals
 
 #[test]
-fn a_refused_or_malformed_source_is_trouble_and_leaves_its_companions() {
+fn refused_or_malformed_source_is_trouble_and_keeps_its_companions() {
     for (draft, reason) in [
         (colors().annotate("protect", "everything"), "malformed"),
         (colors().annotate("target-namespaces", ""), "malformed"),
@@ -238,7 +238,7 @@ fn a_refused_or_malformed_source_is_trouble_and_leaves_its_companions() {
 }
 
 #[test]
-fn a_secret_that_is_bound_to_one_place_or_loses_a_needed_key_is_refused() {
+fn secret_with_a_bound_type_or_a_missing_key_is_refused() {
     let tls = || colors().of_type("kubernetes.io/tls").data("tls.crt", "YQ==").data("tls.key", "Yg==");
     for draft in [
         colors().of_type("kubernetes.io/service-account-token"),
@@ -259,7 +259,7 @@ fn a_secret_that_is_bound_to_one_place_or_loses_a_needed_key_is_refused() {
 // --- hard limits
 
 #[test]
-fn our_own_namespace_holds_no_sources() {
+fn own_namespace_holds_no_sources() {
     let mut cluster = Cluster::with(&["away", OWN_NAMESPACE]);
     let key = cluster.put(source(OWN_NAMESPACE, "colors").annotate("target-namespaces", "*"));
     let plan = cluster.plan(&key);
@@ -267,14 +267,14 @@ fn our_own_namespace_holds_no_sources() {
 }
 
 #[test]
-fn our_own_namespace_and_an_excluded_one_are_never_targets() {
+fn own_and_excluded_namespaces_are_never_targets() {
     let mut cluster = Cluster::with(&["home"]);
     cluster.namespace(namespace(OWN_NAMESPACE).annotate("accept-from", "*"));
     cluster.namespace(namespace("away").label("exclude", "true").annotate("accept-from", "*"));
     let key = cluster.put(source("home", "colors").annotate("target-namespaces", "*"));
     expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
     assert!(cluster.plan(&key).troubles.is_empty());
-    // Who names them outright is told.
+    // A source that names them is told.
     for named in [OWN_NAMESPACE, "away"] {
         cluster.put(source("home", "colors").annotate("target-namespaces", named));
         let plan = cluster.plan(&key);
@@ -283,14 +283,14 @@ fn our_own_namespace_and_an_excluded_one_are_never_targets() {
 }
 
 #[test]
-fn a_namespace_that_becomes_excluded_loses_its_companions() {
+fn namespace_that_becomes_excluded_loses_its_companions() {
     let (mut cluster, key) = settled();
     cluster.namespace(namespace("away").label("exclude", "true"));
     expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::NotWanted))]);
 }
 
 #[test]
-fn a_kube_namespace_is_a_target_only_where_it_accepts() {
+fn kube_namespace_is_a_target_only_with_accept_from() {
     let mut cluster = Cluster::with(&["home", "kube-public"]);
     let key = cluster.put(source("home", "colors").annotate("target-namespaces", "kube-*"));
     assert_nothing(&cluster, &key);
@@ -310,7 +310,7 @@ fn a_kube_namespace_is_a_target_only_where_it_accepts() {
 }
 
 #[test]
-fn a_pattern_that_reaches_the_source_itself_leaves_it_alone() {
+fn pattern_that_matches_the_source_itself_changes_nothing() {
     let mut cluster = two_namespaces();
     let key = cluster.put(
         source("home", "colors").annotate("companion-name", "colors").annotate("target-namespaces", "*"),

@@ -1,4 +1,4 @@
-//! What holds for every plan, whatever people did: a small alphabet, so that their deeds collide.
+//! What holds for every plan after random histories. Few names are used, so that operations collide.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use crate::object::Kind;
 
 const NAMESPACES: [&str; 4] = ["home", "away", "team-a", "kube-x"];
 const NAMES: [&str; 2] = ["a", "b"];
-/// Where companions may stand: by default, by annotation, and where sources stand.
+/// Names of companions: by default, by annotation, and one that sources have, too.
 const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
-/// What somebody does.
+/// What somebody, or the mirror, does.
 #[derive(Debug, Clone)]
-enum Deed {
-    Namespace(&'static str, Nature),
+enum Operation {
+    Namespace(&'static str, NamespaceState),
     DropNamespace(&'static str),
     Source {
         at: Place,
@@ -30,18 +30,18 @@ enum Deed {
     Unlabel(Place),
     Finalize(Place),
     Delete(Place),
-    Stranger(Place, Vec<Trait>),
+    Foreign(Place, Vec<ForeignTrait>),
     Edit(Place, Vec<Edit>),
     CollectGarbage,
     Restart,
-    /// The mirror looks at one source.
-    Look(Place),
+    /// The mirror reconciles one source.
+    Reconcile(Place),
 }
 
 type Place = (Kind, &'static str, &'static str);
 
 #[derive(Debug, Clone, Copy)]
-enum Nature {
+enum NamespaceState {
     Plain,
     Dev,
     Excluded,
@@ -49,9 +49,9 @@ enum Nature {
     Terminating,
 }
 
-/// What an object that we did not make is like.
+/// What a foreign object is like.
 #[derive(Debug, Clone, Copy)]
-enum Trait {
+enum ForeignTrait {
     Labelled,
     OfHomeA,
     Controlled,
@@ -101,11 +101,11 @@ fn policy() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
     prop::collection::vec(one, 0..4)
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+fn operation() -> impl Strategy<Value = Operation> {
     use Edit as E;
-    use Nature as N;
-    use Trait as T;
-    let nature = select(vec![N::Plain, N::Plain, N::Dev, N::Excluded, N::Accepting, N::Terminating]);
+    use ForeignTrait as T;
+    use NamespaceState as N;
+    let state = select(vec![N::Plain, N::Plain, N::Dev, N::Excluded, N::Accepting, N::Terminating]);
     let traits = select(vec![
         T::Labelled,
         T::Labelled,
@@ -132,27 +132,27 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]);
     let value = || select(vec!["1", "2"]);
     prop_oneof![
-        2 => (select(&NAMESPACES[..]), nature).prop_map(|(name, nature)| Deed::Namespace(name, nature)),
-        1 => select(&NAMESPACES[..]).prop_map(Deed::DropNamespace),
+        2 => (select(&NAMESPACES[..]), state).prop_map(|(name, state)| Operation::Namespace(name, state)),
+        1 => select(&NAMESPACES[..]).prop_map(Operation::DropNamespace),
         6 => (place(&NAMES), policy(), value(), prop::bool::weighted(0.2)).prop_map(
-            |(at, policy, value, immutable)| Deed::Source { at, policy, value, immutable }
+            |(at, policy, value, immutable)| Operation::Source { at, policy, value, immutable }
         ),
-        1 => (place(&NAMES), value()).prop_map(|(at, value)| Deed::SourceAnew { at, value }),
-        1 => place(&NAMES).prop_map(Deed::Unlabel),
-        1 => place(&NAMES).prop_map(Deed::Finalize),
-        2 => prop_oneof![place(&NAMES), place(&COMPANIONS)].prop_map(Deed::Delete),
+        1 => (place(&NAMES), value()).prop_map(|(at, value)| Operation::SourceAnew { at, value }),
+        1 => place(&NAMES).prop_map(Operation::Unlabel),
+        1 => place(&NAMES).prop_map(Operation::Finalize),
+        2 => prop_oneof![place(&NAMES), place(&COMPANIONS)].prop_map(Operation::Delete),
         2 => (place(&COMPANIONS), prop::collection::vec(traits, 0..3))
-            .prop_map(|(at, traits)| Deed::Stranger(at, traits)),
+            .prop_map(|(at, traits)| Operation::Foreign(at, traits)),
         6 => (place(&COMPANIONS), prop::collection::vec(edits, 1..3))
-            .prop_map(|(at, edits)| Deed::Edit(at, edits)),
-        1 => Just(Deed::CollectGarbage),
-        1 => Just(Deed::Restart),
-        6 => place(&NAMES).prop_map(Deed::Look),
+            .prop_map(|(at, edits)| Operation::Edit(at, edits)),
+        1 => Just(Operation::CollectGarbage),
+        1 => Just(Operation::Restart),
+        6 => place(&NAMES).prop_map(Operation::Reconcile),
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<Deed>> {
-    prop::collection::vec(deed(), 1..40)
+fn history() -> impl Strategy<Value = Vec<Operation>> {
+    prop::collection::vec(operation(), 1..40)
 }
 
 fn key((kind, namespace, name): Place) -> ObjectKey {
@@ -164,55 +164,59 @@ fn draft((kind, namespace, name): Place) -> ObjectBuilder {
     if kind == Kind::Secret { draft.of_type("Opaque") } else { draft }
 }
 
-/// Lets somebody do something, `look` for what the mirror does in between.
-fn perform(cluster: &mut Cluster, deed: Deed, look: &mut impl FnMut(&mut Cluster, &ObjectKey)) {
-    match deed {
-        Deed::Namespace(name, nature) => cluster.namespace(match nature {
-            Nature::Plain => namespace(name),
-            Nature::Excluded => namespace(name).label("exclude", "true"),
-            Nature::Accepting => namespace(name).annotate("accept-from", "home"),
-            Nature::Terminating => namespace(name).terminating(),
-            Nature::Dev => {
+/// Carries out one operation; `reconcile` is what the mirror does.
+fn perform(
+    cluster: &mut Cluster,
+    operation: Operation,
+    reconcile: &mut impl FnMut(&mut Cluster, &ObjectKey),
+) {
+    match operation {
+        Operation::Namespace(name, state) => cluster.namespace(match state {
+            NamespaceState::Plain => namespace(name),
+            NamespaceState::Excluded => namespace(name).label("exclude", "true"),
+            NamespaceState::Accepting => namespace(name).annotate("accept-from", "home"),
+            NamespaceState::Terminating => namespace(name).terminating(),
+            NamespaceState::Dev => {
                 let mut draft = namespace(name);
                 draft.object.metadata.labels.insert("env".to_owned(), "dev".to_owned());
                 draft
             }
         }),
-        Deed::DropNamespace(name) => cluster.drop_namespace(name),
-        Deed::Source { at, policy, value, immutable } => {
+        Operation::DropNamespace(name) => cluster.drop_namespace(name),
+        Operation::Source { at, policy, value, immutable } => {
             let base = draft(at).label("managed", "true").label("example.com/l", value).data("x", value);
             let base = if immutable { base.immutable() } else { base };
             let wanted = policy.iter().fold(base, |draft, (key, value)| draft.annotate(key, value));
             cluster.put(wanted);
         }
-        Deed::SourceAnew { at, value } => {
+        Operation::SourceAnew { at, value } => {
             cluster.put_anew(draft(at).label("managed", "true").data("x", value));
         }
-        Deed::Unlabel(at) => cluster.edit(&key(at), |object| object.metadata.labels.clear()),
-        Deed::Finalize(at) => {
+        Operation::Unlabel(at) => cluster.edit(&key(at), |object| object.metadata.labels.clear()),
+        Operation::Finalize(at) => {
             cluster.edit(&key(at), |object| object.metadata.finalizers.push("example.com/f".to_owned()));
             cluster.delete(&key(at));
         }
-        Deed::Delete(at) => cluster.delete(&key(at)),
-        Deed::Stranger(at, traits) => {
-            let stranger = traits.iter().fold(draft(at).data("theirs", "1"), |draft, which| match which {
-                Trait::Labelled => draft.label("companion", "true"),
-                Trait::OfHomeA => draft.of("home/a"),
-                Trait::Controlled => draft.controlled_by("Deployment", "another"),
-                Trait::Immutable => draft.immutable(),
-                Trait::Finalizer => draft.finalizer("example.com/f"),
-                Trait::Managed => draft.label("managed", "true"),
+        Operation::Delete(at) => cluster.delete(&key(at)),
+        Operation::Foreign(at, traits) => {
+            let foreign = traits.iter().fold(draft(at).data("theirs", "1"), |draft, which| match which {
+                ForeignTrait::Labelled => draft.label("companion", "true"),
+                ForeignTrait::OfHomeA => draft.of("home/a"),
+                ForeignTrait::Controlled => draft.controlled_by("Deployment", "another"),
+                ForeignTrait::Immutable => draft.immutable(),
+                ForeignTrait::Finalizer => draft.finalizer("example.com/f"),
+                ForeignTrait::Managed => draft.label("managed", "true"),
             });
             if cluster.object(&key(at)).is_none() {
-                cluster.put(stranger);
+                cluster.put(foreign);
             }
         }
-        Deed::Edit(at, edits) => {
+        Operation::Edit(at, edits) => {
             cluster.edit(&key(at), |object| edits.into_iter().for_each(|edit| edit.perform(object)));
         }
-        Deed::CollectGarbage => cluster.collect_garbage(),
-        Deed::Restart => cluster.restart(),
-        Deed::Look(at) => look(cluster, &key(at)),
+        Operation::CollectGarbage => cluster.collect_garbage(),
+        Operation::Restart => cluster.restart(),
+        Operation::Reconcile(at) => reconcile(cluster, &key(at)),
     }
 }
 
@@ -243,19 +247,19 @@ impl Edit {
     }
 }
 
-fn run(history: Vec<Deed>, mut look: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
+fn run(history: Vec<Operation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
     let mut cluster = Cluster::with(&NAMESPACES);
-    for deed in history {
-        perform(&mut cluster, deed, &mut look);
+    for operation in history {
+        perform(&mut cluster, operation, &mut reconcile);
     }
     cluster
 }
 
-fn just_settle(cluster: &mut Cluster, key: &ObjectKey) {
+fn just_reconcile(cluster: &mut Cluster, key: &ObjectKey) {
     cluster.reconcile(key);
 }
 
-/// What a plan touches of what is there.
+/// The existing objects that a plan touches, and whether it adopts them.
 fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
     plan.changes.iter().filter_map(|change| match &change.action {
         Action::Create { .. } => None,
@@ -266,9 +270,9 @@ fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
     })
 }
 
-/// Places where a fresh process cannot know what the old one knew: companions of sources that have nothing written
-/// (paused, terminating, refused) and whose marks no longer say whose they are. And one where the old one is behind:
-/// of what bears no label, no watch tells it that it went.
+/// Companions of which a new process cannot know what the old one knew: nothing is written for their sources (paused,
+/// terminating, refused), and their marks no longer say whose they are. And those of which the old one knows too
+/// much: no watch shows the deletion of an object without our label.
 fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
     let everywhere = Kind::ALL.into_iter().flat_map(|kind| {
         NAMESPACES.into_iter().flat_map(move |namespace| COMPANIONS.map(|name| key((kind, namespace, name))))
@@ -283,7 +287,7 @@ fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
     everywhere.filter(is_unclear).collect()
 }
 
-/// Every source is looked at until nothing is left to do but what is obstructed.
+/// Reconciles every source until nothing is left to do but writes that fail.
 fn converge(cluster: &mut Cluster) -> Result<(), TestCaseError> {
     for _ in 0..6 {
         let mut changed = false;
@@ -296,25 +300,25 @@ fn converge(cluster: &mut Cluster) -> Result<(), TestCaseError> {
             return Ok(());
         }
     }
-    Err(TestCaseError::fail("the mirror does not come to rest"))
+    Err(TestCaseError::fail("the mirror does not converge"))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_a_plan_is_carried_out_there_is_nothing_left_to_do(history in history()) {
-        let mut cluster = run(history, just_settle);
+    fn applied_plan_leaves_nothing_to_do(history in history()) {
+        let mut cluster = run(history, just_reconcile);
         for key in cluster.all_sources() {
             let plan = cluster.plan(&key);
-            // What a finalizer holds up goes first and is made again after.
+            // A finalizer delays the delete; the create follows later.
             let is_held = |at: &ObjectKey| {
                 cluster.object(at).is_some_and(|there| !there.metadata.finalizers.is_empty())
             };
             let places = plan.changes.iter().map(|change| change.at.clone());
             let held: Vec<ObjectKey> = places.filter(is_held).collect();
-            let obstacles = cluster.apply(&key, plan);
-            let is_open = |at: &ObjectKey| !held.contains(at) && obstacles.iter().all(|(other, _)| other != at);
+            let failed = cluster.apply(&key, plan);
+            let is_open = |at: &ObjectKey| !held.contains(at) && failed.iter().all(|(other, _)| other != at);
             let again = cluster.plan(&key);
             let left = again.changes.iter().any(|change| is_open(&change.at));
             prop_assert!(!left, "{key}: {:?}", planned(&again));
@@ -322,8 +326,8 @@ proptest! {
     }
 
     #[test]
-    fn the_mirror_comes_to_rest_and_a_fresh_process_finds_nothing_to_do(history in history()) {
-        let mut cluster = run(history, just_settle);
+    fn mirror_converges_and_a_new_process_finds_nothing_to_do(history in history()) {
+        let mut cluster = run(history, just_reconcile);
         converge(&mut cluster)?;
         let unclear = unclear(&cluster);
         let places = |cluster: &Cluster, key: &ObjectKey| {
@@ -334,7 +338,7 @@ proptest! {
             cluster.all_sources().into_iter().map(|key| (key.clone(), places(&cluster, &key))).collect();
         cluster.restart();
         for key in cluster.all_sources() {
-            // Creates that meet a stranger are all that is ever left, before and after.
+            // All that is ever left, before and after, are creates that meet a foreign object.
             let after = places(&cluster, &key);
             let there = |at: &ObjectKey| cluster.companion(at).is_some();
             prop_assert!(!after.iter().any(there), "{key}: {:?}", planned(&cluster.plan(&key)));
@@ -343,7 +347,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_touched_that_does_not_bear_our_marks_for_that_source(history in history()) {
+    fn only_objects_with_our_marks_for_the_source_are_touched(history in history()) {
         let check = |cluster: &Cluster, key: &ObjectKey| {
             for (at, adopted) in touched(&cluster.plan(key)) {
                 let adopt = cluster.object(key).is_some_and(|source| {
@@ -363,12 +367,12 @@ proptest! {
     }
 
     #[test]
-    fn two_sources_never_both_write_an_object_that_is_there(history in history()) {
-        let cluster = run(history, just_settle);
+    fn no_two_sources_write_the_same_object(history in history()) {
+        let cluster = run(history, just_reconcile);
         let mut writers: BTreeMap<ObjectKey, ObjectKey> = BTreeMap::new();
         for key in cluster.all_sources() {
             for (at, adopted) in touched(&cluster.plan(&key)) {
-                // Whose these are is open: the first to write has them, the version turns the other away.
+                // The first source to write adopts them; the other one gets a conflict.
                 if adopted {
                     continue;
                 }

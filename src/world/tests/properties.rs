@@ -1,4 +1,4 @@
-//! However events are repeated, come late or are overtaken by our own writes: the last word is the cluster's.
+//! Events may be repeated, late, or overtaken by our own writes: in the end the world shows what exists.
 
 use proptest::{prelude::*, sample::select};
 
@@ -7,25 +7,25 @@ use crate::object::Object;
 
 const PLACES: [(&str, &str); 3] = [("home", "a-synced"), ("away", "a-synced"), ("away", "b-synced")];
 
-/// What happens to the object at one place.
+/// What happens to one companion.
 #[derive(Debug, Clone, Copy)]
-enum Deed {
+enum Operation {
     Write { place: usize, value: &'static str, of: &'static str },
     Delete { place: usize },
 }
 
-/// How the world hears of it.
+/// How the world learns of it.
 #[derive(Debug, Clone, Copy)]
-enum Hearing {
+enum Delivery {
     /// The next event of the watch.
     Next,
-    /// An earlier event of a place that is known, once more.
+    /// An earlier event of a companion that is known, once more.
     Again(prop::sample::Index),
     /// The state after one of the next events, as the answer to a write of ours.
     Early(prop::sample::Index),
     /// The state after one of the past events, as the answer to a write of ours that came late.
     Late(prop::sample::Index),
-    /// The watch begins anew with a list, so many events later; while it runs, a write of ours is answered.
+    /// The watch starts over with a list, so many events later; meanwhile a write of ours is answered.
     Relist(prop::sample::Index, prop::sample::Index),
 }
 
@@ -44,32 +44,32 @@ impl Event {
     }
 }
 
-fn deed() -> impl Strategy<Value = Deed> {
+fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         3 => (0..PLACES.len(), select(vec!["1", "2"]), select(vec!["home/a", "home/b"]))
-            .prop_map(|(place, value, of)| Deed::Write { place, value, of }),
-        1 => (0..PLACES.len()).prop_map(|place| Deed::Delete { place }),
+            .prop_map(|(place, value, of)| Operation::Write { place, value, of }),
+        1 => (0..PLACES.len()).prop_map(|place| Operation::Delete { place }),
     ]
 }
 
-fn hearing() -> impl Strategy<Value = Hearing> {
+fn delivery() -> impl Strategy<Value = Delivery> {
     prop_oneof![
-        6 => Just(Hearing::Next),
-        3 => any::<prop::sample::Index>().prop_map(Hearing::Again),
-        2 => any::<prop::sample::Index>().prop_map(Hearing::Early),
-        2 => any::<prop::sample::Index>().prop_map(Hearing::Late),
+        6 => Just(Delivery::Next),
+        3 => any::<prop::sample::Index>().prop_map(Delivery::Again),
+        2 => any::<prop::sample::Index>().prop_map(Delivery::Early),
+        2 => any::<prop::sample::Index>().prop_map(Delivery::Late),
         1 => any::<(prop::sample::Index, prop::sample::Index)>()
-            .prop_map(|(to, write)| Hearing::Relist(to, write)),
+            .prop_map(|(to, write)| Delivery::Relist(to, write)),
     ]
 }
 
 /// What a watch would show, in order.
-fn log(deeds: &[Deed]) -> Vec<Event> {
+fn log(operations: &[Operation]) -> Vec<Event> {
     let mut alive: BTreeMap<usize, Object> = BTreeMap::new();
     let mut log = Vec::new();
-    for (deed, version) in deeds.iter().zip(1..) {
-        match *deed {
-            Deed::Write { place, value, of } => {
+    for (operation, version) in operations.iter().zip(1..) {
+        match *operation {
+            Operation::Write { place, value, of } => {
                 let (namespace, name) = PLACES[place];
                 let uid =
                     alive.get(&place).map_or(format!("uid-{version}"), |known| known.metadata.uid.clone());
@@ -77,7 +77,7 @@ fn log(deeds: &[Deed]) -> Vec<Event> {
                 alive.insert(place, draft.clone().object());
                 log.push(Event::Applied(draft.object()));
             }
-            Deed::Delete { place } => {
+            Operation::Delete { place } => {
                 if let Some(gone) = alive.remove(&place) {
                     let meta = Meta { resource_version: version.to_string(), ..gone.metadata };
                     log.push(Event::Deleted(meta));
@@ -107,7 +107,7 @@ fn hear(world: &mut World, event: &Event) {
     };
 }
 
-/// It was a write of ours, and this is its answer.
+/// The event as the answer to a write of ours.
 fn answer(world: &mut World, event: &Event) {
     match event {
         Event::Applied(object) => world.companion_written(read_companion(Kind::ConfigMap, object.clone())),
@@ -115,28 +115,28 @@ fn answer(world: &mut World, event: &Event) {
     };
 }
 
-/// Tells the world of all that happened. What it knows of a place is never older than what the watch has shown.
-fn deliver(world: &mut World, log: &[Event], hearings: &[Hearing]) {
+/// Delivers everything to the world. What it knows of a companion is never older than what the watch has shown.
+fn deliver(world: &mut World, log: &[Event], hearings: &[Delivery]) {
     let mut next = 0;
-    for hearing in hearings {
-        match hearing {
-            Hearing::Next => {
+    for delivery in hearings {
+        match delivery {
+            Delivery::Next => {
                 log.get(next).into_iter().for_each(|event| hear(world, event));
                 next = (next + 1).min(log.len());
             }
-            Hearing::Again(index) if next > 0 => {
+            Delivery::Again(index) if next > 0 => {
                 let event = &log[index.index(next)];
                 if world.companion(&ObjectKey::of(Kind::ConfigMap, event.meta())).is_some() {
                     hear(world, event);
                 }
             }
-            Hearing::Early(index) if next < log.len() => {
+            Delivery::Early(index) if next < log.len() => {
                 answer(world, &log[next + index.index(log.len() - next)]);
             }
-            Hearing::Late(index) if next > 0 => answer(world, &log[index.index(next)]),
-            Hearing::Relist(to, write) => {
+            Delivery::Late(index) if next > 0 => answer(world, &log[index.index(next)]),
+            Delivery::Relist(to, write) => {
                 next += to.index(log.len() - next + 1);
-                world.begin(COMPANIONS);
+                world.list_begins(COMPANIONS);
                 let mut objects = state_after(&log[..next]).into_values();
                 let first = objects.next();
                 first
@@ -145,9 +145,9 @@ fn deliver(world: &mut World, log: &[Event], hearings: &[Hearing]) {
                 answer(world, write.get(log));
                 objects
                     .for_each(|object| drop(world.apply_companion(read_companion(Kind::ConfigMap, object))));
-                world.end(COMPANIONS, log[..next].last().map_or(0, |event| event.meta().version()));
+                world.list_ends(COMPANIONS, log[..next].last().map_or(0, |event| event.meta().version()));
             }
-            Hearing::Again(_) | Hearing::Early(_) | Hearing::Late(_) => {}
+            Delivery::Again(_) | Delivery::Early(_) | Delivery::Late(_) => {}
         }
     }
     log[next..].iter().for_each(|event| hear(world, event));
@@ -157,12 +157,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_world_ends_up_with_what_is_there(
-        deeds in prop::collection::vec(deed(), 1..25),
-        hearings in prop::collection::vec(hearing(), 0..50),
+    fn world_ends_up_with_what_exists(
+        operations in prop::collection::vec(operation(), 1..25),
+        hearings in prop::collection::vec(delivery(), 0..50),
     ) {
         let mut world = world();
-        let log = log(&deeds);
+        let log = log(&operations);
         prop_assume!(!log.is_empty());
         deliver(&mut world, &log, &hearings);
 

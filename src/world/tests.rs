@@ -1,14 +1,18 @@
-//! The world, told what watches and writes would tell it.
+//! The world takes in what watches and writes show.
 
 mod properties;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::*;
+use crate::content::Content;
+use crate::object::{Meta, ObjectKey};
 use crate::testing::{
     self, ObjectBuilder, companion, configmap, namespace, object, read_companion, read_source, source, world,
 };
 
-const COMPANIONS: Stream = Stream::Companions(Kind::ConfigMap);
-const SOURCES: Stream = Stream::Sources(Kind::ConfigMap);
+const COMPANIONS: WatchId = WatchId::Companions(Kind::ConfigMap);
+const SOURCES: WatchId = WatchId::Sources(Kind::ConfigMap);
 
 fn colors() -> ObjectBuilder {
     source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
@@ -51,10 +55,10 @@ fn see_namespace(world: &mut World, draft: &ObjectBuilder) -> BTreeSet<String> {
 /// A world with both namespaces, the source and, at version 10, its companion in `away`.
 fn known() -> World {
     let mut world = world();
-    world.begin(Stream::Namespaces);
+    world.list_begins(WatchId::Namespaces);
     see_namespace(&mut world, &namespace("home"));
     see_namespace(&mut world, &namespace("away"));
-    world.end(Stream::Namespaces, 8);
+    world.list_ends(WatchId::Namespaces, 8);
     see_source(&mut world, colors().version(9));
     see(&mut world, synced().version(10));
     world
@@ -67,7 +71,7 @@ fn version(world: &World, key: &ObjectKey) -> Option<String> {
 // --- companions
 
 #[test]
-fn an_older_event_never_undoes_a_newer_state() {
+fn older_event_never_replaces_a_newer_state() {
     let mut world = known();
     let newer = see(&mut world, synced().data("sky", "red").version(12));
     assert_eq!(newer.requeue, [colors_key()]);
@@ -75,7 +79,7 @@ fn an_older_event_never_undoes_a_newer_state() {
     assert_eq!(see(&mut world, synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
     assert_eq!(world.companion(&synced_key()).unwrap().content, content);
-    // Nor does the end of an older state: its label was stripped, then we restored it.
+    // Nor does the end of an older state: the label was stripped, then we restored it.
     assert_eq!(see_gone(&mut world, &synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
 }
@@ -89,17 +93,17 @@ fn versions_compare_as_numbers() {
 }
 
 #[test]
-fn the_echo_of_our_own_write_causes_no_look() {
+fn watch_event_of_our_own_write_enqueues_nothing() {
     let mut world = known();
     write(&mut world, synced().data("sky", "red").version(11));
     assert_eq!(see(&mut world, synced().data("sky", "red").version(11)), Effect::default());
-    // The same of what we deleted.
+    // The same holds for what we deleted.
     world.companion_deleted(&synced_key(), &synced().meta().uid);
     assert_eq!(see_gone(&mut world, &synced().version(12)), Effect::default());
 }
 
 #[test]
-fn a_watch_that_is_behind_does_not_undo_our_write() {
+fn late_watch_event_does_not_undo_our_write() {
     let mut world = known();
     write(&mut world, synced().data("sky", "red").version(12));
     assert_eq!(see(&mut world, synced().version(11)), Effect::default());
@@ -107,12 +111,12 @@ fn a_watch_that_is_behind_does_not_undo_our_write() {
 }
 
 #[test]
-fn the_answer_to_a_write_that_comes_late_does_not_undo_what_the_watch_has_shown() {
+fn late_answer_to_a_write_does_not_undo_what_the_watch_has_shown() {
     let mut world = known();
     see(&mut world, synced().data("sky", "red").version(12));
     assert_eq!(write(&mut world, synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
-    // Nor does it bring back what has come and gone.
+    // Nor does it bring back what was created and deleted meanwhile.
     see_gone(&mut world, &synced().version(13));
     assert_eq!(write(&mut world, synced().version(12)).requeue, [colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
@@ -121,7 +125,7 @@ fn the_answer_to_a_write_that_comes_late_does_not_undo_what_the_watch_has_shown(
 }
 
 #[test]
-fn the_end_of_an_earlier_object_of_that_name_is_ignored() {
+fn deletion_of_an_earlier_object_of_the_same_name_is_ignored() {
     let mut world = known();
     see(&mut world, synced().uid("second").version(12));
     assert_eq!(see_gone(&mut world, &synced().version(13)), Effect::default());
@@ -134,12 +138,12 @@ fn the_end_of_an_earlier_object_of_that_name_is_ignored() {
 }
 
 #[test]
-fn a_companion_that_goes_reaches_its_source_and_everyone_who_waits_for_its_name() {
+fn deleted_companion_enqueues_its_source_and_every_source_that_waits_for_its_name() {
     let mut world = known();
     for (waiting, name) in [
         (source("away", "paint"), "colors-synced"),
         (source("third", "paint").annotate("target-namespaces", "*"), "colors-synced"),
-        // These wait for another place, name or kind.
+        // These want another namespace, name or kind.
         (source("home", "paint"), "colors-synced"),
         (source("third", "dye").annotate("target-namespaces", "third"), "colors-synced"),
         (source("away", "dye"), "dyes"),
@@ -154,7 +158,7 @@ fn a_companion_that_goes_reaches_its_source_and_everyone_who_waits_for_its_name(
 }
 
 #[test]
-fn whoever_no_longer_waits_for_a_name_is_not_reached() {
+fn source_that_no_longer_waits_for_a_name_is_not_enqueued() {
     let mut world = known();
     let waiting = || source("away", "paint").annotate("companion-name", "colors-synced");
     see_source(&mut world, waiting());
@@ -166,20 +170,20 @@ fn whoever_no_longer_waits_for_a_name_is_not_reached() {
 }
 
 #[test]
-fn an_edited_annotation_does_not_give_a_companion_that_we_know_to_another_source() {
+fn edited_annotation_does_not_move_a_known_companion_to_another_source() {
     let mut world = known();
     let effect = see(&mut world, synced().of("away/other").version(11));
     assert_eq!(effect.requeue, [colors_key()]);
     assert_eq!(world.companions_of(&colors_key()).count(), 1);
     assert_eq!(world.companions_of(&configmap("away", "other")).count(), 0);
-    // A new object of that name is whose its annotation says.
+    // A new object of that name belongs to the source that its annotation names.
     see(&mut world, synced().of("away/other").uid("second").version(12));
     assert_eq!(world.companions_of(&colors_key()).count(), 0);
     assert_eq!(world.companions_of(&configmap("away", "other")).count(), 1);
 }
 
 #[test]
-fn a_companion_without_a_source_makes_its_source_known_to_the_resync() {
+fn resync_includes_the_missing_source_of_a_companion() {
     let mut world = world();
     see(&mut world, synced());
     assert_eq!(world.all_sources(), [colors_key()]);
@@ -191,74 +195,80 @@ fn a_companion_without_a_source_makes_its_source_known_to_the_resync() {
 // --- relists
 
 #[test]
-fn a_relist_sweeps_what_is_missing_but_not_what_was_written_meanwhile() {
+fn relist_removes_what_is_missing_but_not_what_was_written_meanwhile() {
     let mut world = known();
     let kept = || companion("home", "colors-synced").of("home/colors");
     let written = || companion("third", "colors-synced").of("home/colors");
     let gone_again = || companion("fourth", "colors-synced").of("home/colors");
     see(&mut world, kept().version(10));
-    world.begin(COMPANIONS);
+    world.list_begins(COMPANIONS);
     write(&mut world, gone_again().version(12));
     write(&mut world, written().version(20));
     see(&mut world, kept().version(10));
-    let effect = world.end(COMPANIONS, 15);
+    let effect = world.list_ends(COMPANIONS, 15);
     assert_eq!(effect.requeue, [colors_key(), colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
     assert!(world.companion(&gone_again().key()).is_none(), "the list is newer than this write");
     assert!(world.companion(&kept().key()).is_some() && world.companion(&written().key()).is_some());
     assert!(world.was_lost(&synced_key()));
-    // The next one sweeps what this one spared.
-    world.begin(COMPANIONS);
+    // The next list removes what this one spared.
+    world.list_begins(COMPANIONS);
     see(&mut world, kept().version(10));
-    world.end(COMPANIONS, 30);
+    world.list_ends(COMPANIONS, 30);
     assert!(world.companion(&written().key()).is_none());
 }
 
 #[test]
-fn a_relist_that_is_older_than_our_write_does_not_undo_it() {
+fn relist_older_than_our_write_does_not_undo_it() {
     let mut world = known();
-    world.begin(COMPANIONS);
+    world.list_begins(COMPANIONS);
     write(&mut world, synced().data("sky", "red").version(12));
     assert_eq!(see(&mut world, synced().version(10)), Effect::default());
-    world.end(COMPANIONS, 11);
+    world.list_ends(COMPANIONS, 11);
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
 }
 
 #[test]
-fn a_relist_of_one_kind_leaves_the_others_alone() {
+fn relist_of_one_kind_leaves_the_others_alone() {
     let mut world = known();
-    for stream in [Stream::Companions(Kind::Secret), Stream::Sources(Kind::Secret), Stream::Namespaces] {
-        world.begin(stream);
-        assert_eq!(world.end(stream, 20), Effect::default());
+    for stream in [WatchId::Companions(Kind::Secret), WatchId::Sources(Kind::Secret), WatchId::Namespaces] {
+        world.list_begins(stream);
+        assert_eq!(world.list_ends(stream, 20), Effect::default());
     }
     assert!(world.companion(&synced_key()).is_some() && world.source(&colors_key()).is_some());
-    assert!(world.is_going("away"), "a namespace that a list does not show is gone");
+    assert!(
+        world.namespaces().is_gone_or_terminating("away"),
+        "a namespace that a list does not show is gone"
+    );
 }
 
 #[test]
-fn a_relist_without_a_source_is_its_end() {
+fn relist_without_a_source_removes_it() {
     let mut world = known();
-    world.begin(SOURCES);
+    world.list_begins(SOURCES);
     see_source(&mut world, source("home", "other"));
-    let effect = world.end(SOURCES, 20);
-    assert_eq!(effect, Effect { requeue: vec![colors_key()], news: vec![(colors_key(), News::Gone)] });
+    let effect = world.list_ends(SOURCES, 20);
+    assert_eq!(
+        effect,
+        Effect { requeue: vec![colors_key()], events: vec![(colors_key(), SourceEvent::Removed)] }
+    );
     assert_eq!(world.all_sources().len(), 2, "its companions are still there");
 }
 
 #[test]
-fn after_an_etcd_restore_a_relist_is_believed() {
+fn relist_after_an_etcd_restore_replaces_newer_states() {
     let mut world = known();
     see(&mut world, synced().data("sky", "red").version(1000));
     see_source(&mut world, colors().data("sky", "red").version(999));
-    world.begin(COMPANIONS);
-    world.begin(SOURCES);
+    world.list_begins(COMPANIONS);
+    world.list_begins(SOURCES);
     assert_eq!(see(&mut world, synced().version(10)).requeue, [colors_key()]);
     assert_eq!(see_source(&mut world, colors().version(9)).requeue, [colors_key()]);
-    world.end(COMPANIONS, 10);
-    world.end(SOURCES, 10);
+    world.list_ends(COMPANIONS, 10);
+    world.list_ends(SOURCES, 10);
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("10"));
     assert_eq!(world.source(&colors_key()).unwrap().resource_version, "9");
-    // From here on versions count again, also those of answers to our writes.
+    // From here on versions count again, those of our own writes included.
     write(&mut world, companion("home", "colors-synced").of("home/colors").version(11));
     assert!(world.companion(&configmap("home", "colors-synced")).is_some());
     see(&mut world, synced().data("sky", "red").version(12));
@@ -269,7 +279,7 @@ fn after_an_etcd_restore_a_relist_is_believed() {
 // --- lost companions
 
 #[test]
-fn a_companion_that_vanished_while_its_source_stands_is_lost_until_it_is_back() {
+fn companion_that_vanished_while_its_source_exists_is_lost_until_it_is_back() {
     let mut world = known();
     assert!(!world.was_lost(&synced_key()));
     see_gone(&mut world, &synced().version(11));
@@ -281,7 +291,7 @@ fn a_companion_that_vanished_while_its_source_stands_is_lost_until_it_is_back() 
 }
 
 #[test]
-fn a_companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
+fn companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
     let mut world = known();
     world.companion_deleted(&synced_key(), &synced().meta().uid);
     assert!(!world.was_lost(&synced_key()));
@@ -293,11 +303,11 @@ fn a_companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
 }
 
 #[test]
-fn a_companion_that_another_replica_removed_is_not_lost() {
+fn companion_deleted_by_another_replica_is_not_lost() {
     let elsewhere = || colors().annotate("target-namespaces", ".").version(11);
     let renamed = || colors().annotate("companion-name", "other").version(11);
     for change in [elsewhere, renamed] {
-        // Two watches: either may be first.
+        // The two watches may show it in either order.
         let mut world = known();
         see_source(&mut world, change());
         see_gone(&mut world, &synced().version(12));
@@ -311,7 +321,7 @@ fn a_companion_that_another_replica_removed_is_not_lost() {
 }
 
 #[test]
-fn with_a_source_goes_the_memory_of_what_it_lost() {
+fn deleted_source_has_no_lost_companions() {
     let mut world = known();
     see_gone(&mut world, &synced().version(11));
     world.delete_source(Kind::ConfigMap, colors().version(12).meta());
@@ -321,22 +331,22 @@ fn with_a_source_goes_the_memory_of_what_it_lost() {
 // --- sources
 
 #[test]
-fn a_source_is_seen_changes_and_goes() {
+fn source_is_added_changed_and_removed() {
     let mut world = world();
     let news = |effect: Effect| {
         assert_eq!(effect.requeue, [colors_key()]);
-        effect.news.into_iter().map(|(_, news)| news).collect::<Vec<_>>()
+        effect.events.into_iter().map(|(_, news)| news).collect::<Vec<_>>()
     };
-    assert_eq!(news(see_source(&mut world, colors())), [News::Seen]);
-    assert_eq!(news(see_source(&mut world, colors().data("sky", "red").version(2))), [News::Changed]);
-    assert_eq!(news(see_source(&mut world, colors().uid("second").version(3))), [News::Changed]);
+    assert_eq!(news(see_source(&mut world, colors())), [SourceEvent::Added]);
+    assert_eq!(news(see_source(&mut world, colors().data("sky", "red").version(2))), [SourceEvent::Changed]);
+    assert_eq!(news(see_source(&mut world, colors().uid("second").version(3))), [SourceEvent::Changed]);
     let going = colors().uid("second").terminating().version(4);
-    assert_eq!(news(see_source(&mut world, going.clone())), [News::Changed]);
-    assert_eq!(news(world.delete_source(going.kind, going.meta())), [News::Gone]);
+    assert_eq!(news(see_source(&mut world, going.clone())), [SourceEvent::Changed]);
+    assert_eq!(news(world.delete_source(going.kind, going.meta())), [SourceEvent::Removed]);
 }
 
 #[test]
-fn everything_that_can_change_a_companion_causes_a_look() {
+fn change_that_can_change_a_companion_enqueues_the_source() {
     for draft in [
         colors().data("sky", "red"),
         colors().binary("logo", "AAEC"),
@@ -358,7 +368,7 @@ fn everything_that_can_change_a_companion_causes_a_look() {
 }
 
 #[test]
-fn metadata_that_no_companion_shows_causes_no_look() {
+fn change_of_metadata_that_no_companion_shows_enqueues_nothing() {
     let carrying = || colors().annotate("copy-labels", "example.com/team");
     let mut world = known();
     see_source(&mut world, carrying().version(11));
@@ -379,7 +389,7 @@ fn metadata_that_no_companion_shows_causes_no_look() {
 }
 
 #[test]
-fn an_older_state_of_a_source_is_ignored() {
+fn older_state_of_a_source_is_ignored() {
     let mut world = known();
     see_source(&mut world, colors().data("sky", "red").version(12));
     assert_eq!(see_source(&mut world, colors().version(11)), Effect::default());
@@ -389,7 +399,7 @@ fn an_older_state_of_a_source_is_ignored() {
 // --- namespaces
 
 #[test]
-fn a_namespace_reaches_exactly_the_sources_whose_targets_match_before_or_after() {
+fn changed_namespace_enqueues_the_sources_that_match_before_or_after() {
     let mut world = world();
     for (name, key, value) in [
         ("own", "target-namespaces", "."),
@@ -403,8 +413,8 @@ fn a_namespace_reaches_exactly_the_sources_whose_targets_match_before_or_after()
     ] {
         see_source(&mut world, source("home", name).annotate(key, value));
     }
-    world.begin(Stream::Namespaces);
-    world.end(Stream::Namespaces, 8);
+    world.list_begins(WatchId::Namespaces);
+    world.list_ends(WatchId::Namespaces, 8);
     let reached = |world: &mut World, draft: ObjectBuilder| {
         let names = see_namespace(world, &draft);
         names.into_iter().map(|key| key.replace("home/", "")).collect::<Vec<_>>().join(" ")
@@ -425,40 +435,44 @@ fn a_namespace_reaches_exactly_the_sources_whose_targets_match_before_or_after()
 }
 
 #[test]
-fn while_namespaces_are_listed_for_the_first_time_they_reach_nobody() {
+fn first_list_of_namespaces_enqueues_nothing() {
     let mut world = world();
     see_source(&mut world, colors());
-    world.begin(Stream::Namespaces);
+    world.list_begins(WatchId::Namespaces);
     assert!(see_namespace(&mut world, &namespace("away")).is_empty());
-    world.end(Stream::Namespaces, 8);
-    world.begin(Stream::Namespaces);
+    world.list_ends(WatchId::Namespaces, 8);
+    world.list_begins(WatchId::Namespaces);
     assert_eq!(see_namespace(&mut world, &namespace("home")).len(), 1, "later lists bring news");
 }
 
 #[test]
-fn a_malformed_accept_from_is_told_and_accepts_nothing() {
+fn malformed_accept_from_is_reported_and_accepts_nothing() {
     let mut world = world();
     let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
     assert!(fault.is_some_and(|fault| fault.to_string().contains("workshop.io/accept-from")));
-    assert!(!world.accepts("a", "away"));
+    assert!(!world.namespaces().accepts("a", "away"));
     let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*").meta());
-    assert!(fault.is_none() && world.accepts("a", "away") && !world.accepts("b", "away"));
+    assert!(
+        fault.is_none()
+            && world.namespaces().accepts("a", "away")
+            && !world.namespaces().accepts("b", "away")
+    );
 }
 
 #[test]
-fn what_a_flag_excludes_is_a_target_only_where_it_accepts() {
-    let limits = Limits { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
-    let mut world = World::new(crate::testing::keys(), limits);
+fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
+    let rules = NamespaceRules { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
+    let mut world = World::new(crate::testing::keys(), rules);
     see_namespace(&mut world, &namespace("infra-a"));
     see_namespace(&mut world, &namespace("infra-b").annotate("accept-from", "home"));
-    assert_eq!(world.admission("home", "infra-a"), Admission::NotAccepted);
-    assert_eq!(world.admission("home", "infra-b"), Admission::Admitted);
-    assert_eq!(world.admission("other", "infra-b"), Admission::NotAccepted);
-    assert_eq!(world.admission("home", "nowhere"), Admission::Absent);
+    assert_eq!(world.namespaces().admission("home", "infra-a"), Admission::NotAccepted);
+    assert_eq!(world.namespaces().admission("home", "infra-b"), Admission::Admitted);
+    assert_eq!(world.namespaces().admission("other", "infra-b"), Admission::NotAccepted);
+    assert_eq!(world.namespaces().admission("home", "nowhere"), Admission::Absent);
 }
 
 #[test]
-fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
+fn companion_keeps_its_other_manager_and_its_controller() {
     let world = known();
     let manager = &crate::testing::keys().instance;
     let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
@@ -470,7 +484,7 @@ fn what_is_kept_of_a_companion_says_who_else_wrote_it_and_who_owns_it() {
 }
 
 #[test]
-fn with_a_namespace_goes_the_memory_of_what_was_lost_there() {
+fn deleted_namespace_has_no_lost_companions() {
     let mut world = known();
     see_namespace(&mut world, &namespace("away").terminating());
     see_gone(&mut world, &synced().version(11));
@@ -479,7 +493,7 @@ fn with_a_namespace_goes_the_memory_of_what_was_lost_there() {
 }
 
 #[test]
-fn an_accept_from_that_becomes_malformed_is_told() {
+fn accept_from_that_becomes_malformed_is_reported() {
     let mut world = world();
     world.apply_namespace(namespace("away").meta());
     let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
@@ -487,7 +501,7 @@ fn an_accept_from_that_becomes_malformed_is_told() {
 }
 
 #[test]
-fn what_we_deleted_is_not_lost_though_the_watch_was_behind() {
+fn companion_that_we_deleted_is_not_lost_when_the_watch_is_late() {
     let mut world = known();
     write(&mut world, synced().data("sky", "red").version(11));
     world.companion_deleted(&synced_key(), &synced().meta().uid);
@@ -498,10 +512,10 @@ fn what_we_deleted_is_not_lost_though_the_watch_was_behind() {
 }
 
 #[test]
-fn after_an_etcd_restore_a_version_that_is_used_again_is_not_taken_for_an_echo() {
+fn version_reused_after_an_etcd_restore_is_not_taken_for_our_own_write() {
     let mut world = known();
-    world.begin(COMPANIONS);
+    world.list_begins(COMPANIONS);
     let effect = see(&mut world, synced().data("sky", "red").version(10));
-    world.end(COMPANIONS, 10);
+    world.list_ends(COMPANIONS, 10);
     assert_eq!(effect.requeue, [colors_key()]);
 }

@@ -1,0 +1,94 @@
+//! A companion, reduced to its identity and digests: memory does not grow with content.
+
+use crate::{
+    content::{Content, Digest},
+    keys::Keys,
+    marks::{self, Marks, RemovableKeys},
+    object::{Kind, Object, ObjectKey, OwnerReference},
+};
+
+/// What is kept of a companion: who it is and digests of what it holds, never the content.
+#[derive(Debug, Clone)]
+pub struct Companion {
+    pub uid: String,
+    pub resource_version: String,
+    /// Whose it is: because we know its UID, or by its annotation.
+    pub source: Option<ObjectKey>,
+    /// The `source-checksum` it shows is that of its content: it was not edited since it was written.
+    pub intact: bool,
+    pub content: Digest,
+    pub marks: Digest,
+    pub owners: Digest,
+    pub controller_uid: Option<String>,
+    /// The garbage collector will take it when its source goes.
+    pub owned_by_source: bool,
+    pub extras: Option<Box<RemovableKeys>>,
+    pub type_: Option<String>,
+    pub immutable: bool,
+    pub finalizers: bool,
+    pub terminating: bool,
+    pub has_labels: bool,
+    pub has_annotations: bool,
+    /// Bears our label.
+    pub labelled: bool,
+    /// We have an entry in its managedFields.
+    pub written_by_us: bool,
+    /// It is itself a source.
+    pub is_source: bool,
+    /// Who else wrote it last, by field manager.
+    pub other_manager: Option<String>,
+    pub(super) version: u64,
+    /// The list, or the watch that followed it, that showed it last; zero when none has.
+    pub(super) epoch: u32,
+    /// The list during or after which we wrote it; zero when we did not.
+    pub(super) written_epoch: u32,
+}
+
+/// What stands where a companion is or should be, by what it shows. Whose it is, the world knows better.
+#[derive(Debug, Clone)]
+pub struct ObservedCompanion {
+    pub(super) key: ObjectKey,
+    pub(super) companion: Companion,
+    /// The name of the owner that has the UID of the source.
+    pub(super) owner: Option<String>,
+}
+
+impl ObservedCompanion {
+    #[must_use]
+    pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
+        let (meta, content) = Content::split(object);
+        let digest = content.digest();
+        let marks = Marks::found(keys, &meta);
+        let extras = marks.removable_keys(keys);
+        let uid = meta.annotations.get(&keys.source_uid);
+        let ours = |owner: &&OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
+        let owner = meta.owner_references.iter().find(ours).map(|owner| owner.name.clone());
+        let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
+        let companion = Companion {
+            source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
+            intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
+            content: digest,
+            marks: marks.digest(),
+            owners: marks::owners_digest(&meta.owner_references),
+            owned_by_source: false,
+            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
+            extras: (!extras.is_empty()).then(|| Box::new(extras)),
+            type_: content.type_,
+            immutable: content.immutable,
+            finalizers: !meta.finalizers.is_empty(),
+            terminating: meta.is_terminating(),
+            has_labels: !meta.labels.is_empty(),
+            has_annotations: !meta.annotations.is_empty(),
+            labelled: meta.labels.get(&keys.companion).is_some_and(|value| value == "true"),
+            written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == keys.instance),
+            is_source: keys.is_source(&meta.labels),
+            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
+            version: meta.version(),
+            epoch: 0,
+            written_epoch: 0,
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+        };
+        Self { key: ObjectKey::of(kind, &meta), companion, owner }
+    }
+}

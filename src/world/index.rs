@@ -1,0 +1,79 @@
+//! PURE. Which companions belong to which source, and which sources want which companion.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::source::Source;
+use crate::object::{Kind, ObjectKey};
+
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Companions by the source they belong to, whether that exists or not.
+    by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// Sources by the companion they want: every source that waits for a name hears when it becomes free.
+    by_desired: HashMap<DesiredName, BTreeSet<ObjectKey>>,
+}
+
+/// A companion's name, and its namespace if the source can only mean one.
+type DesiredName = (Kind, Option<Arc<str>>, String);
+
+impl Index {
+    pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        self.by_source.get(source).into_iter().flatten()
+    }
+
+    /// The sources that have companions, whether they exist or not.
+    pub fn sources(&self) -> impl ExactSizeIterator<Item = &ObjectKey> {
+        self.by_source.keys()
+    }
+
+    /// The key of a source that has companions, so that all of them share one allocation.
+    pub fn shared_key(&self, source: &ObjectKey) -> Option<&ObjectKey> {
+        self.by_source.get_key_value(source).map(|(key, _)| key)
+    }
+
+    pub fn add_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
+        self.by_source.entry(source.clone()).or_default().insert(companion.clone());
+    }
+
+    pub fn remove_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
+        remove(&mut self.by_source, source, companion);
+    }
+
+    pub fn add_source(&mut self, source: &Source) {
+        if let Some(name) = desired_name(source) {
+            self.by_desired.entry(name).or_default().insert(source.key.clone());
+        }
+    }
+
+    pub fn remove_source(&mut self, source: &Source) {
+        if let Some(name) = desired_name(source) {
+            remove(&mut self.by_desired, &name, &source.key);
+        }
+    }
+
+    /// The sources whose companions have this name, and may be wanted in this namespace.
+    pub fn sources_by_name(&self, companion: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        let name = companion.name.to_string();
+        let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
+        let anywhere = (companion.kind, None, name);
+        [here, anywhere].into_iter().filter_map(|name| self.by_desired.get(&name)).flatten()
+    }
+}
+
+fn desired_name(source: &Source) -> Option<DesiredName> {
+    let policy = &source.desired.as_ref().ok()?.policy;
+    let home = policy.targets.only_own().then(|| source.key.namespace.clone());
+    Some((source.key.kind, home, policy.companion.clone()))
+}
+
+fn remove<K: Eq + std::hash::Hash>(map: &mut HashMap<K, BTreeSet<ObjectKey>>, key: &K, value: &ObjectKey) {
+    if let Some(values) = map.get_mut(key) {
+        values.remove(value);
+        if values.is_empty() {
+            map.remove(key);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Watches → world: one task for each watch, which enqueues every source that has to be reconciled.
+
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::task::JoinSet;
+
+use super::{Effect, ObservedCompanion, Scope, SharedWorld, Source, SourceEvent, WatchId, World};
+use crate::{
+    keys::Keys,
+    object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
+    ops::{
+        health::{Condition, Readiness},
+        metrics::Metrics,
+    },
+    watch::{self, Event, WatchSpec},
+};
+
+/// What all watches share.
+#[derive(Clone)]
+pub struct Informers {
+    pub scope: Scope,
+    pub world: SharedWorld,
+    /// Takes the sources to reconcile.
+    pub requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync>,
+    pub readiness: Readiness,
+    pub metrics: Metrics,
+}
+
+/// Takes what one watch shows into the world.
+struct Informer {
+    watch: WatchId,
+    shared: Informers,
+}
+
+impl Informers {
+    /// Starts the watches. None of the tasks ever ends.
+    pub fn start(&self, tasks: &mut JoinSet<&'static str>, client: &Client) {
+        for watch in self.scope.watches() {
+            let informer = Informer { watch, shared: self.clone() };
+            let (client, spec) = (client.clone(), spec(watch, &self.scope.keys));
+            tasks.spawn(async move {
+                match watch {
+                    WatchId::Namespaces => watch::run(client, spec, |event| informer.namespace(event)).await,
+                    WatchId::Companions(kind) => {
+                        watch::run(client, spec, |event| informer.companion(kind, event)).await
+                    }
+                    WatchId::Sources(kind) => {
+                        watch::run(client, spec, |event| informer.source(kind, event)).await
+                    }
+                }
+                "watch"
+            });
+        }
+    }
+}
+
+fn spec(watch: WatchId, keys: &Keys) -> WatchSpec {
+    let (resource, label_selector) = match watch {
+        WatchId::Namespaces => ("namespaces", None),
+        WatchId::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
+        WatchId::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
+    };
+    WatchSpec {
+        name: watch.as_str().to_owned(),
+        path: format!("/api/v1/{resource}"),
+        label_selector,
+        field_selector: None,
+    }
+}
+
+impl Informer {
+    fn source(&self, kind: Kind, event: Event<Object>) {
+        let scope = &self.shared.scope;
+        self.take(
+            event,
+            |object| Source::read(&scope.keys, &scope.rules, kind, object),
+            World::apply_source,
+            |world, object| world.delete_source(kind, &object.metadata),
+        );
+    }
+
+    fn companion(&self, kind: Kind, event: Event<Object>) {
+        self.take(
+            event,
+            |object| ObservedCompanion::read(&self.shared.scope.keys, kind, object),
+            World::apply_companion,
+            |world, object| world.delete_companion(kind, &object.metadata),
+        );
+    }
+
+    fn namespace(&self, event: Event<NamespaceObject>) {
+        let mut malformed = None;
+        let apply = |world: &mut World, meta: Meta| {
+            let (effect, fault) = world.apply_namespace(&meta);
+            malformed = fault.map(|fault| (meta.name, fault));
+            effect
+        };
+        let delete = |world: &mut World, object: NamespaceObject| {
+            world.delete_namespace(&object.metadata.name);
+            Effect::default()
+        };
+        self.take(event, |object| object.metadata, apply, delete);
+        // Logged after the world's lock is released: a log may be slow.
+        if let Some((namespace, fault)) = malformed {
+            tracing::warn!(namespace, "{fault}; the namespace accepts nothing until this is corrected");
+        }
+    }
+
+    /// `read` takes the time, so it runs before the world is locked.
+    fn take<T, R>(
+        &self,
+        event: Event<T>,
+        read: impl FnOnce(T) -> R,
+        apply: impl FnOnce(&mut World, R) -> Effect,
+        delete: impl FnOnce(&mut World, T) -> Effect,
+    ) {
+        let Informers { world, requeue, readiness, metrics, .. } = &self.shared;
+        let name = self.watch.as_str();
+        // A list that is about to be requested proves nothing: every request may fail.
+        if !matches!(event, Event::Init) {
+            readiness.watch_received(name);
+        }
+        let effect = match event {
+            Event::Init => {
+                world.write(|world| world.list_begins(self.watch));
+                metrics.watch_restarted(name);
+                Effect::default()
+            }
+            Event::Apply(object) => {
+                let read = read(object);
+                world.write(|world| apply(world, read))
+            }
+            Event::Delete(object) => world.write(|world| delete(world, object)),
+            Event::InitDone(version) => {
+                let version = version.parse().unwrap_or(u64::MAX);
+                let effect = world.write(|world| world.list_ends(self.watch, version));
+                readiness.mark_true(Condition::Listed(name));
+                effect
+            }
+            Event::Bookmark => Effect::default(),
+        };
+        for (source, event) in &effect.events {
+            self.log(source, *event);
+        }
+        if !effect.requeue.is_empty() {
+            requeue(effect.requeue);
+        }
+    }
+
+    fn log(&self, source: &ObjectKey, event: SourceEvent) {
+        let kind = source.kind.as_str();
+        let names = self
+            .shared
+            .world
+            .read(|world| world.source(source).and_then(|source| source.key_names()).cloned());
+        let keys = names.as_deref().unwrap_or_default();
+        match event {
+            SourceEvent::Added => tracing::info!(kind, %source, keys, "source added"),
+            SourceEvent::Changed => tracing::info!(kind, %source, keys, "source changed"),
+            SourceEvent::Removed => tracing::info!(kind, %source, "source removed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn request_for_a_list_does_not_count_as_received() {
+        let watch = WatchId::Namespaces;
+        let scope = Scope { keys: testing::keys(), rules: testing::rules(), kinds: Kind::ALL.to_vec() };
+        let shared = Informers {
+            world: SharedWorld::new(&scope),
+            scope,
+            requeue: Arc::new(|_| {}),
+            readiness: Readiness::new([Condition::Listed(watch.as_str())]),
+            metrics: Metrics::new(),
+        };
+        let informer = Informer { watch, shared };
+        let age = || informer.shared.readiness.watch_ages()[0].1;
+        let a_while = Duration::from_millis(5);
+        while age() < a_while {
+            std::thread::yield_now();
+        }
+        informer.namespace(Event::Init);
+        assert!(age() >= a_while, "{:?}", age());
+        let before = Instant::now();
+        informer.namespace(Event::InitDone("1".to_owned()));
+        let age = age();
+        assert!(age <= before.elapsed(), "{age:?}");
+    }
+}

@@ -1,0 +1,212 @@
+//! PURE. Namespaces: which of them a source reaches, and what they say about it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+    sync::Arc,
+};
+
+use super::NamespaceRules;
+use crate::{
+    keys::Keys,
+    object::Meta,
+    policy::{
+        Fault, Targets,
+        pattern::{BadPattern, Patterns},
+    },
+};
+
+/// All namespaces that the watch has shown.
+pub struct Namespaces {
+    keys: Arc<Keys>,
+    rules: NamespaceRules,
+    namespaces: BTreeMap<String, Namespace>,
+}
+
+/// A namespace, reduced to what decides whether it is a target.
+#[derive(Debug, Clone)]
+pub struct Namespace {
+    labels: BTreeMap<String, String>,
+    terminating: bool,
+    excluded: bool,
+    accept_from: Patterns,
+    /// What is wrong with its `accept-from`, if anything.
+    fault: Option<Fault>,
+    defaults: Defaults,
+    /// The list, or the watch after it, that showed it last.
+    epoch: u32,
+}
+
+/// The defaults for sources in a namespace, as its `default-…` annotations say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Defaults {
+    pub target_namespaces: Option<String>,
+    pub target_selector: Option<String>,
+    pub protect: Option<String>,
+}
+
+/// Whether a namespace may hold companions of sources from another one, or from itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    Admitted,
+    /// It is terminating or does not exist: there is nothing to do until that changes.
+    Absent,
+    /// It has the `exclude` label, or it is Lockstep's own.
+    Never,
+    /// It is a `kube-*` namespace or excluded by a flag, and its `accept-from` does not name the source's namespace.
+    NotAccepted,
+}
+
+/// What the watch showed of a namespace.
+pub struct NamespaceChange {
+    /// None if it is new.
+    pub before: Option<Namespace>,
+    /// What is wrong with its `accept-from`, if anything.
+    pub fault: Option<Fault>,
+}
+
+impl Namespaces {
+    #[must_use]
+    pub const fn new(keys: Arc<Keys>, rules: NamespaceRules) -> Self {
+        Self { keys, rules, namespaces: BTreeMap::new() }
+    }
+
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Namespace> {
+        self.namespaces.get(name)
+    }
+
+    /// The namespaces that a policy asks for, in order, whether or not they may be targets.
+    #[must_use]
+    pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
+        let mut wanted: BTreeSet<&str> = BTreeSet::new();
+        if targets.own {
+            wanted.insert(home);
+        }
+        wanted.extend(targets.names.iter().map(String::as_str));
+        for prefix in &targets.prefixes {
+            let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+            let names = self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str());
+            wanted.extend(names.take_while(|name| name.starts_with(prefix.as_str())));
+        }
+        if targets.selector.is_some() {
+            let matching = self.namespaces.iter().filter(|(name, known)| known.matches(targets, home, name));
+            wanted.extend(matching.map(|(name, _)| name.as_str()));
+        }
+        wanted
+    }
+
+    /// Whether a policy asks for this namespace.
+    #[must_use]
+    pub fn is_wanted(&self, home: &str, targets: &Targets, name: &str) -> bool {
+        match self.get(name) {
+            Some(known) => known.matches(targets, home, name),
+            None => targets.wants(home, name, &BTreeMap::new()),
+        }
+    }
+
+    /// Whether sources of `home` may have companions in a namespace.
+    #[must_use]
+    pub fn admission(&self, home: &str, name: &str) -> Admission {
+        let Some(target) = self.get(name) else { return Admission::Absent };
+        if target.excluded || name == self.rules.own_namespace {
+            Admission::Never
+        } else if target.terminating {
+            Admission::Absent
+        } else if self.needs_acceptance(name) && !target.accept_from.matches(home) {
+            Admission::NotAccepted
+        } else {
+            Admission::Admitted
+        }
+    }
+
+    fn needs_acceptance(&self, name: &str) -> bool {
+        name.starts_with("kube-") || self.rules.excluded.matches(name)
+    }
+
+    /// Whether a namespace takes over what sources of `home` send. It always accepts from itself.
+    #[must_use]
+    pub fn accepts(&self, home: &str, name: &str) -> bool {
+        home == name || self.invites(home, name)
+    }
+
+    /// Whether a namespace's `accept-from` names another, or itself.
+    #[must_use]
+    pub fn invites(&self, home: &str, name: &str) -> bool {
+        self.get(name).is_some_and(|known| known.accept_from.matches(home))
+    }
+
+    /// The defaults for sources in a namespace; none when it is not known.
+    #[must_use]
+    pub fn defaults(&self, name: &str) -> Option<&Defaults> {
+        self.get(name).map(|known| &known.defaults)
+    }
+
+    #[must_use]
+    pub fn is_terminating(&self, name: &str) -> bool {
+        self.get(name).is_some_and(|known| known.terminating)
+    }
+
+    /// Whether the namespace controller deletes what is in a namespace, or has done so.
+    #[must_use]
+    pub fn is_gone_or_terminating(&self, name: &str) -> bool {
+        self.get(name).is_none_or(|known| known.terminating)
+    }
+
+    /// Takes in what the watch shows; none if it changes nothing here.
+    pub fn apply(&mut self, meta: &Meta, epoch: u32) -> Option<NamespaceChange> {
+        let namespace = Namespace::read(&self.keys, meta, epoch);
+        let fault = namespace.fault.clone();
+        let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
+        let before = self.namespaces.insert(meta.name.clone(), namespace);
+        (!same).then_some(NamespaceChange { before, fault })
+    }
+
+    pub fn delete(&mut self, name: &str) {
+        self.namespaces.remove(name);
+    }
+
+    /// A list has ended: what it did not show is gone.
+    pub fn retain_epoch(&mut self, epoch: u32) {
+        self.namespaces.retain(|_, known| known.epoch == epoch);
+    }
+}
+
+impl Namespace {
+    fn read(keys: &Keys, meta: &Meta, epoch: u32) -> Self {
+        let annotation = |key: &str| meta.annotations.get(key).cloned();
+        let accept_from: Option<Result<Patterns, BadPattern>> =
+            annotation(&keys.accept_from).map(|text| text.parse());
+        let (accept_from, fault) = match accept_from.transpose() {
+            Ok(patterns) => (patterns.unwrap_or_default(), None),
+            Err(error) => {
+                let fault = Fault::Annotation { key: keys.accept_from.clone(), problem: error.to_string() };
+                (Patterns::default(), Some(fault))
+            }
+        };
+        Self {
+            labels: meta.labels.clone(),
+            terminating: meta.is_terminating(),
+            excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
+            accept_from,
+            fault,
+            defaults: Defaults {
+                target_namespaces: annotation(&keys.default_target_namespaces),
+                target_selector: annotation(&keys.default_target_selector),
+                protect: annotation(&keys.default_protect),
+            },
+            epoch,
+        }
+    }
+
+    #[must_use]
+    pub fn matches(&self, targets: &Targets, home: &str, name: &str) -> bool {
+        targets.wants(home, name, &self.labels)
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let Self { labels, terminating, excluded, accept_from, fault, defaults, epoch: _ } = self;
+        (labels, *terminating, *excluded) == (&other.labels, other.terminating, other.excluded)
+            && (accept_from, fault, defaults) == (&other.accept_from, &other.fault, &other.defaults)
+    }
+}

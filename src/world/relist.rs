@@ -1,0 +1,59 @@
+//! PURE. How far each watch has come: which list is current, and which of two states is the newer one.
+
+use std::collections::HashMap;
+
+use super::WatchId;
+use crate::object::{Kind, ObjectKey};
+
+#[derive(Debug, Default)]
+pub struct WatchProgress {
+    /// Counts the lists of each watch. What the current list and the watch after it did not show is out of date.
+    epochs: HashMap<WatchId, u32>,
+    /// The newest version that the watch of companions has shown. When one of our writes returns an object that is older
+    /// and unknown, it was created and deleted already.
+    last_seen_version: HashMap<Kind, u64>,
+    /// Companions that we deleted, by UID, until the watch has shown their end: what it still shows of them is the past.
+    tombstones: HashMap<ObjectKey, String>,
+}
+
+impl WatchProgress {
+    #[must_use]
+    pub fn epoch(&self, watch: WatchId) -> u32 {
+        self.epochs.get(&watch).copied().unwrap_or_default()
+    }
+
+    pub fn list_begins(&mut self, watch: WatchId) {
+        *self.epochs.entry(watch).or_default() += 1;
+        if let WatchId::Companions(kind) = watch {
+            self.last_seen_version.remove(&kind);
+        }
+    }
+
+    pub fn list_of_companions_ends(&mut self, kind: Kind, version: u64) {
+        self.last_seen_version.insert(kind, version);
+        self.tombstones.retain(|key, _| key.kind != kind);
+    }
+
+    pub fn saw_version(&mut self, kind: Kind, version: u64) {
+        let last = self.last_seen_version.entry(kind).or_default();
+        *last = version.max(*last);
+    }
+
+    #[must_use]
+    pub fn has_passed(&self, kind: Kind, version: u64) -> bool {
+        self.last_seen_version.get(&kind).is_some_and(|last| version <= *last)
+    }
+
+    pub fn bury(&mut self, key: &ObjectKey, uid: &str) {
+        self.tombstones.insert(key.clone(), uid.to_owned());
+    }
+
+    #[must_use]
+    pub fn is_buried(&self, key: &ObjectKey, uid: &str) -> bool {
+        self.tombstones.get(key).is_some_and(|buried| buried == uid)
+    }
+
+    pub fn remove_tombstone(&mut self, key: &ObjectKey) {
+        self.tombstones.remove(key);
+    }
+}
