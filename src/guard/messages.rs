@@ -134,6 +134,6 @@ mod tests {
             .map(|rest| rest.split("\n---").next().unwrap())
             .map(|folded| folded.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
-        assert_eq!(found, [cel(EDIT), cel(DELETE), cel(FORGED)]);
+        assert_eq!(found, [cel(EDIT), cel(STRIP), cel(DELETE), cel(FORGED)]);
     }
 }

@@ -66,6 +66,16 @@ impl Setup {
         )
     }
 
+    fn strip_text(&self, kind: &str, namespace: &str, source: &str) -> String {
+        let (home, companion, managed) =
+            (&self.home, self.cluster.key("companion"), self.cluster.key("managed"));
+        format!(
+            "{kind} {namespace}/{source}-synced is a companion of {home}/{source}; \
+             only Lockstep may remove its label {companion}. \
+             To stop mirroring, unlabel the source: kubectl label {kind} {source} -n {home} {managed}-\n"
+        )
+    }
+
     fn delete_text(&self, kind: &str, namespace: &str, source: &str) -> String {
         let (home, managed) = (&self.home, self.cluster.key("managed"));
         format!(
@@ -99,13 +109,17 @@ async fn edit_and_delete_of_companion_are_refused_for_every_verb() {
         let companion = Subject { cluster, kind, namespace, name: format!("{source}-synced") };
         let before = cluster.get(&companion.path()).await.unwrap();
         let text = setup.edit_text(kind, namespace, source);
-        for line in companion.edits().into_iter().chain(companion.strips()) {
+        for line in companion.edits() {
             assert_refused(&line, &alice.fails(&line), &text);
         }
         assert_refused("edit", &companion.edited_by(alice), &text);
         let changed = companion.file(|object| object["data"] = json!({"sky": "bWluZQ=="})).await;
         for line in companion.files() {
             assert_refused(&line, &alice.fails_with(&line, &changed), &text);
+        }
+        let text = setup.strip_text(kind, namespace, source);
+        for line in companion.strips() {
+            assert_refused(&line, &alice.fails(&line), &text);
         }
         let stripped = companion.file(|object| object["metadata"]["labels"] = json!({})).await;
         let line = format!("replace -f - -n {namespace}");
@@ -215,6 +229,9 @@ async fn companions_with_protect_none_and_other_objects_are_not_protected() {
     lockstep.stop().await;
     let _installed = setup.install_policy(&[]).await;
     alice.succeeds(&format!("label cm one-synced -n {home} team=mine"));
+    // Only Lockstep says whose companion an object is.
+    let line = format!("annotate --overwrite cm one-synced -n {home} {}=x/y", cluster.key("source"));
+    assert_refused(&line, &alice.fails(&line), &setup.edit_text("configmap", home, "one"));
     alice.succeeds(&format!("label cm one-synced -n {home} {}-", cluster.key("companion")));
     alice.succeeds(&format!("delete cm two-synced -n {home}"));
 
