@@ -10,6 +10,7 @@ mod crds;
 mod fixture;
 mod flags;
 mod guard;
+mod guard_and_policy;
 mod guard_down;
 mod harness;
 mod heal;
