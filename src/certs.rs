@@ -40,7 +40,7 @@ use task::CertificateTask;
 const MAX_SLEEP: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct CertSettings {
     pub keys: Arc<Keys>,
     /// Lockstep's own namespace, which has the CA Secret.
     pub namespace: String,
@@ -102,7 +102,7 @@ pub enum Error {
 pub fn start(
     tasks: &mut JoinSet<&'static str>,
     client: &Client,
-    settings: Settings,
+    settings: CertSettings,
     metrics: &Metrics,
     readiness: &Readiness,
 ) -> Result<Arc<Resolver>, Error> {

@@ -196,9 +196,9 @@ impl Run {
     }
 
     #[must_use]
-    pub fn certs(&self, scope: &Scope) -> certs::Settings {
+    pub fn certs(&self, scope: &Scope) -> certs::CertSettings {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());
-        certs::Settings {
+        certs::CertSettings {
             keys: scope.keys.clone(),
             namespace: scope.rules.own_namespace.clone(),
             lifetimes: Lifetimes { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },

@@ -8,11 +8,11 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    Due, Error, MAX_SLEEP, Settings,
+    CertSettings, Due, Error, MAX_SLEEP,
     issue::{Ca, Leaf, SubjectNames, between},
     leaf::{Renewal, renewal},
     rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
-    secret::{CaSet, Data, ParsedSecret, SecretObject},
+    secret::{CaSet, ParsedSecret, SecretData, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
     writes::WriteHistory,
 };
@@ -105,7 +105,7 @@ impl CaWrite {
 /// Decides what to do now.
 #[must_use]
 pub fn decide(
-    settings: &Settings,
+    settings: &CertSettings,
     snapshot: &Snapshot,
     memory: &Memory,
     leaf: Option<&Leaf>,
@@ -148,7 +148,7 @@ pub fn decide(
 impl Actions {
     fn change_secret(
         &mut self,
-        settings: &Settings,
+        settings: &CertSettings,
         observed: &Observed<SecretObject>,
         leaf: Option<&Leaf>,
         now: Now,
@@ -157,7 +157,7 @@ impl Actions {
             return;
         }
         let object = observed.present();
-        let no_data = Data::new();
+        let no_data = SecretData::new();
         let secret = object.map(|object| ParsedSecret::parse(object.data.as_ref().unwrap_or(&no_data)));
         let remembered = self.memory.cas.clone();
         let published = self.memory.published.clone();
@@ -196,7 +196,7 @@ impl Actions {
 
     fn set_bundle(
         &mut self,
-        settings: &Settings,
+        settings: &CertSettings,
         kind: WebhookKind,
         configuration: &Arc<WebhookConfiguration>,
         cas: &Arc<CaSet>,

@@ -179,14 +179,14 @@ mod tests {
         ca.issue(&SubjectNames::from(["localhost".to_owned()]), validity, now()).unwrap()
     }
 
-    struct Fixture {
+    struct FilesFixture {
         dir: TempDir,
         resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
     }
 
-    impl Fixture {
+    impl FilesFixture {
         fn new() -> Self {
             let readiness = Readiness::new([Condition::Certificate]);
             Self { dir: TempDir::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn new_pair_is_served_and_an_unusable_one_is_not() {
-        let fixture = Fixture::new();
+        let fixture = FilesFixture::new();
         let (first, second) = (leaf(HOUR), leaf(HOUR));
         fixture.put(&first);
         let mut reloader = fixture.start().unwrap();
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn pair_behind_a_swapped_symlink_is_reloaded() {
-        let fixture = Fixture::new();
+        let fixture = FilesFixture::new();
         let (first, second) = (leaf(HOUR), leaf(HOUR));
         let dir = |name: &str| fixture.dir.path().join(name);
         for (name, leaf) in [("one", &first), ("two", &second)] {
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn expired_pair_makes_the_replica_unready() {
-        let fixture = Fixture::new();
+        let fixture = FilesFixture::new();
         fixture.put(&leaf(HOUR));
         let mut reloader = fixture.start().unwrap();
         let later = now() + 2 * HOUR;
@@ -291,9 +291,9 @@ mod tests {
 
     #[test]
     fn unusable_pair_at_start_is_an_error_that_names_the_file() {
-        let fixture = Fixture::new();
+        let fixture = FilesFixture::new();
         let (one, other) = (leaf(HOUR), leaf(HOUR));
-        let error_of = |fixture: &Fixture| fixture.start().err().expect("an error").to_string();
+        let error_of = |fixture: &FilesFixture| fixture.start().err().expect("an error").to_string();
         assert!(error_of(&fixture).contains("tls.crt cannot be read"), "{}", error_of(&fixture));
         for (certificate, key, file, why) in [
             ("", &*one.key_pem(), "tls.crt", "no certificate"),

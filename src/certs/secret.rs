@@ -11,7 +11,7 @@ use super::issue::{Ca, Certificate, UnusableCa};
 use crate::{object::Meta, patch, watch::Watched};
 
 /// The data of a Secret. No type that holds it implements `Debug`.
-pub type Data = BTreeMap<String, ByteString>;
+pub type SecretData = BTreeMap<String, ByteString>;
 
 const CA_CERTIFICATE: &str = "ca.crt";
 const CA_KEY: &str = "ca.key";
@@ -32,7 +32,7 @@ const MAX_OLD_CAS: usize = 8;
 pub struct SecretObject {
     pub metadata: Meta,
     #[serde(default)]
-    pub data: Option<Data>,
+    pub data: Option<SecretData>,
 }
 
 impl Watched for SecretObject {
@@ -200,7 +200,7 @@ impl CaSet {
 impl ParsedSecret {
     /// Ignores keys that are not ours.
     #[must_use]
-    pub fn parse(data: &Data) -> Self {
+    pub fn parse(data: &SecretData) -> Self {
         let field = |key: &str| data.get(key).map(|value| value.0.as_slice());
         let time = |key: &str| {
             let text = field(key).map(|bytes| std::str::from_utf8(bytes).unwrap_or_default());

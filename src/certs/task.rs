@@ -16,7 +16,7 @@ use serde::de::IgnoredAny;
 use tokio::sync::watch as channel;
 
 use super::{
-    Error, Settings,
+    CertSettings, Error,
     decide::{CaWrite, LeafRequest, Memory, Now, Snapshot, decide},
     issue::Leaf,
     leaf::Renewal,
@@ -40,7 +40,7 @@ const ISSUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(super) struct CertificateTask {
     client: Client,
-    settings: Settings,
+    settings: CertSettings,
     resolver: Arc<Resolver>,
     metrics: Metrics,
     readiness: Readiness,
@@ -63,7 +63,7 @@ impl CertificateTask {
     /// Keeps a valid leaf in the resolver, the CA in the Secret and in the webhook configurations. Never returns.
     pub(super) async fn observe_and_run(
         client: Client,
-        settings: Settings,
+        settings: CertSettings,
         resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
@@ -87,7 +87,7 @@ impl CertificateTask {
 
     fn new(
         client: Client,
-        settings: Settings,
+        settings: CertSettings,
         resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
@@ -242,7 +242,7 @@ impl CertificateTask {
     }
 }
 
-async fn send(client: Client, settings: Settings, write: CaWrite) -> (CaWrite, Result<(), Failure>) {
+async fn send(client: Client, settings: CertSettings, write: CaWrite) -> (CaWrite, Result<(), Failure>) {
     let name = &settings.keys.instance;
     let field_manager = Some(name.clone());
     let patch = |path: &str, operations| {
@@ -266,12 +266,12 @@ async fn send(client: Client, settings: Settings, write: CaWrite) -> (CaWrite, R
     (write, answer)
 }
 
-fn secret_name(settings: &Settings) -> String {
+fn secret_name(settings: &CertSettings) -> String {
     format!("{}/{}", settings.namespace, settings.keys.instance)
 }
 
 /// Logs and counts a change of the Secret.
-fn report_change(change: SecretChange, cas: &CaSet, settings: &Settings, metrics: &Metrics) {
+fn report_change(change: SecretChange, cas: &CaSet, settings: &CertSettings, metrics: &Metrics) {
     if matches!(change, SecretChange::ReplaceCa(_) | SecretChange::PromoteNextCa) {
         metrics.certificate_rotated(Role::Ca);
     }
@@ -285,7 +285,7 @@ fn report_change(change: SecretChange, cas: &CaSet, settings: &Settings, metrics
     }
 }
 
-fn explain(write: &CaWrite, settings: &Settings, failure: &Failure) -> String {
+fn explain(write: &CaWrite, settings: &CertSettings, failure: &Failure) -> String {
     match write {
         CaWrite::Bundle { kind, .. } => {
             let (kind, name) = (kind.as_str(), &settings.keys.instance);

@@ -6,9 +6,9 @@ use k8s_openapi::{ByteString, jiff::Timestamp};
 use serde_json::{Value, json};
 
 use super::{
-    Lifetimes, Settings,
+    CertSettings, Lifetimes,
     issue::{Ca, Certificate},
-    secret::{CaSet, Data, SecretObject},
+    secret::{CaSet, SecretData, SecretObject},
     webhooks::{Published, WebhookConfiguration},
 };
 
@@ -16,8 +16,13 @@ use super::{
 pub const LIFETIMES: Lifetimes =
     Lifetimes { ca_validity: Duration::from_secs(24), leaf_validity: Duration::from_secs(6) };
 
-pub fn settings() -> Settings {
-    Settings { keys: crate::testing::keys(), namespace: "home".to_owned(), lifetimes: LIFETIMES, files: None }
+pub fn settings() -> CertSettings {
+    CertSettings {
+        keys: crate::testing::keys(),
+        namespace: "home".to_owned(),
+        lifetimes: LIFETIMES,
+        files: None,
+    }
 }
 
 /// Milliseconds since the test began.
@@ -38,11 +43,11 @@ pub fn cas() -> CaSet {
 }
 
 /// The data of a Secret with these CAs.
-pub fn data(cas: &CaSet) -> Data {
+pub fn data(cas: &CaSet) -> SecretData {
     cas.data().into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
 }
 
-pub fn secret(version: &str, data: Option<Data>) -> SecretObject {
+pub fn secret(version: &str, data: Option<SecretData>) -> SecretObject {
     serde_json::from_value(json!({"metadata": {"name": "x", "resourceVersion": version}, "data": data}))
         .unwrap()
 }

@@ -63,13 +63,13 @@ pub struct Webhook {
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientConfig {
-    service: Option<Service>,
+    service: Option<ServiceReference>,
     url: Option<String>,
     ca_bundle: Option<ByteString>,
 }
 
 #[derive(Clone, Deserialize)]
-struct Service {
+struct ServiceReference {
     name: String,
     namespace: String,
 }
@@ -101,7 +101,7 @@ impl Webhook {
 
     /// The host that the API server calls: the Service's DNS name or the URL's host; none if the URL is invalid.
     fn host(&self) -> Option<String> {
-        if let Some(Service { name, namespace }) = &self.client_config.service {
+        if let Some(ServiceReference { name, namespace }) = &self.client_config.service {
             return subject_name(&format!("{name}.{namespace}.svc"));
         }
         subject_name(self.client_config.url.as_ref()?.parse::<http::Uri>().ok()?.host()?)

@@ -121,13 +121,13 @@ fn deleted_lease_stays_with_its_holder_for_its_duration() {
 
 /// An API server with one Lease, which answers a write when the test says.
 #[derive(Clone, Default)]
-struct Server {
+struct LeaseServer {
     lease: Arc<Mutex<Option<Lease>>>,
     arrived: Arc<Notify>,
     answered: Arc<Notify>,
 }
 
-impl Server {
+impl LeaseServer {
     fn client(&self) -> Client {
         let server = self.clone();
         api_server(move |asked| server.clone().answer(asked))
@@ -163,7 +163,7 @@ impl Server {
 
 #[tokio::test]
 async fn lease_written_while_stopping_is_released() {
-    let server = Server::default();
+    let server = LeaseServer::default();
     let config = ElectionConfig {
         namespace: "home".to_owned(),
         name: "lockstep".to_owned(),

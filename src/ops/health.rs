@@ -28,9 +28,9 @@ pub enum Condition {
 
 /// The conditions that are not true yet, and when each watch last received anything.
 #[derive(Clone)]
-pub struct Readiness(Arc<Mutex<State>>);
+pub struct Readiness(Arc<Mutex<ReadinessState>>);
 
-struct State {
+struct ReadinessState {
     unmet: BTreeSet<Condition>,
     last_received: BTreeMap<&'static str, Instant>,
 }
@@ -45,10 +45,10 @@ impl Readiness {
             _ => None,
         };
         let last_received = unmet.iter().filter_map(watch).collect();
-        Self(Arc::new(Mutex::new(State { unmet, last_received })))
+        Self(Arc::new(Mutex::new(ReadinessState { unmet, last_received })))
     }
 
-    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut ReadinessState) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -12,7 +12,7 @@ use k8s_openapi::{ByteString, jiff::Timestamp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lockstep::{
     certs::{
-        self, Lifetimes, Settings,
+        self, CertSettings, Lifetimes,
         issue::{Ca, Certificate},
         resolver::{Resolver, server_config},
         secret::CaSet,
@@ -198,7 +198,7 @@ impl Fixture {
         let metrics = Metrics::new();
         let client = client::build(config, &metrics).expect("a client");
         let readiness = Readiness::new([Condition::Certificate, Condition::Bundle]);
-        let settings = Settings {
+        let settings = CertSettings {
             keys: Arc::new(Keys::new(&self.cluster.domain(), "-synced")),
             namespace: NAMESPACE.to_owned(),
             lifetimes,

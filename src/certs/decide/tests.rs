@@ -135,7 +135,7 @@ fn repeated_clearing_of_the_published_time_backs_off() {
 /// A cluster with the Secret and two webhook configurations, and replicas that observe and write them.
 struct Simulation {
     version: u64,
-    secret: Option<Data>,
+    secret: Option<SecretData>,
     secret_version: u64,
     configurations: [Value; 2],
     replicas: [Replica; 2],
@@ -200,7 +200,7 @@ impl Simulation {
         self.version
     }
 
-    fn store(&mut self, data: Option<Data>) {
+    fn store(&mut self, data: Option<SecretData>) {
         self.secret = data;
         self.secret_version = self.next_version();
     }

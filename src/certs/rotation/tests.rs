@@ -4,7 +4,7 @@ use k8s_openapi::ByteString;
 
 use super::{SecretChange as Change, *};
 use crate::certs::{
-    secret::Data,
+    secret::SecretData,
     testing::{LIFETIMES, at, ca, ca_at, cas, data, published},
 };
 
@@ -14,7 +14,7 @@ const DAYS: Lifetimes =
 
 /// The inputs of a change.
 struct Scenario {
-    data: Option<Data>,
+    data: Option<SecretData>,
     remembered: Option<CaSet>,
     published: Published,
     serving: Option<Certificate>,
@@ -208,7 +208,7 @@ fn unusable_ca_is_restored_from_memory_or_replaced() {
         (good().with("ca.crt", "nonsense"), UnusableCa::Certificate),
         (good().with("ca.key", "nonsense"), UnusableCa::Key),
         (good().with("ca.key", &other.key_pem()), UnusableCa::Mismatch),
-        (Scenario { data: Some(Data::new()), ..good() }, UnusableCa::Missing),
+        (Scenario { data: Some(SecretData::new()), ..good() }, UnusableCa::Missing),
     ] {
         assert_eq!(scenario.change(1_000), Due::Now(Change::ReplaceCa(why)));
         let replaced = scenario.after(1_000);

@@ -160,8 +160,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
         "configmap away/colors-synced is a companion, kept equal to home/colors by Lockstep. \
          Change the source instead: kubectl edit configmap colors -n home"
     );
-    type Edit = fn(&mut Object);
-    let edits: [Edit; 6] = [
+    let edits: [fn(&mut Object); 6] = [
         |new| new.immutable = Some(true),
         |new| drop(new.metadata.labels.insert("team".into(), "a".into())),
         |new| annotate(new, "example.com/note", "x"),
@@ -568,8 +567,8 @@ fn only_changes_that_affect_companions_require_access() {
     fn put(new: &mut Object, key: &str, value: &str) {
         new.data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
     }
-    type Edit = (&'static str, fn(&mut Object), bool);
-    let edits: [Edit; 16] = [
+    type EditCase = (&'static str, fn(&mut Object), bool);
+    let edits: [EditCase; 16] = [
         ("content", |new| new.data = None, true),
         ("a value", |new| put(new, "sky", "red"), true),
         ("a value that gets another name", |new| put(new, "sea", "red"), true),

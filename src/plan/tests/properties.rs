@@ -14,7 +14,7 @@ const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
 /// What somebody, or the mirror, does.
 #[derive(Debug, Clone)]
-enum Operation {
+enum ClusterOperation {
     Namespace(&'static str, NamespaceState),
     DropNamespace(&'static str),
     Source {
@@ -31,7 +31,7 @@ enum Operation {
     Finalize(Place),
     Delete(Place),
     Foreign(Place, Vec<ForeignTrait>),
-    Edit(Place, Vec<Edit>),
+    Edit(Place, Vec<CompanionEdit>),
     CollectGarbage,
     Restart,
     /// The mirror reconciles one source.
@@ -61,7 +61,7 @@ enum ForeignTrait {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Edit {
+enum CompanionEdit {
     Data,
     Binary,
     Immutable,
@@ -101,8 +101,8 @@ fn policy() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
     prop::collection::vec(one, 0..4)
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
-    use Edit as E;
+fn operation() -> impl Strategy<Value = ClusterOperation> {
+    use CompanionEdit as E;
     use ForeignTrait as T;
     use NamespaceState as N;
     let state = select(vec![N::Plain, N::Plain, N::Dev, N::Excluded, N::Accepting, N::Terminating]);
@@ -132,26 +132,26 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]);
     let value = || select(vec!["1", "2"]);
     prop_oneof![
-        2 => (select(&NAMESPACES[..]), state).prop_map(|(name, state)| Operation::Namespace(name, state)),
-        1 => select(&NAMESPACES[..]).prop_map(Operation::DropNamespace),
+        2 => (select(&NAMESPACES[..]), state).prop_map(|(name, state)| ClusterOperation::Namespace(name, state)),
+        1 => select(&NAMESPACES[..]).prop_map(ClusterOperation::DropNamespace),
         6 => (place(&NAMES), policy(), value(), prop::bool::weighted(0.2)).prop_map(
-            |(at, policy, value, immutable)| Operation::Source { at, policy, value, immutable }
+            |(at, policy, value, immutable)| ClusterOperation::Source { at, policy, value, immutable }
         ),
-        1 => (place(&NAMES), value()).prop_map(|(at, value)| Operation::SourceAnew { at, value }),
-        1 => place(&NAMES).prop_map(Operation::Unlabel),
-        1 => place(&NAMES).prop_map(Operation::Finalize),
-        2 => prop_oneof![place(&NAMES), place(&COMPANIONS)].prop_map(Operation::Delete),
+        1 => (place(&NAMES), value()).prop_map(|(at, value)| ClusterOperation::SourceAnew { at, value }),
+        1 => place(&NAMES).prop_map(ClusterOperation::Unlabel),
+        1 => place(&NAMES).prop_map(ClusterOperation::Finalize),
+        2 => prop_oneof![place(&NAMES), place(&COMPANIONS)].prop_map(ClusterOperation::Delete),
         2 => (place(&COMPANIONS), prop::collection::vec(traits, 0..3))
-            .prop_map(|(at, traits)| Operation::Foreign(at, traits)),
+            .prop_map(|(at, traits)| ClusterOperation::Foreign(at, traits)),
         6 => (place(&COMPANIONS), prop::collection::vec(edits, 1..3))
-            .prop_map(|(at, edits)| Operation::Edit(at, edits)),
-        1 => Just(Operation::CollectGarbage),
-        1 => Just(Operation::Restart),
-        6 => place(&NAMES).prop_map(Operation::Reconcile),
+            .prop_map(|(at, edits)| ClusterOperation::Edit(at, edits)),
+        1 => Just(ClusterOperation::CollectGarbage),
+        1 => Just(ClusterOperation::Restart),
+        6 => place(&NAMES).prop_map(ClusterOperation::Reconcile),
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<Operation>> {
+fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
     prop::collection::vec(operation(), 1..40)
 }
 
@@ -167,11 +167,11 @@ fn draft((kind, namespace, name): Place) -> ObjectBuilder {
 /// Carries out one operation; `reconcile` is what the mirror does.
 fn perform(
     cluster: &mut Cluster,
-    operation: Operation,
+    operation: ClusterOperation,
     reconcile: &mut impl FnMut(&mut Cluster, &ObjectKey),
 ) {
     match operation {
-        Operation::Namespace(name, state) => cluster.namespace(match state {
+        ClusterOperation::Namespace(name, state) => cluster.namespace(match state {
             NamespaceState::Plain => namespace(name),
             NamespaceState::Excluded => namespace(name).label("exclude", "true"),
             NamespaceState::Accepting => namespace(name).annotate("accept-from", "home"),
@@ -182,23 +182,23 @@ fn perform(
                 draft
             }
         }),
-        Operation::DropNamespace(name) => cluster.drop_namespace(name),
-        Operation::Source { at, policy, value, immutable } => {
+        ClusterOperation::DropNamespace(name) => cluster.drop_namespace(name),
+        ClusterOperation::Source { at, policy, value, immutable } => {
             let base = draft(at).label("managed", "true").label("example.com/l", value).data("x", value);
             let base = if immutable { base.immutable() } else { base };
             let wanted = policy.iter().fold(base, |draft, (key, value)| draft.annotate(key, value));
             cluster.put(wanted);
         }
-        Operation::SourceAnew { at, value } => {
+        ClusterOperation::SourceAnew { at, value } => {
             cluster.put_anew(draft(at).label("managed", "true").data("x", value));
         }
-        Operation::Unlabel(at) => cluster.edit(&key(at), |object| object.metadata.labels.clear()),
-        Operation::Finalize(at) => {
+        ClusterOperation::Unlabel(at) => cluster.edit(&key(at), |object| object.metadata.labels.clear()),
+        ClusterOperation::Finalize(at) => {
             cluster.edit(&key(at), |object| object.metadata.finalizers.push("example.com/f".to_owned()));
             cluster.delete(&key(at));
         }
-        Operation::Delete(at) => cluster.delete(&key(at)),
-        Operation::Foreign(at, traits) => {
+        ClusterOperation::Delete(at) => cluster.delete(&key(at)),
+        ClusterOperation::Foreign(at, traits) => {
             let foreign = traits.iter().fold(draft(at).data("theirs", "1"), |draft, which| match which {
                 ForeignTrait::Labelled => draft.label("companion", "true"),
                 ForeignTrait::OfHomeA => draft.of("home/a"),
@@ -211,16 +211,16 @@ fn perform(
                 cluster.put(foreign);
             }
         }
-        Operation::Edit(at, edits) => {
+        ClusterOperation::Edit(at, edits) => {
             cluster.edit(&key(at), |object| edits.into_iter().for_each(|edit| edit.perform(object)));
         }
-        Operation::CollectGarbage => cluster.collect_garbage(),
-        Operation::Restart => cluster.restart(),
-        Operation::Reconcile(at) => reconcile(cluster, &key(at)),
+        ClusterOperation::CollectGarbage => cluster.collect_garbage(),
+        ClusterOperation::Restart => cluster.restart(),
+        ClusterOperation::Reconcile(at) => reconcile(cluster, &key(at)),
     }
 }
 
-impl Edit {
+impl CompanionEdit {
     fn perform(self, object: &mut crate::object::Object) {
         let meta = &mut object.metadata;
         let annotations = &mut meta.annotations;
@@ -247,7 +247,7 @@ impl Edit {
     }
 }
 
-fn run(history: Vec<Operation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
+fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
     let mut cluster = Cluster::with(&NAMESPACES);
     for operation in history {
         perform(&mut cluster, operation, &mut reconcile);

@@ -23,16 +23,16 @@ struct Opened {
 }
 
 #[derive(Debug, PartialEq)]
-enum State {
+enum ConnectionState {
     Open,
     /// It was told to close.
     Closing,
     Aborted,
 }
-use State::{Aborted, Closing, Open};
+use ConnectionState::{Aborted, Closing, Open};
 
 impl Opened {
-    async fn state(&self, limiter: &ConnectionLimiter) -> State {
+    async fn state(&self, limiter: &ConnectionLimiter) -> ConnectionState {
         // An aborted task ends when it is next scheduled.
         tokio::task::yield_now().await;
         let open = limiter.open.get(&self.task.id());
@@ -72,7 +72,7 @@ async fn open_many<const N: usize>(limiter: &mut ConnectionLimiter, numbers: [u8
     opened
 }
 
-async fn states(limiter: &ConnectionLimiter, opened: &[Opened]) -> Vec<State> {
+async fn states(limiter: &ConnectionLimiter, opened: &[Opened]) -> Vec<ConnectionState> {
     let mut states = Vec::new();
     for opened in opened {
         states.push(opened.state(limiter).await);

@@ -9,7 +9,7 @@ const PLACES: [(&str, &str); 3] = [("home", "a-synced"), ("away", "a-synced"), (
 
 /// What happens to one companion.
 #[derive(Debug, Clone, Copy)]
-enum Operation {
+enum CompanionOperation {
     Write { place: usize, value: &'static str, of: &'static str },
     Delete { place: usize },
 }
@@ -30,12 +30,12 @@ enum Delivery {
 }
 
 #[derive(Clone)]
-enum Event {
+enum CompanionEvent {
     Applied(Object),
     Deleted(Meta),
 }
 
-impl Event {
+impl CompanionEvent {
     fn meta(&self) -> &Meta {
         match self {
             Self::Applied(object) => &object.metadata,
@@ -44,11 +44,11 @@ impl Event {
     }
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> impl Strategy<Value = CompanionOperation> {
     prop_oneof![
         3 => (0..PLACES.len(), select(vec!["1", "2"]), select(vec!["home/a", "home/b"]))
-            .prop_map(|(place, value, of)| Operation::Write { place, value, of }),
-        1 => (0..PLACES.len()).prop_map(|place| Operation::Delete { place }),
+            .prop_map(|(place, value, of)| CompanionOperation::Write { place, value, of }),
+        1 => (0..PLACES.len()).prop_map(|place| CompanionOperation::Delete { place }),
     ]
 }
 
@@ -64,23 +64,23 @@ fn delivery() -> impl Strategy<Value = Delivery> {
 }
 
 /// What a watch would show, in order.
-fn log(operations: &[Operation]) -> Vec<Event> {
+fn log(operations: &[CompanionOperation]) -> Vec<CompanionEvent> {
     let mut alive: BTreeMap<usize, Object> = BTreeMap::new();
     let mut log = Vec::new();
     for (operation, version) in operations.iter().zip(1..) {
         match *operation {
-            Operation::Write { place, value, of } => {
+            CompanionOperation::Write { place, value, of } => {
                 let (namespace, name) = PLACES[place];
                 let uid =
                     alive.get(&place).map_or(format!("uid-{version}"), |known| known.metadata.uid.clone());
                 let draft = companion(namespace, name).of(of).data("x", value).uid(&uid).version(version);
                 alive.insert(place, draft.clone().object());
-                log.push(Event::Applied(draft.object()));
+                log.push(CompanionEvent::Applied(draft.object()));
             }
-            Operation::Delete { place } => {
+            CompanionOperation::Delete { place } => {
                 if let Some(gone) = alive.remove(&place) {
                     let meta = Meta { resource_version: version.to_string(), ..gone.metadata };
-                    log.push(Event::Deleted(meta));
+                    log.push(CompanionEvent::Deleted(meta));
                 }
             }
         }
@@ -88,35 +88,41 @@ fn log(operations: &[Operation]) -> Vec<Event> {
     log
 }
 
-fn state_after(events: &[Event]) -> BTreeMap<ObjectKey, Object> {
+fn state_after(events: &[CompanionEvent]) -> BTreeMap<ObjectKey, Object> {
     let mut state = BTreeMap::new();
     for event in events {
         let key = ObjectKey::of(Kind::ConfigMap, event.meta());
         match event {
-            Event::Applied(object) => drop(state.insert(key, object.clone())),
-            Event::Deleted(_) => drop(state.remove(&key)),
+            CompanionEvent::Applied(object) => drop(state.insert(key, object.clone())),
+            CompanionEvent::Deleted(_) => drop(state.remove(&key)),
         }
     }
     state
 }
 
-fn hear(world: &mut World, event: &Event) {
+fn hear(world: &mut World, event: &CompanionEvent) {
     match event {
-        Event::Applied(object) => world.apply_companion(read_companion(Kind::ConfigMap, object.clone())),
-        Event::Deleted(meta) => world.delete_companion(Kind::ConfigMap, meta),
+        CompanionEvent::Applied(object) => {
+            world.apply_companion(read_companion(Kind::ConfigMap, object.clone()))
+        }
+        CompanionEvent::Deleted(meta) => world.delete_companion(Kind::ConfigMap, meta),
     };
 }
 
 /// The event as the answer to a write of ours.
-fn answer(world: &mut World, event: &Event) {
+fn answer(world: &mut World, event: &CompanionEvent) {
     match event {
-        Event::Applied(object) => world.companion_written(read_companion(Kind::ConfigMap, object.clone())),
-        Event::Deleted(meta) => world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid),
+        CompanionEvent::Applied(object) => {
+            world.companion_written(read_companion(Kind::ConfigMap, object.clone()))
+        }
+        CompanionEvent::Deleted(meta) => {
+            world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid)
+        }
     };
 }
 
 /// Delivers everything to the world. What it knows of a companion is never older than what the watch has shown.
-fn deliver(world: &mut World, log: &[Event], hearings: &[Delivery]) {
+fn deliver(world: &mut World, log: &[CompanionEvent], hearings: &[Delivery]) {
     let mut next = 0;
     for delivery in hearings {
         match delivery {
