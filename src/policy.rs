@@ -76,7 +76,9 @@ pub enum Fault {
         "it is itself a companion of {source_key}: label that source, or remove Lockstep's labels and annotations from this copy"
     )]
     IsCompanion { source_key: String },
-    #[error("Secrets of type {0} are valid in one place only and are never mirrored")]
+    #[error(
+        "Secrets of type {0} are tied to one namespace and are never mirrored: remove the label that makes it a source"
+    )]
     SecretType(String),
     #[error("a Secret of type {type_} needs the key {missing}: add it to the annotation {key}")]
     KeysBreakType { type_: String, missing: &'static str, key: String },

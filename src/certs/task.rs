@@ -181,7 +181,7 @@ impl CertificateTask {
                 Observed::Unknown => {}
                 Observed::Present(_) => self.absences[n].resolved(),
                 Observed::Absent if self.absences[n].is_new(&text) => tracing::warn!(
-                    "{text}, so the API server does not call the guard: lockstep manifests | kubectl apply -f -"
+                    "{text}, so the API server does not call the guard: run lockstep manifests | kubectl apply -f -"
                 ),
                 Observed::Absent => {}
             }

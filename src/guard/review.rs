@@ -274,7 +274,9 @@ impl<'a> Case<'a> {
             warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
             if target.admission == Admission::Absent && target.explicit {
-                warnings.push(format!("namespace {namespace} does not exist (yet): no companion there"));
+                warnings.push(format!(
+                    "namespace {namespace} does not exist or is terminating: it gets a companion once it exists"
+                ));
             }
             if target.admission != Admission::Admitted {
                 continue;
@@ -284,7 +286,7 @@ impl<'a> Case<'a> {
                 None => {}
                 Some(of) if of.namespace == self.key.namespace => {
                     warnings.push(format!(
-                        "{at} is the companion of {of}; it is handed over once {of} gives it up"
+                        "{at} is the companion of {of}; it is handed over once {of} no longer wants it"
                     ));
                 }
                 Some(of) => return Err(Denial::Taken { at, of }),

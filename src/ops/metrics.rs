@@ -143,7 +143,7 @@ impl Metrics {
                 "1 while deletes are held because they look like an accident",
             ),
             watch_age: add(r, "watch_age_seconds", "Time since a watch last received anything"),
-            watch_restarts: add(r, "watch_restarts", "Lists that watches started with"),
+            watch_restarts: add(r, "watch_restarts", "Watches started or restarted with a list"),
             api_calls: add(r, "api_calls", "Calls to the API server, by verb and code"),
             events_dropped: add(r, "events_dropped", "Events that could not be written"),
             ready: add(r, "ready", "1 while /readyz answers 200"),

@@ -12,16 +12,16 @@ pub enum Trouble {
     #[error("{at}: the name is held by {holder}; nothing was overwritten")]
     Conflict { at: ObjectKey, holder: Holder },
     #[error(
-        "namespace {namespace} takes no companions from {home} until its accept-from annotation names it"
+        "namespace {namespace} takes no companions from {home} until its accept-from annotation names {home}"
     )]
     NotAccepted { namespace: String, home: String },
-    #[error("namespace {0} is excluded and never a target")]
+    #[error("namespace {0} is excluded and never a target: choose other target-namespaces")]
     Excluded(String),
     #[error(
         "{at}: the API server rejects it as invalid: {detail}; Lockstep tries again when the source changes"
     )]
     Invalid { at: ObjectKey, detail: String },
-    #[error("{at}: not allowed: {detail}")]
+    #[error("{at}: the API server does not allow the write: {detail}")]
     Forbidden { at: ObjectKey, detail: String },
     #[error(
         "{manager} overwrote {at} {times} times; backing off. Remove it from that tool, or set paused on the source"
@@ -41,7 +41,7 @@ pub enum Holder {
     /// A foreign object that `adopt` must not take: it has a controller or a finalizer, is itself a source, or is
     /// being deleted.
     Bound,
-    /// A foreign object in a namespace whose `accept-from` does not name the source's.
+    /// A foreign object in a namespace whose `accept-from` does not name the source's namespace.
     NotAccepting,
     Companion {
         of: ObjectKey,
@@ -94,12 +94,16 @@ impl Trouble {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Foreign => f.write_str("an object that is not ours (adopt=true would take it over)"),
-            Self::Bound => {
-                f.write_str("an object that another controller owns or waits for, or that is itself a source")
-            }
+            Self::Foreign => f.write_str(
+                "an object that is not managed by Lockstep (to take it over, set adopt=true on the source)",
+            ),
+            Self::Bound => f.write_str(
+                "an object that cannot be adopted: it has a controller or a finalizer, is a source, \
+                 or is being deleted",
+            ),
             Self::NotAccepting => f.write_str(
-                "an object that is not ours, in a namespace whose accept-from does not let us adopt it",
+                "an object that is not managed by Lockstep, \
+                 and its namespace's accept-from does not allow its adoption",
             ),
             Self::Companion { of } => write!(f, "the companion of {of}"),
         }

@@ -60,7 +60,7 @@ fn colors() -> ObjectBuilder {
     source("home", "colors").data("sky", "blue").annotate("target-namespaces", ".,away")
 }
 
-fn settled(draft: ObjectBuilder) -> Cluster {
+fn mirrored(draft: ObjectBuilder) -> Cluster {
     let mut cluster = Cluster::with(&["home", "away", "third"]);
     let key = cluster.put(draft);
     cluster.reconcile(&key);
@@ -118,7 +118,7 @@ fn required(verdict: &Verdict) -> Vec<String> {
 
 #[test]
 fn lockstep_exempt_users_and_kubernetes_cleanup_are_allowed_everything() {
-    let cluster = settled(colors().annotate("protect", "all"));
+    let cluster = mirrored(colors().annotate("protect", "all"));
     let old = find(&cluster, "away", "colors-synced");
     let exempt = [("lockstep", vec![]), ("root", vec![]), ("bob", vec!["admins".to_owned()])];
     let cleanup = KUBERNETES_CLEANUP_USERS.map(|name| (name, vec![]));
@@ -134,7 +134,7 @@ fn lockstep_exempt_users_and_kubernetes_cleanup_are_allowed_everything() {
 
 #[test]
 fn user_or_group_with_a_similar_name_is_not_exempt() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let old = find(&cluster, "away", "colors-synced");
     for (name, group) in [("admins", "root"), ("lockstep2", "admin"), ("Root", "Admins")] {
         let user = User { name: name.into(), groups: vec![group.into()], ..User::default() };
@@ -151,7 +151,7 @@ fn user_or_group_with_a_similar_name_is_not_exempt() {
 
 #[test]
 fn edit_of_companion_is_denied_and_the_message_names_the_source() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let verdict = edit_companion(&cluster, "away", |new| {
         new.data = Some([("sky".to_owned(), "green".to_owned())].into());
     });
@@ -177,7 +177,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
 
 #[test]
 fn update_of_nothing_but_managed_fields_is_allowed() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let old = find(&cluster, "away", "colors-synced");
     let operation = Operation::Update { new: old.clone(), old, unchanged: true };
     assert_eq!(judge(&cluster, &by_alice("away", operation)), Verdict::ALLOWED);
@@ -185,7 +185,7 @@ fn update_of_nothing_but_managed_fields_is_allowed() {
 
 #[test]
 fn update_that_removes_the_companion_label_is_denied() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let strip = |new: &mut Object| drop(new.metadata.labels.remove("workshop.io/companion"));
     let verdict = edit_companion(&cluster, "away", strip);
     assert_eq!(denied(&verdict), "strip");
@@ -195,7 +195,7 @@ fn update_that_removes_the_companion_label_is_denied() {
 
 #[test]
 fn companion_cannot_be_turned_into_a_source() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let label =
         |new: &mut Object| drop(new.metadata.labels.insert("workshop.io/managed".into(), "true".into()));
     assert_eq!(denied(&edit_companion(&cluster, "away", label)), "edit");
@@ -203,7 +203,7 @@ fn companion_cannot_be_turned_into_a_source() {
 
 #[test]
 fn create_of_an_object_with_marks_is_denied() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     for forged in [
         object("third", "x").label("companion", "true"),
         object("third", "x").annotate("source", "home/colors"),
@@ -216,7 +216,7 @@ fn create_of_an_object_with_marks_is_denied() {
 
 #[test]
 fn marks_cannot_be_added_to_an_existing_object() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     let key = cluster.put(object("third", "x"));
     let old = cluster.object(&key).expect("the object exists").clone();
     let operation =
@@ -226,7 +226,7 @@ fn marks_cannot_be_added_to_an_existing_object() {
 
 #[test]
 fn marks_cannot_be_added_one_by_one() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     // No webhook is called for annotations of an object without our label.
     let key = cluster.put(object("third", "x").annotate("source", "home/colors").annotate("source-uid", "1"));
     let old = cluster.object(&key).expect("the object exists").clone();
@@ -243,7 +243,7 @@ fn marks_cannot_be_added_one_by_one() {
 #[test]
 fn object_that_names_a_source_cannot_become_a_source() {
     for mark in ["source", "source-uid"] {
-        let mut cluster = settled(colors());
+        let mut cluster = mirrored(colors());
         // No webhook was called for this annotation.
         let key = cluster.put(object("third", "x").annotate(mark, "third/planter"));
         let old = cluster.object(&key).expect("the object exists").clone();
@@ -257,7 +257,7 @@ fn object_that_names_a_source_cannot_become_a_source() {
 
 #[test]
 fn marks_are_protected_even_with_protect_none() {
-    let cluster = settled(colors().annotate("protect", "none"));
+    let cluster = mirrored(colors().annotate("protect", "none"));
     let point = |new: &mut Object| annotate(new, "source", "third/other");
     assert_eq!(denied(&edit_companion(&cluster, "away", point)), "edit");
 }
@@ -269,7 +269,7 @@ fn companion_turned_into_a_source_where_edits_are_allowed_requires_access() {
         new.metadata.annotations.clear();
         annotate(new, "target-namespaces", "third");
     };
-    let mut cluster = settled(colors().annotate("protect", "none"));
+    let mut cluster = mirrored(colors().annotate("protect", "none"));
     let verdict = edit_companion(&cluster, "away", turn);
     assert_eq!(
         (required(&verdict), warnings(&verdict).len()),
@@ -281,7 +281,7 @@ fn companion_turned_into_a_source_where_edits_are_allowed_requires_access() {
 
 #[test]
 fn object_with_the_label_but_no_source_is_not_protected() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     let key = cluster.put(object("third", "x").label("companion", "true"));
     let old = cluster.object(&key).expect("the object exists").clone();
     let operation = update(old.clone(), |new| drop(new.metadata.labels.remove("workshop.io/companion")));
@@ -312,7 +312,7 @@ fn name_is_free_in_a_namespace_that_gets_no_companion() {
 #[test]
 fn delete_of_companion_is_allowed_with_a_warning_that_it_is_created_again() {
     for protect in ["edits", "none"] {
-        let cluster = settled(colors().annotate("protect", protect));
+        let cluster = mirrored(colors().annotate("protect", protect));
         let verdict = delete(&cluster, "away", "colors-synced");
         assert_eq!(denied(&verdict), "allowed");
         assert_eq!(
@@ -326,7 +326,7 @@ fn delete_of_companion_is_allowed_with_a_warning_that_it_is_created_again() {
 
 #[test]
 fn delete_of_companion_is_denied_with_protect_all() {
-    let cluster = settled(colors().annotate("protect", "all"));
+    let cluster = mirrored(colors().annotate("protect", "all"));
     let verdict = delete(&cluster, "away", "colors-synced");
     assert_eq!(denied(&verdict), "delete");
     let text = message(&verdict);
@@ -338,7 +338,7 @@ fn delete_of_companion_is_denied_with_protect_all() {
 
 #[test]
 fn protection_comes_from_the_source_not_from_the_companion() {
-    let cluster = settled(colors().annotate("protect", "all"));
+    let cluster = mirrored(colors().annotate("protect", "all"));
     let mut old = find(&cluster, "away", "colors-synced");
     annotate(&mut old, "protect", "none");
     assert_eq!(denied(&judge(&cluster, &by_alice("away", Operation::Delete { old }))), "delete");
@@ -346,7 +346,7 @@ fn protection_comes_from_the_source_not_from_the_companion() {
 
 #[test]
 fn edit_of_companion_is_allowed_with_a_warning_with_protect_none() {
-    let cluster = settled(colors().annotate("protect", "none"));
+    let cluster = mirrored(colors().annotate("protect", "none"));
     let verdict = edit_companion(&cluster, "away", |new| new.data = None);
     assert_eq!(denied(&verdict), "allowed");
     assert_eq!(warnings(&verdict).len(), 1);
@@ -354,7 +354,7 @@ fn edit_of_companion_is_allowed_with_a_warning_with_protect_none() {
 
 #[test]
 fn companion_in_a_terminating_namespace_is_not_protected() {
-    let mut cluster = settled(colors().annotate("protect", "all"));
+    let mut cluster = mirrored(colors().annotate("protect", "all"));
     cluster.namespace(namespace("away").terminating());
     assert_eq!(delete(&cluster, "away", "colors-synced"), Verdict::ALLOWED);
     assert_eq!(edit_companion(&cluster, "away", |new| new.data = None), Verdict::ALLOWED);
@@ -363,7 +363,7 @@ fn companion_in_a_terminating_namespace_is_not_protected() {
 
 #[test]
 fn delete_of_companion_without_source_is_allowed_without_warning() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     let old = find(&cluster, "away", "colors-synced");
     cluster.delete(&configmap("home", "colors"));
     assert_eq!(judge(&cluster, &by_alice("away", Operation::Delete { old })), Verdict::ALLOWED);
@@ -414,7 +414,7 @@ fn update_of_a_faulty_source_that_keeps_its_settings_is_allowed() {
 
 #[test]
 fn name_of_another_sources_companion_is_denied_or_handed_over() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     // From another namespace: denied.
     let other = source("third", "colors").annotate("target-namespaces", "away");
     assert_eq!(denied(&create(&cluster, other)), "taken");
@@ -425,7 +425,7 @@ fn name_of_another_sources_companion_is_denied_or_handed_over() {
     assert_eq!(
         warnings(&verdict),
         [
-            "home/colors-synced is the companion of home/colors; it is handed over once home/colors gives it up"
+            "home/colors-synced is the companion of home/colors; it is handed over once home/colors no longer wants it"
         ]
     );
     // A terminating source has no claim to the name any more.
@@ -436,7 +436,7 @@ fn name_of_another_sources_companion_is_denied_or_handed_over() {
 
 #[test]
 fn user_without_access_does_not_learn_that_the_name_is_taken() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let other = source("third", "colors").annotate("target-namespaces", "away");
     let verdict = create(&cluster, other);
     // The denial is behind the check of their access.
@@ -454,7 +454,7 @@ fn standby_warns_about_the_troubles_of_a_source() {
     cluster.put(companion("home", "colors-synced").of("third/colors"));
     cluster.put(colors());
     let troubles = [
-        "namespace away is excluded and never a target",
+        "namespace away is excluded and never a target: choose other target-namespaces",
         "home/colors-synced: the name is held by the companion of third/colors; nothing was overwritten",
     ];
     let verdict = edit_source(&cluster, |new| new.data = None);
@@ -512,7 +512,7 @@ fn labelling_an_object_as_source_requires_access() {
 
 #[test]
 fn unlabelling_or_deleting_a_source_requires_delete_of_its_companions() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let expected = ["delete away/colors-synced", "delete home/colors-synced"];
     assert_eq!(required(&delete(&cluster, "home", "colors")), expected);
     let unlabel = |new: &mut Object| drop(new.metadata.labels.remove("workshop.io/managed"));
@@ -538,7 +538,7 @@ fn companions_that_no_watch_has_shown_yet_require_access_too() {
 
 #[test]
 fn change_of_targets_requires_access_to_old_and_new_ones() {
-    let cluster = settled(colors());
+    let cluster = mirrored(colors());
     let verdict = edit_source(&cluster, |new| annotate(new, "target-namespaces", "third"));
     assert_eq!(
         required(&verdict),
@@ -553,7 +553,7 @@ fn change_of_targets_requires_access_to_old_and_new_ones() {
 
 #[test]
 fn only_changes_that_affect_companions_require_access() {
-    let cluster = settled(
+    let cluster = mirrored(
         colors()
             .data("sea", "green")
             .data("grass", "green")
@@ -597,7 +597,7 @@ fn only_changes_that_affect_companions_require_access() {
 
 #[test]
 fn owner_reference_on_a_faulty_source_requires_delete_of_its_companions() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     cluster.put(colors().annotate("protect", "everything"));
     let own = |new: &mut Object| new.metadata.owner_references.push(crate::object::OwnerReference::default());
     let expected = ["delete away/colors-synced", "delete home/colors-synced"];
@@ -624,13 +624,13 @@ fn accept_from_replaces_access_only_for_namespaces_listed_by_name() {
 
 #[test]
 fn terminating_source_requires_no_further_access() {
-    let cluster = settled(colors().finalizer("x/y").terminating());
+    let cluster = mirrored(colors().finalizer("x/y").terminating());
     assert_eq!(edit_source(&cluster, |new| new.metadata.finalizers.clear()), Verdict::ALLOWED);
 }
 
 #[test]
 fn terminating_companions_require_no_access() {
-    let mut cluster = settled(colors());
+    let mut cluster = mirrored(colors());
     cluster.put(companion("third", "x").of("home/colors").finalizer("x/y").terminating());
     cluster.put(companion("fourth", "x").of("home/colors"));
     cluster.namespace(namespace("fourth").terminating());
