@@ -45,7 +45,7 @@ pub struct CertSettings {
     /// Lockstep's own namespace, which has the CA Secret.
     pub namespace: String,
     pub lifetimes: Lifetimes,
-    /// Serve these; then no Secret and no webhook configuration is touched.
+    /// Files to serve. With files, neither the Secret nor the webhook configurations are written.
     pub files: Option<Files>,
 }
 
@@ -110,7 +110,7 @@ pub fn start(
     let (metrics, readiness) = (metrics.clone(), readiness.clone());
     if let Some(files) = settings.files {
         let reloader = Reloader::start(files, resolver.clone(), metrics, readiness.clone())?;
-        // Whatever writes the files also sets the caBundle.
+        // The tool that writes the files also sets the caBundle.
         readiness.mark_true(Condition::Bundle);
         tasks.spawn(async move {
             reloader.run().await;

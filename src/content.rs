@@ -87,11 +87,11 @@ impl Content {
     /// The names of the first ten keys, for logs.
     #[must_use]
     pub fn key_names(&self) -> String {
-        const MAX_SHOWN: usize = 10;
+        const MAX_KEY_NAMES: usize = 10;
         let total = self.data.len() + self.binary.len();
         let shown: Vec<&str> =
-            self.data.keys().chain(self.binary.keys()).take(MAX_SHOWN).map(String::as_str).collect();
-        match total.saturating_sub(MAX_SHOWN) {
+            self.data.keys().chain(self.binary.keys()).take(MAX_KEY_NAMES).map(String::as_str).collect();
+        match total.saturating_sub(MAX_KEY_NAMES) {
             0 => shown.join(","),
             more => format!("{} and {more} more", shown.join(",")),
         }

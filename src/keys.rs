@@ -116,12 +116,12 @@ impl Keys {
     /// ```
     #[must_use]
     pub fn may_copy(&self, key: &str) -> bool {
-        const NEVER: [&str; 3] = [
+        const NEVER_COPIED: [&str; 3] = [
             "kubectl.kubernetes.io/last-applied-configuration",
             "app.kubernetes.io/instance",
             "app.kubernetes.io/managed-by",
         ];
-        const NEVER_UNDER: [&str; 8] = [
+        const NEVER_COPIED_UNDER: [&str; 8] = [
             "argocd.argoproj.io/",
             "kustomize.toolkit.fluxcd.io/",
             "helm.toolkit.fluxcd.io/",
@@ -134,8 +134,8 @@ impl Keys {
         let other_instance = key.ends_with("/managed") || key.ends_with("/companion");
         !self.is_ours(key)
             && !other_instance
-            && !NEVER.contains(&key)
-            && !NEVER_UNDER.iter().any(|p| key.starts_with(p))
+            && !NEVER_COPIED.contains(&key)
+            && !NEVER_COPIED_UNDER.iter().any(|p| key.starts_with(p))
     }
 }
 

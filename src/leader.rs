@@ -213,7 +213,7 @@ struct Candidate {
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     log_once: LogOnce,
-    /// The claim has expired, and that is in the log.
+    /// The log says that the claim has expired.
     expiry_logged: bool,
 }
 

@@ -130,7 +130,7 @@ async fn follow_leadership<A: CompanionApi>(mut claim: Claim, reconciler: Reconc
     }
 }
 
-/// Enqueues every source now and then. A plan that finds nothing to do makes no API call, so this is free.
+/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free.
 async fn resync(world: SharedWorld, queue: Arc<Queue<ObjectKey>>, every: Duration) -> &'static str {
     let mut ticks = tokio::time::interval(every);
     loop {

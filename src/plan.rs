@@ -121,10 +121,10 @@ impl Target<'_> {
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let mut plan = Plan::default();
     let Some(source) = world.source(key) else {
-        let gone = world
+        let deletes = world
             .companions_of(key)
             .filter_map(|(at, found)| delete(world, at, found, DeleteReason::SourceGone));
-        plan.changes.extend(gone);
+        plan.changes.extend(deletes);
         return plan;
     };
     if source.terminating {
@@ -162,7 +162,7 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     plan
 }
 
-/// What [`plan`] says about the companion at one place.
+/// The part of [`plan`] about one companion.
 #[must_use]
 pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
     let reason = match world.source(key) {
@@ -197,20 +197,20 @@ fn decide_in(world: &World, source: &Source, at: &ObjectKey, in_step: Option<Dig
     decide(source, at, found, TargetContext::of(world, source, at, found, in_step))
 }
 
-/// What the world knows about a place, besides the object that is there.
+/// What the world knows about a companion besides the object of that name.
 #[derive(Debug, Clone, Copy)]
 pub struct TargetContext {
     /// All companions of the source, as it is now, were right.
     pub in_step: bool,
     /// There was a companion, and it vanished.
     pub lost: bool,
-    /// The namespace accepts what the source's namespace sends.
+    /// Sources of the source's namespace may adopt objects in this one.
     pub accepts: bool,
-    /// The object there names no source, and no other source that wants the place precedes this one.
+    /// The object names no source, and the source is the first, by name, of those that want this companion.
     pub first_in_line: bool,
 }
 
-/// Decides about one place, given the object there: as the world knows it, or as it was just read.
+/// Decides about one companion, given the object of that name: as the world knows it, or as it was just read.
 #[must_use]
 pub fn decide(
     source: &Source,
@@ -255,7 +255,7 @@ pub fn decide(
         }
     }
     if found.terminating {
-        // It is created again once it is gone. Only a finalizer that somebody added can delay that.
+        // The companion is created again once it is deleted. Only a finalizer that somebody added can delay that.
         return if found.finalizers {
             let reason = WriteReason::Healed(Heal::Finalizer);
             change(Action::Update { reason, known: Box::new(found.clone()) })
@@ -293,12 +293,12 @@ enum Ownership {
     Foreign,
 }
 
-/// Whose an object is, by its marks.
+/// Whether an object is a companion, and of which source, by its marks.
 ///
-/// Our label alone proves nothing: anybody can set it. Neither does our entry in managedFields alone: it names no source
-/// and outlives our marks. The two together count, where nobody else owns the object, for the first source that
-/// wants the place. An object that names a source is a companion and never a source itself. One that names none may be
-/// a source, and then it is no companion, whatever ownerReference somebody wrote on it.
+/// Our label alone proves nothing, because anybody can set it. Our entry in managedFields alone proves nothing, because
+/// it names no source and outlives our marks. Both together prove that an object without a controller is a companion,
+/// of the first source that wants it. An object that names a source is a companion, never a source. An object that
+/// names none may be a source, and then no ownerReference makes it a companion.
 fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
@@ -344,7 +344,7 @@ fn must_recreate(source: &Source, found: &Companion) -> bool {
 }
 
 impl Action {
-    /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nobody undid anything since.
+    /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nothing was undone since.
     #[must_use]
     pub fn without_heal(mut self) -> Self {
         match &mut self {

@@ -1,4 +1,4 @@
-//! Bounds for texts that other people may have made as long as they like.
+//! Bounds for texts whose length other people choose.
 
 /// The first `max` characters of a text, with an ellipsis where something was cut off.
 #[must_use]

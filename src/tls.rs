@@ -68,7 +68,7 @@ pub struct Server {
     /// None: plain HTTP/1.1.
     pub tls: Option<Tls>,
     pub router: Router,
-    /// Says when the process is about to stop.
+    /// Shows whether the process is about to stop.
     pub readiness: Readiness,
     pub limits: ConnectionLimits,
 }
@@ -102,7 +102,7 @@ impl Server {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, peer)) => {
                         let peer = peer.ip().to_canonical();
-                        if limiter.make_room(peer) {
+                        if limiter.admit(peer) {
                             let connection = Arc::new(Connection::new(peer));
                             let serve = server.clone().serve_connection(stream, connection.clone());
                             limiter.add(connection, tasks.spawn(serve));

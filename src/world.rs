@@ -6,7 +6,7 @@
 //! | [`state`] | takes in what watches and our own writes show; pure, like all below |
 //! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
 //! | [`index`] | companions by source, sources by the name they want |
-//! | [`relist`] | tells new states from old ones, across lists and our own writes |
+//! | [`relist`] | distinguishes new states from old ones, across lists and our own writes |
 
 pub mod companion;
 mod index;
@@ -36,9 +36,9 @@ pub struct Scope {
 /// The hard limits that the mirror keeps, whatever annotations say.
 #[derive(Debug, Clone)]
 pub struct NamespaceRules {
-    /// Lockstep's own namespace: neither sources nor targets.
+    /// Lockstep's own namespace. It has neither sources nor companions.
     pub own_namespace: String,
-    /// Targets only where the namespace's `accept-from` allows. `kube-*` always belongs here.
+    /// Namespaces that are targets only if their `accept-from` allows it, in addition to `kube-*`.
     pub excluded: Patterns,
 }
 

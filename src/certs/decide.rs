@@ -18,7 +18,7 @@ use super::{
 };
 use crate::watch::object::Observed;
 
-/// The time by both clocks: certificates go by the wall clock, delays between writes must not.
+/// The time by both clocks: the wall clock for certificates, the monotonic one for delays between writes.
 #[derive(Debug, Clone, Copy)]
 pub struct Now {
     pub time: Timestamp,

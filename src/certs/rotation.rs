@@ -218,7 +218,7 @@ fn is_valid(ca: &Ca, now: Timestamp) -> bool {
     ca.certificate.is_valid(now)
 }
 
-/// Whether `old.since` was written by a clock that was ahead. It would keep the old CAs for as long as that.
+/// Whether `old.since` was written by a clock that was ahead. The old CAs would be trusted for too long.
 fn is_ahead(since: Timestamp, now: Timestamp, lifetimes: &Lifetimes) -> bool {
     since > later(now, lifetimes.retire_after())
 }

@@ -205,7 +205,7 @@ impl CertificateTask {
         Ok(leaf)
     }
 
-    /// Takes the answer to a write.
+    /// Records the answer to a write, and logs a change or a failure.
     fn finish(&mut self, write: CaWrite, answer: Result<(), Failure>, now: Instant) {
         let (writes, log_once) = match &write {
             CaWrite::Secret { .. } => (&mut self.memory.secret_writes, &mut self.secret_failure),

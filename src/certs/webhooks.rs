@@ -175,7 +175,7 @@ pub enum Published {
     /// The webhook configurations have not been observed yet.
     #[default]
     Unknown,
-    /// There is no webhook, so nobody calls us.
+    /// There is no webhook, so the API server does not call the guard.
     NoWebhooks,
     /// The DER of each CA, and since when it has been there without a break.
     Since(BTreeMap<Vec<u8>, Timestamp>),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn diff_tells_missing_cas_from_extra_ones() {
+    fn diff_distinguishes_missing_cas_from_extra_ones() {
         let (one, other) = (cas(), cas());
         let (bundle, both) = (one.bundle(), format!("{}{}", other.bundle(), one.bundle()));
         let diff = |bundles: &[Option<&str>]| {

@@ -57,7 +57,7 @@ impl WriteHistory {
         }
     }
 
-    /// The write succeeded, or was refused because the object has changed: the watch shows what comes next.
+    /// The write succeeded, or was refused because the object has changed: the watch shows its new state.
     pub fn answered(&mut self, version: &str, now: Instant) {
         (self.in_flight, self.failing) = (false, false);
         self.answered = Some((version.to_owned(), now));

@@ -65,8 +65,8 @@ impl AccessChecker {
         }
     }
 
-    /// Whether a user has all of the required access. Access in all namespaces is checked first: it answers
-    /// for every single one.
+    /// Whether a user has all of the required access. Access in all namespaces is checked first: it
+    /// implies access in each of them.
     pub async fn check(&self, user: &User, kind: Kind, required: &RequiredAccess) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, user, fingerprint: fingerprint(user) };
         for (name, verbs) in &required.cluster_wide {

@@ -23,7 +23,7 @@ const TOTAL_BUDGET_BYTES: usize = 96 << 20;
 /// The most memory that one element of a list or map takes once parsed: `{}` becomes an owner reference of
 /// four strings.
 const BYTES_PER_ELEMENT: usize = 128;
-/// What one permit of the semaphore stands for.
+/// The memory that one permit of the semaphore represents.
 const BYTES_PER_PERMIT: usize = 1 << 10;
 
 /// Why a body was not read.

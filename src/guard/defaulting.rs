@@ -32,7 +32,7 @@ pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, 
     if targeted && protected {
         return (Patch(Vec::new()), Vec::new());
     }
-    // A default that was added once stays: better none than one that the namespace overrides.
+    // An added default stays, so none is added before the namespace's own defaults are known.
     let Some(defaults) = world.namespaces().defaults(&request.namespace) else {
         let warning = format!(
             "namespace {} is not known yet: its defaults are added when this source is next changed",

@@ -16,15 +16,15 @@ pub enum Denial {
     Strip { at: ObjectKey, of: ObjectKey },
     /// A companion whose source sets `protect: all` would be deleted.
     Delete { at: ObjectKey, of: ObjectKey },
-    /// Someone else than Lockstep would set a companion's label or annotations.
+    /// Somebody other than Lockstep would set a companion's label or annotations.
     Forged { at: ObjectKey },
     /// A new object would take the name of a companion that a source wants.
     Squatting { at: ObjectKey, of: ObjectKey },
     /// A source is malformed or cannot be mirrored.
     Fault { at: ObjectKey, fault: Fault },
-    /// A source of another namespace has the companion of that name already.
+    /// A source of another namespace already has a companion of that name.
     Taken { at: ObjectKey, of: ObjectKey },
-    /// The user may not do themselves what the mirror would do for them; without a namespace, not in all
+    /// The user may not do themselves what the mirror would do for them. No `namespace` means all
     /// namespaces.
     NoRight {
         user: String,
@@ -34,8 +34,8 @@ pub enum Denial {
         name: String,
         home: String,
     },
-    /// A deputy writes a source whose target namespace does not accept it; without a namespace, one that a
-    /// prefix or a selector matches.
+    /// A deputy writes a source whose target namespace does not accept it. No `namespace` means that
+    /// a prefix or a selector matches the target.
     Deputy { user: String, namespace: Option<String>, home: String },
     /// The user's access could not be checked.
     Unanswered(String),

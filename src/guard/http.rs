@@ -36,11 +36,11 @@ use crate::{
     world::SharedWorld,
 };
 
-/// A review that waits for a SubjectAccessReview is parsed already and does not count.
+/// Reviews parsed at a time. Those that wait for a SubjectAccessReview are parsed already and do not count.
 const MAX_CONCURRENT_PARSES: usize = 16;
 /// Reviews whose users' access is checked at a time.
 const MAX_CONCURRENT_ACCESS_CHECKS: usize = 64;
-/// The API server gives up after three seconds, so nobody waits for the answer to a slower body.
+/// The API server gives up after three seconds, so an answer to a slower body would be too late.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// For all SubjectAccessReviews of a request together.
 const ACCESS_CHECK_TIMEOUT: Duration = Duration::from_millis(2000);

@@ -1,4 +1,4 @@
-//! PURE. What the mirror would do on behalf of a user, who must be allowed to do all of it themselves.
+//! PURE. The access that a user must have: to everything that the mirror would do on their behalf.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::object::ObjectKey;
 /// Verbs on companions, which [`super::access`] checks with SubjectAccessReviews.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequiredAccess {
-    /// By the companion's name, in every namespace: a prefix or a selector may come to match any of them.
+    /// By the companion's name, in every namespace: a prefix or a selector may later match any of them.
     pub cluster_wide: BTreeMap<String, Verbs>,
     /// By namespace and name.
     pub namespaced: BTreeMap<(String, String), Verbs>,

@@ -1,7 +1,7 @@
 //! PURE. An admission request and the world in, a verdict out.
 //!
-//! The user's own rights are no part of the world: a verdict names those that it depends on, and
-//! [`super::access`] checks them.
+//! The world does not contain the rights of users: a verdict names the access that it depends on, and
+//! [`super::access`] checks it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,25 +25,25 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub keys: Arc<Keys>,
-    /// It holds no sources.
+    /// Lockstep's own namespace, which has no sources.
     pub own_namespace: String,
-    /// Lockstep itself, and the users and groups that flags exempt: they are denied nothing.
+    /// Lockstep itself, and the users and groups that flags exempt: the guard allows all their requests.
     pub exempt: Subjects,
-    /// Users and groups that act for others, so that their own rights count for nothing.
+    /// Users and groups that write on behalf of others, so that their own rights do not count.
     pub deputies: Subjects,
     pub default_targets: String,
     pub default_protect: Protect,
 }
 
-/// What becomes of a request, and in which order that is decided.
+/// The decision about a request. The variants are in the order in which they are decided.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Denied whatever the user's rights are: a protected companion, forged marks, a malformed source, a
     /// deputy.
     Deny(Denial),
-    /// Denied unless the user has the required access; if they have it, `then` says what becomes of the
-    /// request: allowed with warnings, or denied after all. `then` may tell about sources in other
-    /// namespaces, so a user without the required access must not learn it.
+    /// Denied unless the user has the required access. With that access, `then` decides: allowed with
+    /// warnings, or denied after all. `then` may name sources in other namespaces, so a user without the
+    /// required access must not see it.
     CheckAccess {
         required: RequiredAccess,
         then: Result<Vec<String>, Denial>,
@@ -143,8 +143,8 @@ impl<'a> Case<'a> {
             }
             None => Vec::new(),
         };
-        // Where a companion may be edited, it may be turned into a source: that takes the access that any
-        // source takes.
+        // A companion that may be edited may be turned into a source, which requires the same access as any
+        // other source.
         self.change_of_source(world, warnings)
     }
 
@@ -170,7 +170,7 @@ impl<'a> Case<'a> {
 
     // --- companions
 
-    /// The source of an object that is a companion. An object with our label that names no source is nobody's
+    /// The source of an object that is a companion. An object with our label that names no source is no
     /// companion.
     fn companion_of(&self, world: &World, object: &Object) -> Option<ObjectKey> {
         let (keys, meta) = (self.keys(), &object.metadata);
@@ -183,7 +183,7 @@ impl<'a> Case<'a> {
             .or_else(|| ObjectKey::parse(self.key.kind, meta.annotations.get(&keys.source)?))
     }
 
-    /// Warnings, where the edit is allowed.
+    /// Returns warnings if the edit is allowed.
     fn edit_of_companion(
         &self,
         world: &World,
@@ -195,7 +195,7 @@ impl<'a> Case<'a> {
             return Ok(Vec::new());
         }
         let at = self.key.clone();
-        // Marks are never anybody else's to write, even where edits are allowed: the mirror trusts them.
+        // Only Lockstep may write marks, even where edits are allowed: the mirror trusts them.
         let protect = self.protection(world, old, &source);
         if protect == Protect::None && !self.gains_marks(&old.metadata, &new.metadata) {
             Ok(vec![format!("{at} is a companion: Lockstep makes it equal to {source} again")])
@@ -214,8 +214,8 @@ impl<'a> Case<'a> {
         policy.map(|desired| desired.policy.protect).or_else(copied).unwrap_or_default()
     }
 
-    /// Whether the request adds or changes a mark. Marks that were there before do not excuse this: no
-    /// webhook sees who writes annotations of an object without our label.
+    /// Whether the request adds or changes a mark. Marks that the object already has do not excuse this: no
+    /// webhook is called for annotations of an object without our label, so anybody may have written them.
     fn gains_marks(&self, old: &Meta, new: &Meta) -> bool {
         let gains = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>, key: &str| {
             new.contains_key(key) && new.get(key) != old.get(key)
@@ -241,7 +241,7 @@ impl<'a> Case<'a> {
                 return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
             }
             Some(Ok(policy)) if self.settings_changed => self.claim_targets(world, policy),
-            // Troubles do not depend on whether the companions are settled.
+            // `in_step` only distinguishes heals from other updates: the troubles are the same without it.
             Some(Ok(_)) => {
                 Ok(plan(world, &self.key, None).troubles.iter().map(ToString::to_string).collect())
             }
@@ -266,7 +266,7 @@ impl<'a> Case<'a> {
         Ok(Verdict::CheckAccess { required, then })
     }
 
-    /// Whether the names that a source wants for its companions are free. Warnings, where they are.
+    /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
     fn claim_targets(&self, world: &World, policy: &Policy) -> Result<Vec<String>, Denial> {
         let home = &*self.key.namespace;
         let mut warnings = Vec::new();
@@ -324,13 +324,13 @@ impl<'a> Case<'a> {
                 required.add_namespaced(at.namespace.to_string(), &at.name, Verbs::Delete);
             }
         }
-        // `accept-from` stands in for the rights of users from other namespaces. Within its own namespace, a
-        // user's rights come from RBAC; only a deputy has none that count.
-        let invited = |namespace: &str| {
+        // `accept-from` replaces the access of users to other namespaces. In the source's own namespace it does
+        // so only for a deputy, whose access is never checked.
+        let accepted = |namespace: &str| {
             (self.is_by_deputy() || *namespace != *self.key.namespace)
-                && world.namespaces().invites(&self.key.namespace, namespace)
+                && world.namespaces().accept_from_matches(&self.key.namespace, namespace)
         };
-        required.namespaced.retain(|(namespace, _), _| !invited(namespace));
+        required.namespaced.retain(|(namespace, _), _| !accepted(namespace));
         required
     }
 

@@ -34,8 +34,8 @@ pub enum Malformed {
     User,
 }
 
-/// Every SubjectAccessReview repeats the whole user, who is kept in memory until the last answer. No token
-/// that an API server accepts is larger.
+/// Every SubjectAccessReview repeats the groups and extra fields of the user, which stay in memory until the
+/// last answer. No token that an API server accepts has more.
 const MAX_USER_BYTES: usize = 1 << 20;
 /// A message may repeat names and annotations of any length.
 const MAX_MESSAGE_CHARS: usize = 2000;

@@ -199,35 +199,35 @@ proptest! {
         let mut observed = [ObservedLease::default(), ObservedLease::default()];
         let mut deadline = [start, start];
         let mut versions = 0;
-        for (who, pause, delay, deleted) in turns {
+        for (index, pause, delay, deleted) in turns {
             // A candidate that has never observed the Lease cannot wait for its holder.
             let known = |lease: &ObservedLease| lease.record.as_ref().map(|(record, _)| record) == stored.as_ref();
             if deleted && observed.iter().all(known) {
                 stored = None;
             }
             now += Duration::from_millis(pause);
-            let name = ["a", "b"][who];
-            let leads = observed[who].record.as_ref().is_some_and(|(record, _)| record.holder == name);
+            let name = ["a", "b"][index];
+            let leads = observed[index].record.as_ref().is_some_and(|(record, _)| record.holder == name);
             if !leads {
-                observed[who].observe(stored.clone(), now);
+                observed[index].observe(stored.clone(), now);
             }
-            let action = decide(name, &observed[who], LEASE, now);
+            let action = decide(name, &observed[index], LEASE, now);
             if !matches!(action, LeaseAction::Wait(_)) {
                 // The write arrives after a delay, in which nobody else acts.
-                let (sent, known) = (now, observed[who].record.clone().map(|(record, _)| record));
+                let (sent, known) = (now, observed[index].record.clone().map(|(record, _)| record));
                 now += Duration::from_millis(delay);
                 if action != LeaseAction::Create && known != stored {
-                    observed[who].record = None;
-                    observed[who].observe(stored.clone(), now);
+                    observed[index].record = None;
+                    observed[index].observe(stored.clone(), now);
                     continue;
                 }
                 prop_assert!(action != LeaseAction::Create || stored.is_none());
                 versions += 1;
                 let written = record(name, versions);
                 stored = Some(written.clone());
-                observed[who].written(written, sent, now);
-                deadline[who] = renew_deadline(sent, LEASE);
-                prop_assert!(deadline[1 - who] <= now, "{} writes while the other may", name);
+                observed[index].written(written, sent, now);
+                deadline[index] = renew_deadline(sent, LEASE);
+                prop_assert!(deadline[1 - index] <= now, "{} writes while the other may", name);
             }
         }
     }

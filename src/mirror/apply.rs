@@ -1,4 +1,4 @@
-//! Carries out one change of one companion, and says what came of it.
+//! Carries out one change of one companion, and returns the outcome.
 
 use std::sync::Arc;
 
@@ -182,7 +182,7 @@ impl<A: CompanionApi> Applier<A> {
             Action::Create { reason } => match self.create(source, desired, at).await {
                 Ok(object) => (object, reason),
                 Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
-                // The namespace is gone. Its watch says so, and says when it is back.
+                // The namespace does not exist or is terminating. Its watch shows when it exists again.
                 Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Next::Done(None)),
                 Err(failure) => return Err(error(at, failure)),
             },
@@ -235,7 +235,7 @@ impl<A: CompanionApi> Applier<A> {
         let (companion, context) = self.world.read(|world| {
             let (_, companion) = world.identify(found.clone());
             let mut context = TargetContext::of(world, source, at, Some(&companion), in_step);
-            // A companion that was lost and is back was changed by somebody else.
+            // A lost companion that still exists was changed by somebody else: its label was removed.
             context.in_step |= context.lost;
             (companion, context)
         });

@@ -15,12 +15,12 @@ const QUIET: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Deletes of so many sources, or fewer, are never held.
 const MAX_UNHELD_SOURCES: usize = 20;
-/// How often expired entries are removed; each time goes through all of them.
+/// How often expired entries are removed; each time scans all of them.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Brake {
-    /// How long held companions stay; zero turns the brake off.
+    /// How long deletes are held; zero turns the brake off.
     grace: Duration,
     /// By source and companion.
     pending: HashMap<ObjectKey, HashMap<ObjectKey, PendingDelete>>,
@@ -141,7 +141,7 @@ impl Brake {
         }
     }
 
-    /// Holds every pending delete; while a hold lasts, those that a source adds.
+    /// Starts to hold every pending delete. While a hold lasts, adds the pending deletes of one source to it.
     fn hold(&mut self, now: Instant, source: &ObjectKey) {
         let hold = |pending: &mut PendingDelete| {
             let held = pending.state == HoldState::Due;
@@ -160,8 +160,8 @@ impl Brake {
         self.count.held += held;
     }
 
-    /// An existing source keeps all its companions but these. What is wanted again no longer counts, and when that is
-    /// true of every held companion, the hold ends.
+    /// An existing source keeps all its companions but these. A companion that is wanted again no longer
+    /// counts. The hold ends when every held companion is wanted again.
     pub fn keeps_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
         let Some(pending) = self.pending.get_mut(source) else { return };
         let before = Count::of(pending);

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
 pub struct Schedule<K> {
-    /// A closed queue takes no keys. A standby's is closed: nobody would ever pop them.
+    /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
     ready: VecDeque<K>,
     states: HashMap<K, KeyState>,
@@ -188,7 +188,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                 let mut schedule = self.lock();
                 if let Some(key) = schedule.pop(Instant::now()) {
                     if schedule.depth() > 0 {
-                        // One wake-up may stand for many keys: pass it on.
+                        // Several pushes may have caused a single wake-up: wake the next worker.
                         self.wake.notify_one();
                     }
                     return key;

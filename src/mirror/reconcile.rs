@@ -1,4 +1,4 @@
-//! Reconciles sources: plans what is missing, queues the writes, and takes in what came of them.
+//! Reconciles sources: plans what is missing, queues the writes, and records their outcomes.
 //!
 //! A reconcile never waits for a write. While one companion's write hangs, the source is reconciled again as usual and its
 //! other companions are written; that one follows when its write has ended.
@@ -53,13 +53,13 @@ struct Inner<A> {
 /// What is remembered of one source while this replica leads.
 #[derive(Default)]
 struct SourceState {
-    /// The last UID seen: a source that is gone has Events, too.
+    /// The last UID seen: a deleted source gets Events, too.
     uid: String,
     retry: RetryState,
     /// What the last plan found; other troubles come from failed writes.
     planned: Vec<Trouble>,
     reported: Reported,
-    /// It was forgotten: the source is gone, or this replica no longer leads. Writes that end now change nothing.
+    /// It was forgotten: the source was deleted, or this replica no longer leads. Writes that end now change nothing.
     closed: bool,
 }
 
@@ -79,7 +79,7 @@ enum Job {
 struct Reconcile {
     source: ObjectKey,
     state: Arc<Mutex<SourceState>>,
-    /// Of the source as it was planned for; none if it was gone.
+    /// The digest of the source that was planned for; none if the source was deleted.
     digest: Option<Digest>,
     started: Instant,
     progress: Mutex<Progress>,
@@ -127,7 +127,7 @@ impl<A: CompanionApi> Reconciler<A> {
         }))
     }
 
-    /// Reconciles one source after the other until told to stop.
+    /// Reconciles one source after the other until `stop` turns true.
     pub async fn reconcile_all(&self, mut stop: watch::Receiver<bool>) {
         let mut claim = self.0.claim.clone();
         loop {
@@ -197,7 +197,7 @@ impl<A: CompanionApi> Inner<A> {
 
     /// The state of a source; none if this replica does not lead.
     fn state(&self, key: &ObjectKey) -> Option<Arc<Mutex<SourceState>>> {
-        // Asked under the lock: `close` finds what is added just before the claim is lost.
+        // The claim is checked under the lock: `close` finds a state that is added just before the claim is lost.
         let mut sources = self.sources();
         self.claim.is_held().then(|| sources.entry(key.clone()).or_default().clone())
     }
@@ -224,7 +224,7 @@ impl<A: CompanionApi> Inner<A> {
         let Some(shared) = self.state(key) else { return };
         let mut state = lock(&shared);
         if state.closed {
-            // It was forgotten between these two lines.
+            // The state was forgotten between the two locks.
             self.queue.push_all([key.clone()]);
             return;
         }
@@ -361,7 +361,7 @@ impl<A: CompanionApi> Inner<A> {
         self.finished(reconcile, &write.at, outcome);
     }
 
-    /// Takes in what came of one write.
+    /// Records the outcome of one write.
     fn finished(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
         let (key, now) = (&reconcile.source, Instant::now());
         let mut state = lock(&reconcile.state);
@@ -408,7 +408,7 @@ impl<A: CompanionApi> Inner<A> {
         self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, done);
     }
 
-    /// All writes of a reconcile have ended: remembers and reports what came of it.
+    /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn conclude(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, Instant::now());
         let Progress { summary, stale_cache, incomplete, failure, .. } = progress;
@@ -448,7 +448,7 @@ impl<A: CompanionApi> Inner<A> {
         }
     }
 
-    /// Forgets a source that is gone.
+    /// Forgets a source that was deleted.
     fn forget(&self, key: &ObjectKey, state: &Arc<Mutex<SourceState>>) {
         let mut sources = self.sources();
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {

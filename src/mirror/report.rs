@@ -81,7 +81,7 @@ impl Reporter {
     }
 
     /// Reports the troubles of a source: those that are new or have lasted get a Warning Event and a log line, and those
-    /// that are gone leave the gauges.
+    /// that no longer exist are removed from the gauges.
     pub fn troubles(
         &self,
         about: About<'_>,
@@ -116,7 +116,7 @@ impl Reporter {
         self.recorder.record(about.event(true, trouble.event_reason(), trouble.to_string()));
     }
 
-    /// Takes the troubles of a source out of the gauges: this replica no longer answers for them.
+    /// Takes the troubles of a source out of the gauges: this replica no longer reports them.
     pub fn withdraw(&self, reported: &mut Reported) {
         reported.0.drain().for_each(|(trouble, _)| self.count(&trouble, -1));
     }

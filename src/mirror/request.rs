@@ -1,7 +1,7 @@
 //! PURE. A companion as JSON: whole, for a create, and as a JSON patch, for an update.
 //!
 //! A JSON patch costs the API server as much as a PUT and needs nothing of the old object but what [`Companion`]
-//! keeps of it. Server-side apply costs half as much again and would leave foreign keys in the data.
+//! keeps of it. Server-side apply costs one and a half times as much and would leave foreign keys in the data.
 
 use std::collections::BTreeMap;
 

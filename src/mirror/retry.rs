@@ -11,7 +11,7 @@ use crate::{backoff::Backoff, content::Digest, object::ObjectKey, plan::Trouble}
 /// So many heals of one companion within [`HEAL_RESET`] happen at once; further ones back off.
 const FREE_HEALS: u32 = 5;
 const HEAL_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// A companion that nobody changed for so long, on top of the longest backoff, starts over.
+/// After this long without a heal, on top of the longest backoff, the heals of a companion are counted from zero.
 const HEAL_RESET: Duration = Duration::from_secs(120);
 /// The API server failed, or could not be reached.
 const ERROR_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(60));
@@ -19,7 +19,7 @@ const ERROR_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration
 const CONFLICT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Only a change of the source can help.
 const PERMANENT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(600), Duration::from_secs(600));
-/// Added to a delay that the API server asked for, at random, so that clients do not come back together.
+/// Added to a delay that the API server asked for, at random, so that clients do not all retry at once.
 const MAX_RETRY_AFTER_JITTER: Duration = Duration::from_millis(500);
 
 /// The retry state of one source.

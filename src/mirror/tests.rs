@@ -1,4 +1,4 @@
-//! The mirror as a whole, on an API server that answers as a test tells it: leadership, shutdown, slow writes.
+//! The mirror as a whole, on an API server that answers as a test says: leadership, shutdown, slow writes.
 
 use std::{
     sync::Mutex,
@@ -237,7 +237,7 @@ impl SlowApi {
             self.gate.notified().await;
         }
         let mut object = asked.body;
-        // A patch: what it sets is the object, as far as this test goes.
+        // For this test, the values that a patch sets are the whole object.
         if let Some(operations) = object.as_array() {
             let value = |path: &str| {
                 operations.iter().find(|op| op["path"] == path).map_or(Value::Null, |op| op["value"].clone())

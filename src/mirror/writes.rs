@@ -202,7 +202,7 @@ impl<T> WriteQueue<T> {
         let mut queue = self.lock();
         let queued = queue.pop();
         if queue.has_more() {
-            // One wake-up may stand for many items: pass it on.
+            // Several pushes may have caused a single wake-up: wake the next worker.
             self.pushed.notify_one();
         }
         queued

@@ -39,15 +39,15 @@ impl LogOnce {
 /// Secrets included, and hyper logs what it reads.
 #[must_use]
 pub fn filter(levels: &str) -> EnvFilter {
-    const SILENT: [&str; 6] =
+    const SILENT_CRATES: [&str; 6] =
         ["kube_client=off", "kube=off", "hyper=off", "hyper_util=off", "rustls=off", "tower=off"];
-    SILENT
+    SILENT_CRATES
         .into_iter()
         .filter_map(|directive| directive.parse().ok())
         .fold(EnvFilter::new(levels), EnvFilter::add_directive)
 }
 
-/// Installs the global subscriber. Logs go to standard error.
+/// Installs the global subscriber. It writes to standard error.
 pub fn init(format: Option<Format>) {
     let format = format.unwrap_or(if std::io::stderr().is_terminal() { Format::Text } else { Format::Json });
     // A directive for a module of a silent crate would override the crate's, so only directives for ours are accepted.

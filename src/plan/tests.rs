@@ -22,7 +22,7 @@ fn two_namespaces() -> Cluster {
 }
 
 /// The companions of [`colors`] are right.
-fn settled() -> (Cluster, ObjectKey) {
+fn mirrored() -> (Cluster, ObjectKey) {
     let mut cluster = two_namespaces();
     let key = cluster.put(colors());
     assert_eq!(cluster.reconcile(&key), []);
@@ -70,7 +70,7 @@ fn new_source_gets_a_companion_in_every_target() {
 
 #[test]
 fn changed_content_reaches_each_companion_with_one_write() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().data("sky", "red"));
     let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
@@ -87,7 +87,7 @@ fn changed_policy_reaches_each_companion_with_one_write() {
         colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"),
         colors().annotate("example.com/team", "a").annotate("copy-annotations", "example.com/*"),
     ] {
-        let (mut cluster, key) = settled();
+        let (mut cluster, key) = mirrored();
         cluster.put(draft);
         let follow = Update(WriteReason::SourceChanged);
         expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
@@ -98,14 +98,14 @@ fn changed_policy_reaches_each_companion_with_one_write() {
 
 #[test]
 fn change_that_no_companion_shows_writes_nothing() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().data("sea", "green").annotate("keys", "sky").label("example.com/team", "a"));
     assert_nothing(&cluster, &key);
 }
 
 #[test]
 fn label_that_is_no_longer_copied_is_removed() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().label("example.com/team", "a").annotate("copy-labels", "example.com/team"));
     cluster.reconcile(&key);
     let labels = |cluster: &Cluster| cluster.object(&away()).unwrap().metadata.labels.clone();
@@ -118,7 +118,7 @@ fn label_that_is_no_longer_copied_is_removed() {
 
 #[test]
 fn new_companion_name_creates_one_and_deletes_the_other() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().annotate("companion-name", "paint"));
     let (new, gone) = (Create(WriteReason::New), Delete(DeleteReason::NotWanted));
     expect(
@@ -167,7 +167,7 @@ fn terminating_namespace_is_skipped() {
     cluster.namespace(namespace("away").terminating());
     expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
 
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.namespace(namespace("away").terminating());
     cluster.edit(&away(), |object| drop(object.data.take()));
     assert_nothing(&cluster, &key);
@@ -181,7 +181,7 @@ fn terminating_namespace_is_skipped() {
 
 #[test]
 fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.delete(&key);
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
@@ -189,7 +189,7 @@ fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
     assert!(cluster.companion(&home()).unwrap().owned_by_source);
     assert!(!cluster.companion(&away()).unwrap().owned_by_source);
 
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&key, |object| object.metadata.labels.clear());
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
     cluster.reconcile(&key);
@@ -199,7 +199,7 @@ fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
 
 #[test]
 fn orphan_is_deleted_even_if_its_source_was_deleted_while_the_process_was_down() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&home(), |object| object.metadata.owner_references.clear());
     cluster.delete(&key);
     cluster.restart();
@@ -212,7 +212,7 @@ fn orphan_is_deleted_even_if_its_source_was_deleted_while_the_process_was_down()
 #[test]
 fn companion_is_deleted_where_a_target_no_longer_matches() {
     let not_wanted = [("away/colors-synced", Delete(DeleteReason::NotWanted))];
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().annotate("target-namespaces", "."));
     expect(&cluster, &key, &not_wanted);
 
@@ -231,7 +231,7 @@ fn companion_is_deleted_where_a_target_no_longer_matches() {
 
 #[test]
 fn recreated_source_takes_over_its_companions() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put_anew(colors());
     let uid = cluster.object(&key).unwrap().metadata.uid.clone();
     let follow = Update(WriteReason::SourceChanged);
@@ -253,7 +253,7 @@ fn recreated_source_takes_over_its_companions() {
 
 #[test]
 fn nothing_is_written_for_a_terminating_source() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().finalizer("example.com/wait"));
     cluster.delete(&key);
     cluster.delete(&away());
@@ -263,7 +263,7 @@ fn nothing_is_written_for_a_terminating_source() {
 
 #[test]
 fn companions_of_a_paused_source_stay_until_it_is_deleted() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().data("sky", "red").annotate("paused", "true").annotate("target-namespaces", "."));
     cluster.delete(&home());
     assert_nothing(&cluster, &key);
@@ -300,7 +300,7 @@ fn marks_of_an_immutable_companion_are_updated_in_place() {
 
 #[test]
 fn companions_become_immutable_with_an_update() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().immutable());
     let follow = Update(WriteReason::SourceChanged);
     expect(&cluster, &key, &[("away/colors-synced", follow), ("home/colors-synced", follow)]);
@@ -323,7 +323,7 @@ fn companions_of_a_secret_are_recreated_when_its_type_changes() {
 
 #[test]
 fn unlabelled_companion_with_a_finalizer_is_restored() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&away(), |object| {
         object.metadata.labels.clear();
         object.metadata.finalizers.push("example.com/stay".to_owned());
@@ -332,7 +332,7 @@ fn unlabelled_companion_with_a_finalizer_is_restored() {
     for _ in 0..3 {
         cluster.reconcile(&key);
     }
-    assert!(cluster.object(&away()).is_some(), "it never comes back");
+    assert!(cluster.object(&away()).is_some(), "it was not created again");
 }
 
 #[test]

@@ -39,7 +39,7 @@ struct Objects {
     objects: BTreeMap<ObjectKey, Object>,
     namespaces: BTreeMap<String, Meta>,
     clock: u64,
-    /// What watches have yet to show.
+    /// Events that the watches have not shown yet.
     events: Vec<WatchEvent>,
     /// By UID: the sources that an object ever named in its annotation.
     marked_for: HashMap<String, BTreeSet<String>>,
@@ -65,7 +65,7 @@ impl Cluster {
         cluster
     }
 
-    // --- what people do
+    // --- changes by users and by Kubernetes
 
     pub fn namespace(&mut self, draft: ObjectBuilder) {
         let meta = draft.object.metadata;
@@ -73,7 +73,7 @@ impl Cluster {
         self.store.lock().namespaces.insert(meta.name.clone(), meta);
     }
 
-    /// The namespace controller has emptied it.
+    /// Removes a namespace and the objects in it, as the namespace controller does.
     pub fn drop_namespace(&mut self, name: &str) {
         let objects = &mut self.store.lock();
         let inside: Vec<ObjectKey> =
@@ -104,7 +104,7 @@ impl Cluster {
         self.put(draft)
     }
 
-    /// Edits an object behind the guard's back. What the API server would refuse is dropped.
+    /// Edits an object without asking the guard. An edit that the API server would refuse has no effect.
     pub fn edit(&mut self, key: &ObjectKey, edit: impl FnOnce(&mut Object)) {
         let objects = &mut self.store.lock();
         let Some(before) = objects.objects.get(key).cloned() else { return };
@@ -137,7 +137,7 @@ impl Cluster {
         garbage.iter().for_each(|key| self.delete(key));
     }
 
-    /// The process ends and another starts: all it knows is what it lists.
+    /// The process ends and another starts, which knows only what it lists.
     pub fn restart(&mut self) {
         self.in_step.clear();
         let objects = self.store.lock();
@@ -154,7 +154,7 @@ impl Cluster {
         });
     }
 
-    // --- what is there
+    // --- queries
 
     #[must_use]
     pub fn object(&self, key: &ObjectKey) -> Option<Object> {
@@ -190,7 +190,7 @@ impl Cluster {
         self.store.lock().is_known_by_entry_only(at)
     }
 
-    // --- what the mirror does
+    // --- the mirror
 
     #[must_use]
     pub fn plan(&self, source: &ObjectKey) -> Plan {
@@ -225,7 +225,7 @@ impl Cluster {
             match outcome {
                 Ok(_) => {}
                 Err(ApplyError::Retry { trouble, .. }) => failed.push((at, trouble)),
-                Err(ApplyError::StaleCache) => panic!("{at}: a write for a state that has passed"),
+                Err(ApplyError::StaleCache) => panic!("{at}: the write met a stale cache"),
             }
         }
         if let Some(source) = self.world.read(|world| world.source(key).cloned()) {
@@ -237,7 +237,7 @@ impl Cluster {
 
 impl Store {
     fn lock(&self) -> MutexGuard<'_, Objects> {
-        self.0.lock().expect("no test panicked with it")
+        self.0.lock().expect("no test panicked while it held the lock")
     }
 }
 
@@ -251,8 +251,8 @@ impl CompanionApi for Store {
         if objects.objects.contains_key(at) {
             return Err(Failure::AlreadyExists);
         }
-        let place = objects.namespaces.get(&*at.namespace).expect("no create without a namespace");
-        assert!(!place.is_terminating(), "{at}: a create in a namespace that is being deleted");
+        let namespace = objects.namespaces.get(&*at.namespace).expect("no create without a namespace");
+        assert!(!namespace.is_terminating(), "{at}: a create in a namespace that is being deleted");
         let mut object: Object = serde_json::from_slice(&body).expect("an object");
         assert_eq!(ObjectKey::of(at.kind, &object.metadata), *at);
         object.metadata.uid = format!("uid-{}", objects.clock);
@@ -339,7 +339,7 @@ impl Objects {
     }
 }
 
-/// The watches show what has happened.
+/// Delivers the queued events of the watches to the world.
 fn show(world: &SharedWorld, objects: &mut Objects) {
     world.write(|world| {
         for event in objects.events.drain(..) {
@@ -377,7 +377,7 @@ fn to_json(object: &Object) -> Value {
         "type": object.type_,
         "immutable": object.immutable,
     });
-    // An empty map is not there: a patch that adds an entry to it would fail.
+    // The API server leaves out an empty map, and a patch that adds an entry to it fails.
     for (name, map) in [("labels", &meta.labels), ("annotations", &meta.annotations)] {
         if !map.is_empty() {
             json["metadata"][name] = json!(map);

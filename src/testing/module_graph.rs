@@ -61,7 +61,7 @@ fn add_files(graph: &mut Graph, directory: &Path, module: Option<&str>) {
     }
 }
 
-/// The part of a graph that is left when modules without dependencies are removed again and again: the cycles, and the
+/// The part of a graph that is left when modules without dependencies are removed repeatedly: the cycles, and the
 /// modules that depend on them.
 fn cycles(mut graph: Graph) -> Graph {
     loop {

@@ -19,7 +19,7 @@ use tokio::{
 
 use super::ConnectionLimits;
 
-/// Belongs to the accept loop.
+/// The open connections of a listener. Only its accept loop uses it.
 pub struct ConnectionLimiter {
     limits: ConnectionLimits,
     open: HashMap<Id, OpenConnection>,
@@ -47,7 +47,7 @@ pub struct Connection {
 /// A request without an answer, or a body that is not complete, until it is dropped.
 pub type InProgress = Arc<()>;
 
-/// The connections to close first come first.
+/// In the order in which connections are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     /// There was no request yet.
@@ -64,10 +64,11 @@ impl ConnectionLimiter {
         Self { limits, open: HashMap::new() }
     }
 
-    /// Makes room for one more connection; false if the newcomer has to be refused. A connection that waits
+    /// Closes another connection if one more would exceed the limit; false if the newcomer has to be refused
+    /// instead. A connection that waits
     /// for an answer is closed only if its peer has more connections than any other, and at least two more
     /// than the newcomer's peer.
-    pub fn make_room(&mut self, newcomer: IpAddr) -> bool {
+    pub fn admit(&mut self, newcomer: IpAddr) -> bool {
         let counted = || self.open.iter().filter(|(_, open)| !open.closing);
         if counted().count() < self.limits.max_connections {
             return true;
@@ -129,8 +130,7 @@ impl ConnectionLimiter {
     }
 
     /// Closes a connection: gracefully if it is idle, since its next request may be on the way. A peer that
-    /// does not go along with a graceful close holds its connection open, so there are few of these at a
-    /// time.
+    /// ignores a graceful close keeps its connection open, so only a few are closed gracefully at a time.
     fn close(&mut self, id: Id) {
         let closing = self.open.values().filter(|open| open.closing).count();
         let Some(open) = self.open.get_mut(&id) else { return };
@@ -162,8 +162,8 @@ impl Connection {
         (self.requests.clone(), self.bodies.clone())
     }
 
-    /// Waits until the connection has to be closed gracefully. That may be decided before this waits:
-    /// `Notify` keeps it.
+    /// Waits until the connection has to be closed gracefully. A request to close it that comes
+    /// earlier is not lost: `Notify` stores it.
     pub async fn close_requested(&self) {
         self.close.notified().await;
     }

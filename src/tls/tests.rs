@@ -236,18 +236,18 @@ async fn unfinished_handshake_times_out() {
 
 #[tokio::test]
 async fn unfinished_headers_time_out() {
-    const ONE_AND_A_PART: &[u8] =
+    const ONE_REQUEST_AND_A_PART: &[u8] =
         b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /healthz HTTP/1.1\r\nhost: lo";
     let limits =
         ConnectionLimits { header_timeout: Duration::from_millis(500), ..ConnectionLimits::default() };
     let served = TestServer::start(router(), limits.clone()).await;
     let mut stream = served.tls("http/1.1").await;
-    stream.write_all(ONE_AND_A_PART).await.unwrap();
+    stream.write_all(ONE_REQUEST_AND_A_PART).await.unwrap();
     assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
 
     let served = TestServer::plain(router(), limits).await;
     let mut stream = served.tcp().await;
-    stream.write_all(ONE_AND_A_PART).await.unwrap();
+    stream.write_all(ONE_REQUEST_AND_A_PART).await.unwrap();
     assert!(until_closed(stream).await.starts_with(b"HTTP/1.1 200"));
 }
 

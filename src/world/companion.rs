@@ -7,20 +7,20 @@ use crate::{
     object::{Kind, Object, ObjectKey, OwnerReference},
 };
 
-/// What is kept of a companion: who it is and digests of what it holds, never the content.
+/// What is kept of a companion: its identity and digests of its content and marks, never the content.
 #[derive(Debug, Clone)]
 pub struct Companion {
     pub uid: String,
     pub resource_version: String,
-    /// Whose it is: because we know its UID, or by its annotation.
+    /// The source it belongs to, known by its UID or else named by its annotation.
     pub source: Option<ObjectKey>,
-    /// The `source-checksum` it shows is that of its content: it was not edited since it was written.
+    /// Its `source-checksum` annotation is that of its content: it was not edited since it was written.
     pub intact: bool,
     pub content: Digest,
     pub marks: Digest,
     pub owners: Digest,
     pub controller_uid: Option<String>,
-    /// The garbage collector will take it when its source goes.
+    /// Its source is among its owners, so the garbage collector deletes it after the source.
     pub owned_by_source: bool,
     pub extras: Option<Box<RemovableKeys>>,
     pub type_: Option<String>,
@@ -29,13 +29,13 @@ pub struct Companion {
     pub terminating: bool,
     pub has_labels: bool,
     pub has_annotations: bool,
-    /// Bears our label.
+    /// It has our label.
     pub labelled: bool,
     /// We have an entry in its managedFields.
     pub written_by_us: bool,
     /// It is itself a source.
     pub is_source: bool,
-    /// Who else wrote it last, by field manager.
+    /// The field manager, other than ours, that wrote it last.
     pub other_manager: Option<String>,
     pub(super) version: u64,
     /// The list, or the watch that followed it, that showed it last; zero when none has.
@@ -44,7 +44,7 @@ pub struct Companion {
     pub(super) written_epoch: u32,
 }
 
-/// What stands where a companion is or should be, by what it shows. Whose it is, the world knows better.
+/// An object that has the name of a companion, as it was read. [`super::World::identify`] finds its source.
 #[derive(Debug, Clone)]
 pub struct ObservedCompanion {
     pub(super) key: ObjectKey,

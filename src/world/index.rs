@@ -10,13 +10,13 @@ use crate::object::{Kind, ObjectKey};
 
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Companions by the source they belong to, whether that exists or not.
+    /// Companions by the source they belong to, whether or not that source exists.
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    /// Sources by the companion they want: every source that waits for a name hears when it becomes free.
+    /// Sources by the companion they want: when a name becomes free, every source that wants it is reconciled.
     by_desired: HashMap<DesiredName, BTreeSet<ObjectKey>>,
 }
 
-/// A companion's name, and its namespace if the source can only mean one.
+/// A companion's name, and the source's namespace if that is its only target.
 type DesiredName = (Kind, Option<Arc<str>>, String);
 
 impl Index {

@@ -21,13 +21,13 @@ use crate::{
 pub struct Informers {
     pub scope: Scope,
     pub world: SharedWorld,
-    /// Takes the sources to reconcile.
+    /// Enqueues the sources to reconcile.
     pub requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync>,
     pub readiness: Readiness,
     pub metrics: Metrics,
 }
 
-/// Takes what one watch shows into the world.
+/// Applies the events of one watch to the world.
 struct Informer {
     watch: WatchId,
     shared: Informers,
@@ -72,7 +72,7 @@ fn spec(watch: WatchId, keys: &Keys) -> WatchSpec {
 impl Informer {
     fn source(&self, kind: Kind, event: Event<Object>) {
         let scope = &self.shared.scope;
-        self.take(
+        self.handle(
             event,
             |object| Source::read(&scope.keys, &scope.rules, kind, object),
             World::apply_source,
@@ -81,7 +81,7 @@ impl Informer {
     }
 
     fn companion(&self, kind: Kind, event: Event<Object>) {
-        self.take(
+        self.handle(
             event,
             |object| ObservedCompanion::read(&self.shared.scope.keys, kind, object),
             World::apply_companion,
@@ -100,15 +100,15 @@ impl Informer {
             world.delete_namespace(&object.metadata.name);
             Effect::default()
         };
-        self.take(event, |object| object.metadata, apply, delete);
+        self.handle(event, |object| object.metadata, apply, delete);
         // Logged after the world's lock is released: a log may be slow.
         if let Some((namespace, fault)) = malformed {
             tracing::warn!(namespace, "{fault}; the namespace accepts nothing until this is corrected");
         }
     }
 
-    /// `read` takes the time, so it runs before the world is locked.
-    fn take<T, R>(
+    /// `read` is the slow part, so it runs before the world is locked.
+    fn handle<T, R>(
         &self,
         event: Event<T>,
         read: impl FnOnce(T) -> R,
@@ -117,7 +117,7 @@ impl Informer {
     ) {
         let Informers { world, requeue, readiness, metrics, .. } = &self.shared;
         let name = self.watch.as_str();
-        // A list that is about to be requested proves nothing: every request may fail.
+        // `Init` comes before the request for a list, so it does not show that the API server answers.
         if !matches!(event, Event::Init) {
             readiness.watch_received(name);
         }

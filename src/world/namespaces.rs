@@ -124,15 +124,15 @@ impl Namespaces {
         name.starts_with("kube-") || self.rules.excluded.matches(name)
     }
 
-    /// Whether a namespace takes over what sources of `home` send. It always accepts from itself.
+    /// Whether sources of `home` may adopt objects in a namespace. In their own namespace they always may.
     #[must_use]
     pub fn accepts(&self, home: &str, name: &str) -> bool {
-        home == name || self.invites(home, name)
+        home == name || self.accept_from_matches(home, name)
     }
 
-    /// Whether a namespace's `accept-from` names another, or itself.
+    /// Whether the `accept-from` of a namespace matches `home`.
     #[must_use]
-    pub fn invites(&self, home: &str, name: &str) -> bool {
+    pub fn accept_from_matches(&self, home: &str, name: &str) -> bool {
         self.get(name).is_some_and(|known| known.accept_from.matches(home))
     }
 
@@ -153,7 +153,7 @@ impl Namespaces {
         self.get(name).is_none_or(|known| known.terminating)
     }
 
-    /// Takes in what the watch shows; none if it changes nothing here.
+    /// Takes in a namespace that the watch shows; none if nothing that we use has changed.
     pub fn apply(&mut self, meta: &Meta, epoch: u32) -> Option<NamespaceChange> {
         let namespace = Namespace::read(&self.keys, meta, epoch);
         let fault = namespace.fault.clone();
@@ -166,7 +166,7 @@ impl Namespaces {
         self.namespaces.remove(name);
     }
 
-    /// A list has ended: what it did not show is gone.
+    /// A list has ended: removes the namespaces that it did not show.
     pub fn retain_epoch(&mut self, epoch: u32) {
         self.namespaces.retain(|_, known| known.epoch == epoch);
     }

@@ -1,4 +1,4 @@
-//! PURE. How far each watch has come: which list is current, and which of two states is the newer one.
+//! PURE. The progress of each watch: which list is current, and which of two states is the newer one.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ pub struct WatchProgress {
     /// The newest version that the watch of companions has shown. When one of our writes returns an object that is older
     /// and unknown, it was created and deleted already.
     last_seen_version: HashMap<Kind, u64>,
-    /// Companions that we deleted, by UID, until the watch has shown their end: what it still shows of them is the past.
+    /// Companions that we deleted, by UID, until the watch has shown the deletion: its earlier events are out of date.
     tombstones: HashMap<ObjectKey, String>,
 }
 
@@ -44,13 +44,13 @@ impl WatchProgress {
         self.last_seen_version.get(&kind).is_some_and(|last| version <= *last)
     }
 
-    pub fn bury(&mut self, key: &ObjectKey, uid: &str) {
+    pub fn add_tombstone(&mut self, key: &ObjectKey, uid: &str) {
         self.tombstones.insert(key.clone(), uid.to_owned());
     }
 
     #[must_use]
-    pub fn is_buried(&self, key: &ObjectKey, uid: &str) -> bool {
-        self.tombstones.get(key).is_some_and(|buried| buried == uid)
+    pub fn has_tombstone(&self, key: &ObjectKey, uid: &str) -> bool {
+        self.tombstones.get(key).is_some_and(|deleted| deleted == uid)
     }
 
     pub fn remove_tombstone(&mut self, key: &ObjectKey) {

@@ -50,7 +50,7 @@ pub struct World {
 /// A companion that was deleted or lost its label: a watch shows both alike.
 struct LostCompanion {
     source: ObjectKey,
-    /// If it turns up without its marks, its UID shows that it is ours.
+    /// Identifies the companion when a create finds it without its marks.
     uid: String,
 }
 
@@ -113,8 +113,8 @@ impl World {
         self.companions.len()
     }
 
-    /// The source that has a companion's place or is the first to wait for it, if it is another than `asking`. A source
-    /// that is being deleted does not count.
+    /// The source, other than `asking`, that has this companion, or else the first that wants its name. A source that
+    /// is being deleted does not count.
     #[must_use]
     pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
@@ -136,7 +136,8 @@ impl World {
         self.lost.contains_key(companion)
     }
 
-    /// Whether a source is the first, by name, of those that want a place: it may take what belongs to none of them.
+    /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
+    /// object that belongs to none of them.
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.interested_sources(at, None).first() == Some(source)
@@ -158,7 +159,7 @@ impl World {
             && self.wants(source, &at.namespace)
     }
 
-    /// The source that a companion belongs to, and every other that wants its place.
+    /// The source that a companion belongs to, and every other source that wants its name.
     fn interested_sources(&self, companion: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
         let by_name = self.index.sources_by_name(companion);
         let mut interested: BTreeSet<&ObjectKey> =
@@ -174,7 +175,7 @@ impl World {
         self.progress.list_begins(watch);
     }
 
-    /// A list as of `version` has ended. What it did not show is gone, except what we wrote after that version.
+    /// A list as of `version` has ended. Removes objects that it did not show, except those we wrote after it.
     pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
         let epoch = self.progress.epoch(watch);
         let mut effect = Effect::default();
@@ -228,7 +229,7 @@ impl World {
         (Effect { requeue, ..Effect::default() }, change.fault)
     }
 
-    /// A namespace is gone. Its companions are deleted with it, and their watch shows that.
+    /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.
     pub fn delete_namespace(&mut self, name: &str) {
         self.namespaces.delete(name);
         self.lost.retain(|companion, _| *companion.namespace != *name);
@@ -270,7 +271,7 @@ impl World {
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         match self.sources.get(&key) {
-            // It may be about an earlier object of this name.
+            // The event may be about an earlier object of this name.
             Some(known) if known.uid == meta.uid => self.forget_source(&key),
             _ => Effect::default(),
         }
@@ -286,7 +287,7 @@ impl World {
 
     // --- companions
 
-    /// Says whose an object is. A UID that we know as ours outweighs what somebody wrote into the annotation.
+    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write.
     #[must_use]
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
@@ -311,25 +312,25 @@ impl World {
         let kind = key.kind;
         companion.epoch = self.progress.epoch(WatchId::Companions(kind));
         self.progress.saw_version(kind, companion.version);
-        if self.progress.is_buried(&key, &companion.uid) {
+        if self.progress.has_tombstone(&key, &companion.uid) {
             if !companion.terminating {
                 return Effect::default();
             }
-            // This is not the past: a finalizer delays the deletion.
+            // This state is current: a finalizer delays the deletion.
             self.progress.remove_tombstone(&key);
         }
         self.put_companion(key, companion)
     }
 
-    /// One of our own writes returned a companion. The watch may be behind it, or already further.
+    /// One of our own writes returned a companion. The watch may be behind that write or ahead of it.
     pub fn companion_written(&mut self, observed: ObservedCompanion) -> Effect {
         let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
-        let gone = self.progress.is_buried(&key, &companion.uid)
+        let deleted = self.progress.has_tombstone(&key, &companion.uid)
             || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
         // No watch of ours would ever show the deletion of an object without our label.
-        if gone || !companion.labelled {
+        if deleted || !companion.labelled {
             let requeue = self.interested_sources(&key, companion.source.as_ref());
             return Effect { requeue, ..Effect::default() };
         }
@@ -368,7 +369,7 @@ impl World {
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         self.progress.saw_version(kind, meta.version());
-        if self.progress.is_buried(&key, &meta.uid) {
+        if self.progress.has_tombstone(&key, &meta.uid) {
             self.progress.remove_tombstone(&key);
             return Effect::default();
         }
@@ -380,7 +381,7 @@ impl World {
         }
     }
 
-    /// A write of ours found it gone (404).
+    /// A write of ours found that the companion does not exist (404).
     pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         match self.companions.get(key) {
             Some(known) if known.uid == uid => self.forget_companion(key),
@@ -388,10 +389,10 @@ impl World {
         }
     }
 
-    /// We deleted it ourselves.
+    /// We deleted the companion ourselves.
     pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         if self.companions.get(key).is_some_and(|known| known.uid == uid) {
-            self.progress.bury(key, uid);
+            self.progress.add_tombstone(key, uid);
         }
         let effect = self.companion_vanished(key, uid);
         self.lost.remove(key);
@@ -403,7 +404,7 @@ impl World {
             self.companions.remove(key).map(|known| (known.uid, known.source)).unwrap_or_default();
         if let Some(source) = &source {
             self.index.remove_companion(source, key);
-            // One that its source does not want any more is not lost: another replica deleted it.
+            // A companion that its source no longer wants is not lost: another replica deleted it.
             if self.wants_at(source, key) && !self.namespaces.is_gone_or_terminating(&key.namespace) {
                 self.lost.insert(key.clone(), LostCompanion { source: source.clone(), uid });
             }

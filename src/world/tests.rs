@@ -43,7 +43,7 @@ fn write(world: &mut World, draft: ObjectBuilder) -> Effect {
     world.companion_written(read_companion(draft.kind, draft.object()))
 }
 
-fn see_gone(world: &mut World, draft: &ObjectBuilder) -> Effect {
+fn see_deleted(world: &mut World, draft: &ObjectBuilder) -> Effect {
     world.delete_companion(draft.kind, draft.meta())
 }
 
@@ -80,7 +80,7 @@ fn older_event_never_replaces_a_newer_state() {
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
     assert_eq!(world.companion(&synced_key()).unwrap().content, content);
     // Nor does the end of an older state: the label was stripped, then we restored it.
-    assert_eq!(see_gone(&mut world, &synced().version(11)), Effect::default());
+    assert_eq!(see_deleted(&mut world, &synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
 }
 
@@ -99,7 +99,7 @@ fn watch_event_of_our_own_write_enqueues_nothing() {
     assert_eq!(see(&mut world, synced().data("sky", "red").version(11)), Effect::default());
     // The same holds for what we deleted.
     world.companion_deleted(&synced_key(), &synced().meta().uid);
-    assert_eq!(see_gone(&mut world, &synced().version(12)), Effect::default());
+    assert_eq!(see_deleted(&mut world, &synced().version(12)), Effect::default());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn late_answer_to_a_write_does_not_undo_what_the_watch_has_shown() {
     assert_eq!(write(&mut world, synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
     // Nor does it bring back what was created and deleted meanwhile.
-    see_gone(&mut world, &synced().version(13));
+    see_deleted(&mut world, &synced().version(13));
     assert_eq!(write(&mut world, synced().version(12)).requeue, [colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
     write(&mut world, synced().uid("second").version(14));
@@ -128,7 +128,7 @@ fn late_answer_to_a_write_does_not_undo_what_the_watch_has_shown() {
 fn deletion_of_an_earlier_object_of_the_same_name_is_ignored() {
     let mut world = known();
     see(&mut world, synced().uid("second").version(12));
-    assert_eq!(see_gone(&mut world, &synced().version(13)), Effect::default());
+    assert_eq!(see_deleted(&mut world, &synced().version(13)), Effect::default());
     assert_eq!(world.companion_vanished(&synced_key(), &synced().meta().uid), Effect::default());
     assert_eq!(world.companion(&synced_key()).unwrap().uid, "second");
 
@@ -152,7 +152,7 @@ fn deleted_companion_enqueues_its_source_and_every_source_that_waits_for_its_nam
         see_source(&mut world, waiting.annotate("companion-name", name));
     }
     let expected = [configmap("away", "paint"), colors_key(), configmap("third", "paint")];
-    let effect = see_gone(&mut world, &synced().version(11));
+    let effect = see_deleted(&mut world, &synced().version(11));
     assert_eq!(effect.requeue, expected);
     assert_eq!(see(&mut world, synced().uid("second").version(12)).requeue, expected);
 }
@@ -188,7 +188,7 @@ fn resync_includes_the_missing_source_of_a_companion() {
     see(&mut world, synced());
     assert_eq!(world.all_sources(), [colors_key()]);
     assert_eq!((world.mirrored_count(), world.source_count()), (1, 0));
-    see_gone(&mut world, &synced());
+    see_deleted(&mut world, &synced());
     assert_eq!(world.all_sources(), []);
 }
 
@@ -199,16 +199,16 @@ fn relist_removes_what_is_missing_but_not_what_was_written_meanwhile() {
     let mut world = known();
     let kept = || companion("home", "colors-synced").of("home/colors");
     let written = || companion("third", "colors-synced").of("home/colors");
-    let gone_again = || companion("fourth", "colors-synced").of("home/colors");
+    let deleted_again = || companion("fourth", "colors-synced").of("home/colors");
     see(&mut world, kept().version(10));
     world.list_begins(COMPANIONS);
-    write(&mut world, gone_again().version(12));
+    write(&mut world, deleted_again().version(12));
     write(&mut world, written().version(20));
     see(&mut world, kept().version(10));
     let effect = world.list_ends(COMPANIONS, 15);
     assert_eq!(effect.requeue, [colors_key(), colors_key()]);
     assert!(world.companion(&synced_key()).is_none());
-    assert!(world.companion(&gone_again().key()).is_none(), "the list is newer than this write");
+    assert!(world.companion(&deleted_again().key()).is_none(), "the list is newer than this write");
     assert!(world.companion(&kept().key()).is_some() && world.companion(&written().key()).is_some());
     assert!(world.was_lost(&synced_key()));
     // The next list removes what this one spared.
@@ -282,7 +282,7 @@ fn relist_after_an_etcd_restore_replaces_newer_states() {
 fn companion_that_vanished_while_its_source_exists_is_lost_until_it_is_back() {
     let mut world = known();
     assert!(!world.was_lost(&synced_key()));
-    see_gone(&mut world, &synced().version(11));
+    see_deleted(&mut world, &synced().version(11));
     assert!(world.was_lost(&synced_key()));
     see(&mut world, synced().uid("second").version(12));
     assert!(!world.was_lost(&synced_key()));
@@ -298,7 +298,7 @@ fn companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
 
     let mut world = known();
     world.delete_source(Kind::ConfigMap, colors().version(11).meta());
-    see_gone(&mut world, &synced().version(12));
+    see_deleted(&mut world, &synced().version(12));
     assert!(!world.was_lost(&synced_key()));
 }
 
@@ -310,10 +310,10 @@ fn companion_deleted_by_another_replica_is_not_lost() {
         // The two watches may show it in either order.
         let mut world = known();
         see_source(&mut world, change());
-        see_gone(&mut world, &synced().version(12));
+        see_deleted(&mut world, &synced().version(12));
         assert!(!world.was_lost(&synced_key()));
         let mut world = known();
-        see_gone(&mut world, &synced().version(12));
+        see_deleted(&mut world, &synced().version(12));
         assert!(world.was_lost(&synced_key()));
         see_source(&mut world, change());
         assert!(!world.was_lost(&synced_key()));
@@ -323,7 +323,7 @@ fn companion_deleted_by_another_replica_is_not_lost() {
 #[test]
 fn deleted_source_has_no_lost_companions() {
     let mut world = known();
-    see_gone(&mut world, &synced().version(11));
+    see_deleted(&mut world, &synced().version(11));
     world.delete_source(Kind::ConfigMap, colors().version(12).meta());
     assert!(!world.was_lost(&synced_key()));
 }
@@ -369,23 +369,23 @@ fn change_that_can_change_a_companion_enqueues_the_source() {
 
 #[test]
 fn change_of_metadata_that_no_companion_shows_enqueues_nothing() {
-    let carrying = || colors().annotate("copy-labels", "example.com/team");
+    let copying = || colors().annotate("copy-labels", "example.com/team");
     let mut world = known();
-    see_source(&mut world, carrying().version(11));
+    see_source(&mut world, copying().version(11));
     for (version, draft) in [
-        (12, carrying().label("example.com/other", "a")),
-        (13, carrying().annotate("kubectl.kubernetes.io/last-applied-configuration", "{}")),
-        (14, carrying().finalizer("example.com/wait")),
-        (15, carrying().written_by("kubectl")),
-        (16, carrying().controlled_by("Deployment", "another")),
-        (17, carrying()),
+        (12, copying().label("example.com/other", "a")),
+        (13, copying().annotate("kubectl.kubernetes.io/last-applied-configuration", "{}")),
+        (14, copying().finalizer("example.com/wait")),
+        (15, copying().written_by("kubectl")),
+        (16, copying().controlled_by("Deployment", "another")),
+        (17, copying()),
     ] {
         assert_eq!(see_source(&mut world, draft.version(version)), Effect::default());
         // The live read before deletes compares it.
         assert_eq!(world.source(&colors_key()).unwrap().resource_version, version.to_string());
     }
-    let carried = carrying().label("example.com/team", "a").version(18);
-    assert_eq!(see_source(&mut world, carried).requeue, [colors_key()]);
+    let copied = copying().label("example.com/team", "a").version(18);
+    assert_eq!(see_source(&mut world, copied).requeue, [colors_key()]);
 }
 
 #[test]
@@ -431,7 +431,7 @@ fn changed_namespace_enqueues_the_sources_that_match_before_or_after() {
     assert_eq!(reached(&mut world, team().annotate("accept-from", "home")), "everywhere named prefix");
     assert_eq!(reached(&mut world, namespace("home")), "everywhere own");
     world.delete_namespace("team-a");
-    assert_eq!(reached(&mut world, team()), "everywhere named prefix", "it is back");
+    assert_eq!(reached(&mut world, team()), "everywhere named prefix", "it was created again");
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn first_list_of_namespaces_enqueues_nothing() {
     assert!(see_namespace(&mut world, &namespace("away")).is_empty());
     world.list_ends(WatchId::Namespaces, 8);
     world.list_begins(WatchId::Namespaces);
-    assert_eq!(see_namespace(&mut world, &namespace("home")).len(), 1, "later lists bring news");
+    assert_eq!(see_namespace(&mut world, &namespace("home")).len(), 1, "later lists enqueue sources");
 }
 
 #[test]
@@ -487,7 +487,7 @@ fn companion_keeps_its_other_manager_and_its_controller() {
 fn deleted_namespace_has_no_lost_companions() {
     let mut world = known();
     see_namespace(&mut world, &namespace("away").terminating());
-    see_gone(&mut world, &synced().version(11));
+    see_deleted(&mut world, &synced().version(11));
     world.delete_namespace("away");
     assert!(!world.was_lost(&synced_key()));
 }
@@ -507,7 +507,7 @@ fn companion_that_we_deleted_is_not_lost_when_the_watch_is_late() {
     world.companion_deleted(&synced_key(), &synced().meta().uid);
     // The watch now brings the update, then the delete.
     let effect = see(&mut world, synced().data("sky", "red").version(11));
-    see_gone(&mut world, &synced().version(12));
+    see_deleted(&mut world, &synced().version(12));
     assert!(!world.was_lost(&synced_key()), "and it was looked at: {effect:?}");
 }
 

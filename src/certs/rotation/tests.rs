@@ -313,8 +313,8 @@ fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
     let kept = scenario.after(1_000);
     assert_eq!(kept.current.certificate, theirs.current.certificate);
     assert_eq!(kept.old, std::slice::from_ref(&ours.current.certificate));
-    let settled = Scenario { serving: scenario.serving, ..Scenario::of(&kept) };
-    assert!(matches!(settled.change(1_000), Due::At(_)), "ours is kept already");
+    let accepted = Scenario { serving: scenario.serving, ..Scenario::of(&kept) };
+    assert!(matches!(accepted.change(1_000), Due::At(_)), "ours is kept already");
     // Other replicas may serve leaves of any CA that was trusted.
     let rich = ours.with_next(ca()).with_old(ca().certificate.clone(), at(0));
     let scenario = Scenario::of(&theirs).remembering(&rich);
@@ -322,7 +322,7 @@ fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
     assert_eq!(scenario.after(1_000).old.len(), 3);
     // A backup from before the promotion has ours as the next CA.
     let before = theirs.with_next(ours.current);
-    let change = Scenario { serving: settled.serving, ..Scenario::of(&before) }.change(1_000);
+    let change = Scenario { serving: accepted.serving, ..Scenario::of(&before) }.change(1_000);
     assert!(!matches!(change, Due::Now(change) if change.blocks_use()), "{change:?}");
 }
 

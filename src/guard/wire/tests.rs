@@ -270,10 +270,10 @@ fn duplicate_field_is_rejected() {
 
 #[test]
 fn deep_nesting_and_huge_numbers_do_no_harm() {
-    const DEEP: usize = 1 << 17;
+    const DEPTH: usize = 1 << 17;
     let whole = serde_json::to_string(&edited("/request/uid", "u".into())).unwrap();
-    let hidden = format!("{}{}", "[".repeat(DEEP), "]".repeat(DEEP));
-    for value in [hidden.as_str(), &"9".repeat(DEEP), "1e999999999", "-0.0e-400"] {
+    let hidden = format!("{}{}", "[".repeat(DEPTH), "]".repeat(DEPTH));
+    for value in [hidden.as_str(), &"9".repeat(DEPTH), "1e999999999", "-0.0e-400"] {
         // In fields that are skipped, and in fields that are compared.
         let bodies = [
             whole.replacen("\"dryRun\":false", &format!("\"dryRun\":{value}"), 1),
@@ -286,8 +286,8 @@ fn deep_nesting_and_huge_numbers_do_no_harm() {
         let typed = whole.replacen("\"sky\":\"hush\"", &format!("\"sky\":{value}"), 1);
         assert!(parse(typed.as_bytes()).is_err());
     }
-    assert!(parse("[".repeat(DEEP).as_bytes()).is_err());
-    assert!(parse("{\"request\":".repeat(DEEP).as_bytes()).is_err());
+    assert!(parse("[".repeat(DEPTH).as_bytes()).is_err());
+    assert!(parse("{\"request\":".repeat(DEPTH).as_bytes()).is_err());
 }
 
 fn unchanged(old: &Value, new: &Value) -> bool {

@@ -83,8 +83,8 @@ fn edit_of_any_mark_is_undone() {
         };
         heals(draft(), &away(), change, Update, Heal::Marks);
     }
-    let carried = |object: &mut Object| drop(object.metadata.labels.remove("example.com/team"));
-    heals(draft(), &away(), carried, Update, Heal::Marks);
+    let copied = |object: &mut Object| drop(object.metadata.labels.remove("example.com/team"));
+    heals(draft(), &away(), copied, Update, Heal::Marks);
     let added = |object: &mut Object| drop(object.metadata.labels.insert(full("managed"), "true".to_owned()));
     heals(draft(), &away(), added, Update, Heal::Marks);
     let added = |object: &mut Object| {
@@ -97,7 +97,7 @@ fn edit_of_any_mark_is_undone() {
 fn stripped_label_is_restored_because_other_marks_identify_the_companion() {
     // The watch shows it as deleted. The create finds it and recognises it by its UID.
     for strip_more in [false, true] {
-        let (mut cluster, key) = settled();
+        let (mut cluster, key) = mirrored();
         let uid = cluster.object(&away()).unwrap().metadata.uid.clone();
         cluster.edit(&away(), |object| {
             object.metadata.labels.clear();
@@ -142,7 +142,7 @@ fn added_finalizer_is_removed() {
 
 #[test]
 fn added_finalizer_does_not_keep_a_deleted_companion_from_being_recreated() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&away(), |object| object.metadata.finalizers.push("example.com/stay".to_owned()));
     cluster.delete(&away());
     expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Healed(Heal::Finalizer)))]);
@@ -154,7 +154,7 @@ fn added_finalizer_does_not_keep_a_deleted_companion_from_being_recreated() {
 
 #[test]
 fn deleted_companion_is_recreated() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.delete(&away());
     expect(&cluster, &key, &[("away/colors-synced", Create(WriteReason::Healed(Heal::Deleted)))]);
     cluster.reconcile(&key);
@@ -164,7 +164,7 @@ fn deleted_companion_is_recreated() {
 
 #[test]
 fn labels_and_annotations_of_others_are_kept() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&away(), |object| {
         object.metadata.labels.insert("example.com/mine".to_owned(), "1".to_owned());
         object.metadata.annotations.insert("example.com/mine".to_owned(), "2".to_owned());
@@ -179,7 +179,7 @@ fn labels_and_annotations_of_others_are_kept() {
 
 #[test]
 fn most_serious_difference_names_the_heal() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&away(), |object| {
         object.data = None;
         object.metadata.annotations.remove(&full("protect"));
@@ -190,12 +190,12 @@ fn most_serious_difference_names_the_heal() {
 
 #[test]
 fn edit_made_while_the_process_was_down_counts_as_a_heal_and_a_changed_source_does_not() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.edit(&away(), |object| drop(object.data.take()));
     cluster.restart();
     expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Healed(Heal::Content)))]);
 
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.put(colors().data("sky", "red"));
     cluster.restart();
     let follow = Update(WriteReason::SourceChanged);
@@ -204,7 +204,7 @@ fn edit_made_while_the_process_was_down_counts_as_a_heal_and_a_changed_source_do
 
 #[test]
 fn restart_writes_nothing_that_is_right_already() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.restart();
     assert_nothing(&cluster, &key);
 }

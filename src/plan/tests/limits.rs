@@ -28,8 +28,8 @@ fn foreign_object_is_never_overwritten() {
     let at = cluster.put(object("away", "colors-synced").data("their", "own"));
     let before = version(&cluster, &at);
     let key = cluster.put(colors());
-    let obstacles = cluster.reconcile(&key);
-    assert_eq!(obstacles, [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
+    let failures = cluster.reconcile(&key);
+    assert_eq!(failures, [(at.clone(), Some(conflict(&at, Holder::Foreign)))]);
     assert!(is_untouched(&cluster, &at, &before));
     cluster.delete(&at);
     assert_eq!(cluster.reconcile(&key), []);
@@ -188,7 +188,7 @@ fn adopt_never_takes_an_object_with_a_finalizer_or_one_being_deleted() {
 #[test]
 fn managed_fields_entry_without_our_label_proves_nothing() {
     for made_a_source in [false, true] {
-        let (mut cluster, first) = settled();
+        let (mut cluster, first) = mirrored();
         // Somebody stripped our marks and uses it for something else.
         cluster.edit(&away(), |object| {
             object.metadata.annotations.clear();
@@ -227,7 +227,7 @@ fn refused_or_malformed_source_is_trouble_and_keeps_its_companions() {
         (colors().annotate("source-uid", "another"), "is_companion"),
         (colors().of("home/another"), "is_companion"),
     ] {
-        let (mut cluster, key) = settled();
+        let (mut cluster, key) = mirrored();
         cluster.put(draft);
         cluster.edit(&away(), |object| drop(object.data.take()));
         cluster.delete(&home());
@@ -274,7 +274,7 @@ fn own_and_excluded_namespaces_are_never_targets() {
     let key = cluster.put(source("home", "colors").annotate("target-namespaces", "*"));
     expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
     assert!(cluster.plan(&key).troubles.is_empty());
-    // A source that names them is told.
+    // A source that names them has a trouble.
     for named in [OWN_NAMESPACE, "away"] {
         cluster.put(source("home", "colors").annotate("target-namespaces", named));
         let plan = cluster.plan(&key);
@@ -284,7 +284,7 @@ fn own_and_excluded_namespaces_are_never_targets() {
 
 #[test]
 fn namespace_that_becomes_excluded_loses_its_companions() {
-    let (mut cluster, key) = settled();
+    let (mut cluster, key) = mirrored();
     cluster.namespace(namespace("away").label("exclude", "true"));
     expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::NotWanted))]);
 }

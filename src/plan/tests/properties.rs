@@ -12,7 +12,7 @@ const NAMES: [&str; 2] = ["a", "b"];
 /// Names of companions: by default, by annotation, and one that sources have, too.
 const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
-/// What somebody, or the mirror, does.
+/// A change of the cluster by a user, by Kubernetes or by the mirror.
 #[derive(Debug, Clone)]
 enum ClusterOperation {
     Namespace(&'static str, NamespaceState),
@@ -270,9 +270,9 @@ fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
     })
 }
 
-/// Companions of which a new process cannot know what the old one knew: nothing is written for their sources (paused,
-/// terminating, refused), and their marks no longer say whose they are. And those of which the old one knows too
-/// much: no watch shows the deletion of an object without our label.
+/// Companions about which a restarted process may decide differently. Either the old process knew their source by the
+/// UID, their marks no longer name it, and nothing is written for that source (it is paused, terminating or refused).
+/// Or the old process knows an object without our label, whose deletion no watch shows.
 fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
     let everywhere = Kind::ALL.into_iter().flat_map(|kind| {
         NAMESPACES.into_iter().flat_map(move |namespace| COMPANIONS.map(|name| key((kind, namespace, name))))
@@ -315,8 +315,8 @@ proptest! {
             let is_held = |at: &ObjectKey| {
                 cluster.object(at).is_some_and(|there| !there.metadata.finalizers.is_empty())
             };
-            let places = plan.changes.iter().map(|change| change.at.clone());
-            let held: Vec<ObjectKey> = places.filter(is_held).collect();
+            let changed = plan.changes.iter().map(|change| change.at.clone());
+            let held: Vec<ObjectKey> = changed.filter(is_held).collect();
             let failed = cluster.apply(&key, plan);
             let is_open = |at: &ObjectKey| !held.contains(at) && failed.iter().all(|(other, _)| other != at);
             let again = cluster.plan(&key);
@@ -330,16 +330,16 @@ proptest! {
         let mut cluster = run(history, just_reconcile);
         converge(&mut cluster)?;
         let unclear = unclear(&cluster);
-        let places = |cluster: &Cluster, key: &ObjectKey| {
-            let places = cluster.plan(key).changes.into_iter().map(|change| change.at);
-            places.filter(|at| !unclear.contains(at)).collect::<Vec<_>>()
+        let changed = |cluster: &Cluster, key: &ObjectKey| {
+            let changed = cluster.plan(key).changes.into_iter().map(|change| change.at);
+            changed.filter(|at| !unclear.contains(at)).collect::<Vec<_>>()
         };
         let before: BTreeMap<ObjectKey, Vec<ObjectKey>> =
-            cluster.all_sources().into_iter().map(|key| (key.clone(), places(&cluster, &key))).collect();
+            cluster.all_sources().into_iter().map(|key| (key.clone(), changed(&cluster, &key))).collect();
         cluster.restart();
         for key in cluster.all_sources() {
-            // All that is ever left, before and after, are creates that meet a foreign object.
-            let after = places(&cluster, &key);
+            // The only changes left, before and after, are creates that a foreign object prevents.
+            let after = changed(&cluster, &key);
             let there = |at: &ObjectKey| cluster.companion(at).is_some();
             prop_assert!(!after.iter().any(there), "{key}: {:?}", planned(&cluster.plan(&key)));
             prop_assert_eq!(after, before.get(&key).cloned().unwrap_or_default(), "{}", key);

@@ -25,7 +25,7 @@ struct Opened {
 #[derive(Debug, PartialEq)]
 enum ConnectionState {
     Open,
-    /// It was told to close.
+    /// It is being closed gracefully.
     Closing,
     Aborted,
 }
@@ -52,7 +52,7 @@ impl Opened {
 
 async fn try_open(limiter: &mut ConnectionLimiter, number: u8) -> Option<Opened> {
     tokio::time::advance(SECOND).await;
-    limiter.make_room(peer(number)).then(|| {
+    limiter.admit(peer(number)).then(|| {
         let connection = Arc::new(Connection::new(peer(number)));
         let task = tokio::spawn(std::future::pending());
         limiter.add(connection.clone(), task.abort_handle());
@@ -61,7 +61,7 @@ async fn try_open(limiter: &mut ConnectionLimiter, number: u8) -> Option<Opened>
 }
 
 async fn open(limiter: &mut ConnectionLimiter, number: u8) -> Opened {
-    try_open(limiter, number).await.expect("there is room")
+    try_open(limiter, number).await.expect("the connection is admitted")
 }
 
 async fn open_many<const N: usize>(limiter: &mut ConnectionLimiter, numbers: [u8; N]) -> Vec<Opened> {

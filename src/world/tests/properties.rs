@@ -100,7 +100,7 @@ fn state_after(events: &[CompanionEvent]) -> BTreeMap<ObjectKey, Object> {
     state
 }
 
-fn hear(world: &mut World, event: &CompanionEvent) {
+fn show(world: &mut World, event: &CompanionEvent) {
     match event {
         CompanionEvent::Applied(object) => {
             world.apply_companion(read_companion(Kind::ConfigMap, object.clone()))
@@ -122,18 +122,18 @@ fn answer(world: &mut World, event: &CompanionEvent) {
 }
 
 /// Delivers everything to the world. What it knows of a companion is never older than what the watch has shown.
-fn deliver(world: &mut World, log: &[CompanionEvent], hearings: &[Delivery]) {
+fn deliver(world: &mut World, log: &[CompanionEvent], deliveries: &[Delivery]) {
     let mut next = 0;
-    for delivery in hearings {
+    for delivery in deliveries {
         match delivery {
             Delivery::Next => {
-                log.get(next).into_iter().for_each(|event| hear(world, event));
+                log.get(next).into_iter().for_each(|event| show(world, event));
                 next = (next + 1).min(log.len());
             }
             Delivery::Again(index) if next > 0 => {
                 let event = &log[index.index(next)];
                 if world.companion(&ObjectKey::of(Kind::ConfigMap, event.meta())).is_some() {
-                    hear(world, event);
+                    show(world, event);
                 }
             }
             Delivery::Early(index) if next < log.len() => {
@@ -156,7 +156,7 @@ fn deliver(world: &mut World, log: &[CompanionEvent], hearings: &[Delivery]) {
             Delivery::Again(_) | Delivery::Early(_) | Delivery::Late(_) => {}
         }
     }
-    log[next..].iter().for_each(|event| hear(world, event));
+    log[next..].iter().for_each(|event| show(world, event));
 }
 
 proptest! {
@@ -165,12 +165,12 @@ proptest! {
     #[test]
     fn world_ends_up_with_what_exists(
         operations in prop::collection::vec(operation(), 1..25),
-        hearings in prop::collection::vec(delivery(), 0..50),
+        deliveries in prop::collection::vec(delivery(), 0..50),
     ) {
         let mut world = world();
         let log = log(&operations);
         prop_assume!(!log.is_empty());
-        deliver(&mut world, &log, &hearings);
+        deliver(&mut world, &log, &deliveries);
 
         let there = state_after(&log);
         prop_assert_eq!(world.companion_count(), there.len());
