@@ -137,7 +137,7 @@ impl Policy {
         })
     }
 
-    /// Secrets that may not be mirrored, whatever the annotations say.
+    /// Fails for Secrets that must not be mirrored, whatever the annotations say.
     fn check_secret(&self, keys: &Keys, kind: Kind, object: &Object) -> Result<(), Fault> {
         if kind != Kind::Secret {
             return Ok(());

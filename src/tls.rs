@@ -1,5 +1,5 @@
 //! An HTTP server, with TLS or without, that no peer can block: handshakes do not hold up the accept loop,
-//! everything has a timeout, and [`limiter`] bounds the connections.
+//! everything has a timeout, and `limiter` bounds the connections.
 
 use std::{sync::Arc, time::Duration};
 

@@ -3,10 +3,10 @@
 //! | file | job |
 //! | --- | --- |
 //! | [`informer`] | feeds the world from the watches and enqueues sources |
-//! | [`state`] | takes in what watches and our own writes show; pure, like all below |
+//! | [`state`] | the state that watches and our own writes have shown; pure, like all below |
 //! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
-//! | [`index`] | companions by source, sources by the name they want |
-//! | [`relist`] | distinguishes new states from old ones, across lists and our own writes |
+//! | `index` | companions by source, sources by the name they want |
+//! | `relist` | distinguishes new states from old ones, across lists and our own writes |
 
 pub mod companion;
 mod index;

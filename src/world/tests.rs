@@ -1,4 +1,4 @@
-//! The world takes in what watches and writes show.
+//! What the world knows after events of watches and answers to our own writes.
 
 mod properties;
 
@@ -333,16 +333,19 @@ fn deleted_source_has_no_lost_companions() {
 #[test]
 fn source_is_added_changed_and_removed() {
     let mut world = world();
-    let news = |effect: Effect| {
+    let events = |effect: Effect| {
         assert_eq!(effect.requeue, [colors_key()]);
-        effect.events.into_iter().map(|(_, news)| news).collect::<Vec<_>>()
+        effect.events.into_iter().map(|(_, event)| event).collect::<Vec<_>>()
     };
-    assert_eq!(news(see_source(&mut world, colors())), [SourceEvent::Added]);
-    assert_eq!(news(see_source(&mut world, colors().data("sky", "red").version(2))), [SourceEvent::Changed]);
-    assert_eq!(news(see_source(&mut world, colors().uid("second").version(3))), [SourceEvent::Changed]);
-    let going = colors().uid("second").terminating().version(4);
-    assert_eq!(news(see_source(&mut world, going.clone())), [SourceEvent::Changed]);
-    assert_eq!(news(world.delete_source(going.kind, going.meta())), [SourceEvent::Removed]);
+    assert_eq!(events(see_source(&mut world, colors())), [SourceEvent::Added]);
+    assert_eq!(
+        events(see_source(&mut world, colors().data("sky", "red").version(2))),
+        [SourceEvent::Changed]
+    );
+    assert_eq!(events(see_source(&mut world, colors().uid("second").version(3))), [SourceEvent::Changed]);
+    let terminating = colors().uid("second").terminating().version(4);
+    assert_eq!(events(see_source(&mut world, terminating.clone())), [SourceEvent::Changed]);
+    assert_eq!(events(world.delete_source(terminating.kind, terminating.meta())), [SourceEvent::Removed]);
 }
 
 #[test]
