@@ -1,4 +1,4 @@
-//! The controller: queue → reconcile → plan → apply → report.
+//! The controller: queue → reconcile → plan → writes → apply → report.
 //!
 //! | file | job |
 //! | --- | --- |
@@ -53,7 +53,7 @@ pub struct Settings {
     pub delete_grace: Duration,
 }
 
-/// The controller and what it works on. Every watch must have listed once.
+/// The controller and what it works on. Run it only after every watch has listed.
 pub struct Mirror {
     pub client: Client,
     pub settings: Settings,

@@ -14,7 +14,7 @@ use crate::{
     marks,
     object::ObjectKey,
     policy::Targets,
-    world::{Admission, Companion, Source, World},
+    world::{Companion, Eligibility, Source, World},
 };
 
 /// What is missing for one source.
@@ -31,7 +31,7 @@ pub struct Change {
     pub action: Action,
 }
 
-/// `known` is the state that the change was decided on: the write succeeds for exactly that state.
+/// `known` is the state that the change was decided on; the write is conditional on it.
 #[derive(Debug, Clone)]
 pub enum Action {
     Create { reason: WriteReason },
@@ -81,8 +81,8 @@ pub enum Decision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
     pub namespace: &'a str,
-    pub admission: Admission,
-    /// The source lists the namespace by name; no pattern or selector merely matches it.
+    pub eligibility: Eligibility,
+    /// The source lists the namespace by name, not just with a pattern or selector that matches it.
     pub explicit: bool,
 }
 
@@ -94,7 +94,7 @@ pub fn targets<'a>(
 ) -> impl Iterator<Item = Target<'a>> {
     world.namespaces().wanted(home, targets).into_iter().map(move |namespace| Target {
         namespace,
-        admission: world.namespaces().admission(home, namespace),
+        eligibility: world.namespaces().eligibility(home, namespace),
         explicit: targets.names_explicitly(home, namespace),
     })
 }
@@ -105,12 +105,14 @@ impl Target<'_> {
     #[must_use]
     pub fn trouble(&self, home: &str) -> Option<Trouble> {
         let namespace = || self.namespace.to_owned();
-        match self.admission {
-            Admission::NotAccepted if self.explicit => {
+        match self.eligibility {
+            Eligibility::NotAccepted if self.explicit => {
                 Some(Trouble::NotAccepted { namespace: namespace(), home: home.to_owned() })
             }
-            Admission::Never if self.explicit => Some(Trouble::Excluded(namespace())),
-            Admission::NotAccepted | Admission::Never | Admission::Absent | Admission::Admitted => None,
+            Eligibility::Never if self.explicit => Some(Trouble::Excluded(namespace())),
+            Eligibility::NotAccepted | Eligibility::Never | Eligibility::Absent | Eligibility::Eligible => {
+                None
+            }
         }
     }
 }
@@ -145,13 +147,13 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let mut kept = BTreeSet::new();
     for target in targets(world, home, &desired.policy.targets) {
         let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
-        match target.admission {
-            Admission::NotAccepted | Admission::Never => plan.troubles.extend(target.trouble(home)),
+        match target.eligibility {
+            Eligibility::NotAccepted | Eligibility::Never => plan.troubles.extend(target.trouble(home)),
             // The namespace controller deletes what is in there.
-            Admission::Absent => drop(kept.insert(at)),
+            Eligibility::Absent => drop(kept.insert(at)),
             // A pattern matches the source's own namespace, and the companion has the source's name.
-            Admission::Admitted if at == *key => {}
-            Admission::Admitted => {
+            Eligibility::Eligible if at == *key => {}
+            Eligibility::Eligible => {
                 plan.add(decide_in(world, source, &at, in_step));
                 kept.insert(at);
             }
@@ -170,11 +172,11 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
         Some(source) => {
             let Some(policy) = source.active_policy() else { return Decision::Nothing };
             if *at.name == *policy.companion && world.wants(key, &at.namespace) {
-                match world.namespaces().admission(&key.namespace, &at.namespace) {
-                    Admission::Absent => return Decision::Nothing,
-                    Admission::Admitted if at == key => return Decision::Nothing,
-                    Admission::Admitted => return decide_in(world, source, at, in_step),
-                    Admission::NotAccepted | Admission::Never => {}
+                match world.namespaces().eligibility(&key.namespace, &at.namespace) {
+                    Eligibility::Absent => return Decision::Nothing,
+                    Eligibility::Eligible if at == key => return Decision::Nothing,
+                    Eligibility::Eligible => return decide_in(world, source, at, in_step),
+                    Eligibility::NotAccepted | Eligibility::Never => {}
                 }
             }
             DeleteReason::NotWanted

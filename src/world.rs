@@ -17,7 +17,7 @@ pub mod source;
 pub mod state;
 
 pub use companion::{Companion, ObservedCompanion};
-pub use namespaces::{Admission, Defaults, Namespace};
+pub use namespaces::{Defaults, Eligibility, Namespace};
 pub use source::{Desired, Source};
 pub use state::{Effect, SourceEvent, World};
 

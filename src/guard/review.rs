@@ -18,7 +18,7 @@ use crate::{
     object::{Meta, Object, ObjectKey},
     plan::{plan, targets},
     policy::{Fault, MAX_ITEMS, Policy, Protect},
-    world::{Admission, World},
+    world::{Eligibility, World},
 };
 
 /// The guard's configuration.
@@ -273,12 +273,12 @@ impl<'a> Case<'a> {
         for target in targets(world, home, &policy.targets) {
             warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
-            if target.admission == Admission::Absent && target.explicit {
+            if target.eligibility == Eligibility::Absent && target.explicit {
                 warnings.push(format!(
                     "namespace {namespace} does not exist or is terminating: it gets a companion once it exists"
                 ));
             }
-            if target.admission != Admission::Admitted {
+            if target.eligibility != Eligibility::Eligible {
                 continue;
             }
             let at = ObjectKey::new(self.key.kind, namespace, &policy.companion);

@@ -55,7 +55,7 @@ pub enum ApplyError {
 pub struct PlannedWrite {
     pub source: ObjectKey,
     pub at: ObjectKey,
-    /// The brake and a live read of the source have approved a delete; no other change is a delete.
+    /// True only for a delete that the brake and a live read of the source approved; otherwise nothing is deleted.
     pub delete: bool,
 }
 
@@ -96,7 +96,8 @@ impl<A: CompanionApi> Applier<A> {
         Self { api, keys, world, queue, permits: Semaphore::new(writes), max_permits }
     }
 
-    /// Makes one companion right. `None`: it is right already, or another change is due by now.
+    /// Makes one companion right. `None`: it is right already, or the plan has changed since the write was queued, and the
+    /// next reconcile handles it.
     pub async fn apply(&self, write: &PlannedWrite, history: History) -> Result<Option<Done>, ApplyError> {
         let _permit = self.reserve_memory(&write.source).await;
         // Decided now, not when the write was queued: content that was superseded meanwhile is never written.
@@ -203,6 +204,7 @@ impl<A: CompanionApi> Applier<A> {
                 self.world.write(|world| world.companion_deleted(at, &known.uid));
                 return Ok(Next::Try(Action::Create { reason }));
             }
+            // Handled above.
             Action::Delete { .. } => return Ok(Next::Done(None)),
         };
         let written = ObservedCompanion::read(&self.keys, at.kind, written);

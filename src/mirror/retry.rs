@@ -8,16 +8,16 @@ use std::{
 
 use crate::{backoff::Backoff, content::Digest, object::ObjectKey, plan::Trouble};
 
-/// So many heals of one companion within [`HEAL_RESET`] happen at once; further ones back off.
+/// So many heals of one companion happen without delay; further ones back off.
 const FREE_HEALS: u32 = 5;
 const HEAL_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// After this long without a heal, on top of the longest backoff, the heals of a companion are counted from zero.
-const HEAL_RESET: Duration = Duration::from_secs(120);
+/// A companion that was not healed for so long starts over. Longer than the longest backoff.
+const HEAL_RESET: Duration = Duration::from_secs(180);
 /// The API server failed, or could not be reached.
 const ERROR_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(60));
 /// Something in the cluster has to change first, and no watch of ours shows it.
 const CONFLICT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// Only a change of the source can help.
+/// Probably only a change of the source can help.
 const PERMANENT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(600), Duration::from_secs(600));
 /// Added to a delay that the API server asked for, at random, so that clients do not all retry at once.
 const MAX_RETRY_AFTER_JITTER: Duration = Duration::from_millis(500);
@@ -65,7 +65,7 @@ pub enum RetryPolicy {
     Error,
     /// Something else has to change first: a foreign object, a quota.
     Conflict,
-    /// Only a change of the source can help.
+    /// Probably only a change of the source can help.
     Permanent,
     /// The API server said when.
     After(Duration),
@@ -175,7 +175,7 @@ impl RetryState {
 
     /// What failed writes and repeated heals keep the source from having.
     pub fn troubles(&mut self, now: Instant) -> Vec<Trouble> {
-        self.heals.retain(|_, heals| heals.last + HEAL_BACKOFF.max + HEAL_RESET > now);
+        self.heals.retain(|_, heals| heals.last + HEAL_RESET > now);
         let failed = self.failed.values().filter_map(|failed| failed.trouble.clone());
         let fights = self.heals.iter().filter(|(_, heals)| heals.count >= FREE_HEALS);
         let fights = fights.map(|(at, heals)| Trouble::Fight {
@@ -274,7 +274,7 @@ mod tests {
         let troubles = state.troubles(now);
         assert!(matches!(&troubles[..], [Trouble::Fight { manager, .. }] if manager == "kubectl-edit"));
 
-        now += HEAL_BACKOFF.max + HEAL_RESET;
+        now += HEAL_RESET;
         assert_eq!(state.troubles(now), []);
         assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
     }

@@ -153,7 +153,7 @@ impl Metrics {
                 "review_duration_seconds",
                 "Time from the first byte of a review to its response",
             ),
-            reviews: add(r, "reviews", "Admission reviews, by verdict"),
+            reviews: add(r, "reviews", "Eligibility reviews, by verdict"),
             denials: add(r, "denials", "Requests refused by the guard, by reason"),
             access_reviews: add(r, "access_reviews", "SubjectAccessReviews, by result"),
             connections: add(r, "webhook_connections", "Open connections to the webhook"),

@@ -18,7 +18,7 @@ use crate::{
         apply::{Applier, ApplyError, History, PlannedWrite},
     },
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
-    plan::{Action, Change, DeleteReason, Plan, Trouble, WriteReason, plan},
+    plan::{Action, Change, Decision, DeleteReason, Plan, Trouble, WriteReason, plan, plan_companion},
     world::{Companion, SharedWorld, WatchId, World},
 };
 
@@ -195,6 +195,16 @@ impl Cluster {
     #[must_use]
     pub fn plan(&self, source: &ObjectKey) -> Plan {
         self.world.read(|world| plan(world, source, self.in_step.get(source).copied()))
+    }
+
+    /// What the plan for one companion does.
+    #[must_use]
+    pub fn plan_companion(&self, source: &ObjectKey, at: &ObjectKey) -> Option<Planned> {
+        let in_step = self.in_step.get(source).copied();
+        match self.world.read(|world| plan_companion(world, source, at, in_step)) {
+            Decision::Change(change) => Some(Planned::of(&change.action)),
+            Decision::Nothing | Decision::Trouble(_) => None,
+        }
     }
 
     /// Plans and applies, once.
@@ -433,17 +443,19 @@ pub enum Planned {
     Delete(DeleteReason),
 }
 
+impl Planned {
+    fn of(action: &Action) -> Self {
+        match action {
+            Action::Create { reason } => Self::Create(*reason),
+            Action::Update { reason, .. } => Self::Update(*reason),
+            Action::Recreate { reason, .. } => Self::Recreate(*reason),
+            Action::Delete { reason, .. } => Self::Delete(*reason),
+        }
+    }
+}
+
 /// The changes of a plan, to compare.
 #[must_use]
 pub fn planned(plan: &Plan) -> Vec<(String, Planned)> {
-    let planned = |change: &Change| {
-        let planned = match &change.action {
-            Action::Create { reason } => Planned::Create(*reason),
-            Action::Update { reason, .. } => Planned::Update(*reason),
-            Action::Recreate { reason, .. } => Planned::Recreate(*reason),
-            Action::Delete { reason, .. } => Planned::Delete(*reason),
-        };
-        (change.at.to_string(), planned)
-    };
-    plan.changes.iter().map(planned).collect()
+    plan.changes.iter().map(|change| (change.at.to_string(), Planned::of(&change.action))).collect()
 }

@@ -47,8 +47,8 @@ pub struct Defaults {
 
 /// Whether a namespace may hold companions of sources from another one, or from itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
-    Admitted,
+pub enum Eligibility {
+    Eligible,
     /// It is terminating or does not exist: there is nothing to do until that changes.
     Absent,
     /// It has the `exclude` label, or it is Lockstep's own.
@@ -107,16 +107,16 @@ impl Namespaces {
 
     /// Whether sources of `home` may have companions in a namespace.
     #[must_use]
-    pub fn admission(&self, home: &str, name: &str) -> Admission {
-        let Some(target) = self.get(name) else { return Admission::Absent };
+    pub fn eligibility(&self, home: &str, name: &str) -> Eligibility {
+        let Some(target) = self.get(name) else { return Eligibility::Absent };
         if target.excluded || name == self.rules.own_namespace {
-            Admission::Never
+            Eligibility::Never
         } else if target.terminating {
-            Admission::Absent
+            Eligibility::Absent
         } else if self.needs_acceptance(name) && !target.accept_from.matches(home) {
-            Admission::NotAccepted
+            Eligibility::NotAccepted
         } else {
-            Admission::Admitted
+            Eligibility::Eligible
         }
     }
 

@@ -9,7 +9,7 @@ use super::{
     NamespaceRules, WatchId,
     companion::{Companion, ObservedCompanion},
     index::Index,
-    namespaces::{Admission, Namespaces},
+    namespaces::{Eligibility, Namespaces},
     relist::WatchProgress,
     source::Source,
 };
@@ -119,7 +119,7 @@ impl World {
     pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
             self.sources.get(*source).is_some_and(|source| !source.terminating)
-                && self.namespaces.admission(&source.namespace, &at.namespace) == Admission::Admitted
+                && self.namespaces.eligibility(&source.namespace, &at.namespace) == Eligibility::Eligible
         };
         let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
         match holder.filter(counts) {

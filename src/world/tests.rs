@@ -468,10 +468,10 @@ fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     let mut world = World::new(crate::testing::keys(), rules);
     see_namespace(&mut world, &namespace("infra-a"));
     see_namespace(&mut world, &namespace("infra-b").annotate("accept-from", "home"));
-    assert_eq!(world.namespaces().admission("home", "infra-a"), Admission::NotAccepted);
-    assert_eq!(world.namespaces().admission("home", "infra-b"), Admission::Admitted);
-    assert_eq!(world.namespaces().admission("other", "infra-b"), Admission::NotAccepted);
-    assert_eq!(world.namespaces().admission("home", "nowhere"), Admission::Absent);
+    assert_eq!(world.namespaces().eligibility("home", "infra-a"), Eligibility::NotAccepted);
+    assert_eq!(world.namespaces().eligibility("home", "infra-b"), Eligibility::Eligible);
+    assert_eq!(world.namespaces().eligibility("other", "infra-b"), Eligibility::NotAccepted);
+    assert_eq!(world.namespaces().eligibility("home", "nowhere"), Eligibility::Absent);
 }
 
 #[test]

@@ -270,13 +270,17 @@ fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
     })
 }
 
+/// Every name that a companion may have.
+fn everywhere() -> impl Iterator<Item = ObjectKey> {
+    Kind::ALL.into_iter().flat_map(|kind| {
+        NAMESPACES.into_iter().flat_map(move |namespace| COMPANIONS.map(|name| key((kind, namespace, name))))
+    })
+}
+
 /// Companions about which a restarted process may decide differently. Either the old process knew their source by the
 /// UID, their marks no longer name it, and nothing is written for that source (it is paused, terminating or refused).
 /// Or the old process knows an object without our label, whose deletion no watch shows.
 fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
-    let everywhere = Kind::ALL.into_iter().flat_map(|kind| {
-        NAMESPACES.into_iter().flat_map(move |namespace| COMPANIONS.map(|name| key((kind, namespace, name))))
-    });
     let named = |at: &ObjectKey| {
         ObjectKey::parse(at.kind, cluster.object(at)?.metadata.annotations.get(&full("source"))?)
     };
@@ -284,7 +288,7 @@ fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
         cluster.companion(at).is_some_and(|found| !found.labelled || found.source != named(at))
             || cluster.is_known_by_entry_only(at)
     };
-    everywhere.filter(is_unclear).collect()
+    everywhere().filter(is_unclear).collect()
 }
 
 /// Reconciles every source until nothing is left to do but writes that fail.
@@ -364,6 +368,21 @@ proptest! {
             cluster.reconcile(key);
         });
         cluster.all_sources().iter().for_each(|key| check(&cluster, key));
+    }
+
+    #[test]
+    fn plan_of_a_source_and_plan_of_each_companion_agree(history in history()) {
+        let cluster = run(history, just_reconcile);
+        for key in cluster.all_sources() {
+            let whole = cluster.plan(&key);
+            for at in everywhere() {
+                let whole = planned(&whole).into_iter().find(|(planned_at, _)| *planned_at == at.to_string());
+                let single = cluster.plan_companion(&key, &at);
+                // A key shows no kind: a plan of ConfigMaps says nothing about Secrets.
+                let whole = whole.filter(|_| key.kind == at.kind).map(|(_, planned)| planned);
+                prop_assert_eq!(whole, single, "{} at {}", key, at);
+            }
+        }
     }
 
     #[test]
