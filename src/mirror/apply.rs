@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{api::CompanionApi, queue::Queue, request, retry::RetryPolicy};
+use super::{api::CompanionApi, queue::Queue, request, retry::RetryPolicy, writes::namespace_limit};
 use crate::{
     client::Failure,
     content::Digest,
@@ -16,7 +16,8 @@ use crate::{
     world::{Desired, ObservedCompanion, SharedWorld, Source},
 };
 
-/// A write holds one permit for so much content, a larger one more of them: the memory of all requests is bounded.
+/// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
+/// of all requests is bounded, and large writes that hang leave permits for others.
 const BYTES_PER_PERMIT: usize = 64 * 1024;
 /// A create may find an object, which has to be recreated, and the create after that may find another one.
 const MAX_ATTEMPTS: usize = 4;
@@ -80,7 +81,8 @@ pub struct Applier<A> {
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
     permits: Semaphore,
-    max_permits: u32,
+    /// The most that one write takes.
+    max_permits: usize,
 }
 
 impl<A: CompanionApi> Applier<A> {
@@ -92,14 +94,14 @@ impl<A: CompanionApi> Applier<A> {
         queue: Arc<Queue<ObjectKey>>,
         writes: usize,
     ) -> Self {
-        let max_permits = u32::try_from(writes).unwrap_or(u32::MAX);
+        let max_permits = namespace_limit(writes);
         Self { api, keys, world, queue, permits: Semaphore::new(writes), max_permits }
     }
 
     /// Makes one companion right. `None`: it is right already, or the plan has changed since the write was queued, and the
     /// next reconcile handles it.
     pub async fn apply(&self, write: &PlannedWrite, history: History) -> Result<Option<Done>, ApplyError> {
-        let _permit = self.reserve_memory(&write.source).await;
+        let _permit = self.reserve_memory(write).await;
         // Decided now, not when the write was queued: content that was superseded meanwhile is never written.
         let (source, decision) = self.world.read(|world| {
             let PlannedWrite { source: key, at, .. } = write;
@@ -145,21 +147,26 @@ impl<A: CompanionApi> Applier<A> {
         })
     }
 
-    /// Waits until there is memory for a request with the content of a source.
-    async fn reserve_memory(&self, key: &ObjectKey) -> Option<SemaphorePermit<'_>> {
+    /// Waits until there is memory for a request.
+    async fn reserve_memory(&self, write: &PlannedWrite) -> Option<SemaphorePermit<'_>> {
         loop {
-            let permits = self.permits_for(key);
-            let permit = self.permits.acquire_many(permits).await.ok();
+            let permits = self.permits_for(&write.source, write.delete);
+            let permit = self.permits.acquire_many(u32::try_from(permits).ok()?).await.ok();
             // The source may have grown while we waited.
-            if self.permits_for(key) <= permits {
+            if self.permits_for(&write.source, write.delete) <= permits {
                 return permit;
             }
         }
     }
 
-    fn permits_for(&self, key: &ObjectKey) -> u32 {
+    /// How many permits a write for a source takes.
+    #[must_use]
+    pub fn permits_for(&self, key: &ObjectKey, delete: bool) -> usize {
+        if delete {
+            return 1;
+        }
         let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_len()));
-        u32::try_from(1 + bytes / BYTES_PER_PERMIT).unwrap_or(u32::MAX).min(self.max_permits)
+        (1 + bytes / BYTES_PER_PERMIT).min(self.max_permits)
     }
 
     async fn attempt(

@@ -149,12 +149,12 @@ impl<A: CompanionApi> Reconciler<A> {
     /// Carries out one queued write after the other, for ever.
     pub async fn write_all(&self) {
         loop {
-            let Queued { namespace, item: Write { reconcile, job } } = self.0.writes.next().await;
+            let Queued { namespace, permits, item: Write { reconcile, job } } = self.0.writes.next().await;
             match job {
                 Job::Apply(write) => self.0.apply(&reconcile, &write).await,
                 Job::ConfirmDeletes(companions) => self.0.confirm_deletes(&reconcile, companions).await,
             }
-            self.0.writes.done(&namespace);
+            self.0.writes.done(&namespace, permits);
             self.0.update_queue_depth();
         }
     }
@@ -255,9 +255,11 @@ impl<A: CompanionApi> Inner<A> {
         }
         *lock(&reconcile.progress) = progress;
         let reconcile = Arc::new(reconcile);
-        let queued = writes
-            .into_iter()
-            .map(|(namespace, job)| Queued { namespace, item: Write { reconcile: reconcile.clone(), job } });
+        let permits = self.applier.permits_for(key, false);
+        let queued = writes.into_iter().map(|(namespace, job)| {
+            let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
+            Queued { namespace, permits, item: Write { reconcile: reconcile.clone(), job } }
+        });
         self.writes.push_all(key, queued);
     }
 
@@ -347,7 +349,7 @@ impl<A: CompanionApi> Inner<A> {
         let queued = confirmed.iter().map(|at| {
             let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: true };
             let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
-            Queued { namespace: at.namespace.clone(), item }
+            Queued { namespace: at.namespace.clone(), permits: 1, item }
         });
         self.writes.push_all(key, queued);
     }

@@ -330,3 +330,19 @@ async fn queued_write_whose_content_was_superseded_sends_the_newest() {
     fixture.reconciler.finish().await;
     assert_eq!(api.sent("quick"), ["red"]);
 }
+
+#[tokio::test]
+async fn hanging_write_of_large_content_delays_no_other_source() {
+    let mut cluster = Cluster::with(&["home", "slow", "quick"]);
+    let large = "x".repeat(1 << 20);
+    cluster.put(source("home", "large").data("sky", &large).annotate("target-namespaces", "slow"));
+    let api = SlowApi::default();
+    let fixture = Fixture::new(cluster, api.client());
+    fixture.start_workers();
+    fixture.lead();
+    until(|| api.sent("slow").len() == 1).await;
+    fixture.put_source(colors("blue", 200).annotate("target-namespaces", "quick"));
+    until(|| api.sent("quick") == ["blue"]).await;
+    api.gate.notify_one();
+    fixture.reconciler.finish().await;
+}

@@ -1,7 +1,7 @@
 //! Writes that wait for a worker: fair between sources, bounded for each namespace.
 //!
 //! A write can hang for as long as [`super::api::REQUEST_TIMEOUT`], for example in a slow admission webhook of one
-//! namespace. So no namespace gets more than a part of the workers, and a source with a thousand companions
+//! namespace. So no namespace gets more than a part of the permits, and a source with a thousand companions
 //! takes turns with a source that has one.
 
 use std::{
@@ -13,43 +13,48 @@ use tokio::sync::Notify;
 
 use crate::object::ObjectKey;
 
-/// One namespace may use a quarter of the workers.
-const NAMESPACE_SHARE: usize = 4;
+/// The most permits that the writes of one namespace may hold at a time: a quarter of all.
+#[must_use]
+pub const fn namespace_limit(permits: usize) -> usize {
+    permits.div_ceil(4)
+}
 
-/// PURE. Tasks of sources, each for one namespace.
+/// PURE. Items of sources, each for one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     open: bool,
-    /// The most tasks of one namespace that run at a time.
     namespace_limit: usize,
-    /// Sources that have tasks, in the order of their turns.
+    /// Sources that have items, in the order of their turns.
     turns: VecDeque<ObjectKey>,
-    tasks: HashMap<ObjectKey, VecDeque<Queued<T>>>,
+    items: HashMap<ObjectKey, VecDeque<Queued<T>>>,
+    /// The permits that the running items of each namespace hold.
     running: HashMap<Arc<str>, usize>,
-    /// Tasks whose namespace was at its limit when their turn came.
+    /// Items whose namespace was at its limit when their turn came.
     blocked: HashMap<Arc<str>, VecDeque<Queued<T>>>,
-    /// Tasks that were blocked and may run now.
-    unblocked: VecDeque<Queued<T>>,
+    /// Namespaces with blocked items, in which an item has ended.
+    freed: VecDeque<Arc<str>>,
 }
 
 /// An item that needs a request to the API server, for an object in this namespace.
 #[derive(Debug)]
 pub struct Queued<T> {
     pub namespace: Arc<str>,
+    /// How many permits it takes: more for large content.
+    pub permits: usize,
     pub item: T,
 }
 
 impl<T> FairQueue<T> {
     #[must_use]
-    pub fn new(workers: usize) -> Self {
+    pub fn new(permits: usize) -> Self {
         Self {
             open: false,
-            namespace_limit: workers.div_ceil(NAMESPACE_SHARE),
+            namespace_limit: namespace_limit(permits),
             turns: VecDeque::new(),
-            tasks: HashMap::new(),
+            items: HashMap::new(),
             running: HashMap::new(),
             blocked: HashMap::new(),
-            unblocked: VecDeque::new(),
+            freed: VecDeque::new(),
         }
     }
 
@@ -57,7 +62,7 @@ impl<T> FairQueue<T> {
         self.open = true;
     }
 
-    /// Drops every task that is not running, and takes none.
+    /// Drops every item that is not running, and takes none.
     pub fn close(&mut self) {
         *self = Self {
             running: std::mem::take(&mut self.running),
@@ -66,78 +71,96 @@ impl<T> FairQueue<T> {
         };
     }
 
-    pub fn push(&mut self, source: &ObjectKey, task: Queued<T>) {
+    pub fn push(&mut self, source: &ObjectKey, queued: Queued<T>) {
         if !self.open {
             return;
         }
-        if let Some(tasks) = self.tasks.get_mut(source) {
-            tasks.push_back(task);
+        if let Some(items) = self.items.get_mut(source) {
+            items.push_back(queued);
         } else {
-            self.tasks.insert(source.clone(), [task].into());
+            self.items.insert(source.clone(), [queued].into());
             self.turns.push_back(source.clone());
         }
     }
 
-    /// The next task that may run. It counts for its namespace until [`Self::done`].
+    /// The next item that may run. It counts for its namespace until [`Self::done`].
     pub fn pop(&mut self) -> Option<Queued<T>> {
-        let task = self.unblocked.pop_front().or_else(|| {
+        let queued = self.next_unblocked().or_else(|| {
             loop {
-                let task = self.next_in_turn()?;
-                let running = self.running.get(&task.namespace).copied().unwrap_or_default();
-                if running < self.namespace_limit {
-                    return Some(task);
+                let queued = self.next_in_turn()?;
+                if self.fits(&queued) {
+                    return Some(queued);
                 }
-                self.blocked.entry(task.namespace.clone()).or_default().push_back(task);
+                self.blocked.entry(queued.namespace.clone()).or_default().push_back(queued);
             }
         })?;
-        *self.running.entry(task.namespace.clone()).or_default() += 1;
-        Some(task)
+        *self.running.entry(queued.namespace.clone()).or_default() += queued.permits;
+        Some(queued)
+    }
+
+    /// One item always fits, or one that needs more permits than the limit would never run.
+    fn fits(&self, queued: &Queued<T>) -> bool {
+        let running = self.running.get(&queued.namespace);
+        running.is_none_or(|running| running + queued.permits <= self.namespace_limit)
+    }
+
+    fn next_unblocked(&mut self) -> Option<Queued<T>> {
+        while let Some(namespace) = self.freed.front() {
+            let first = self.blocked.get(namespace).and_then(VecDeque::front);
+            if first.is_some_and(|first| self.fits(first)) {
+                let blocked = self.blocked.get_mut(namespace)?;
+                let queued = blocked.pop_front();
+                if blocked.is_empty() {
+                    self.blocked.remove(namespace);
+                }
+                return queued;
+            }
+            self.freed.pop_front();
+        }
+        None
     }
 
     fn next_in_turn(&mut self) -> Option<Queued<T>> {
         let source = self.turns.pop_front()?;
-        let tasks = self.tasks.get_mut(&source)?;
-        let task = tasks.pop_front();
-        if tasks.is_empty() {
-            self.tasks.remove(&source);
+        let items = self.items.get_mut(&source)?;
+        let queued = items.pop_front();
+        if items.is_empty() {
+            self.items.remove(&source);
         } else {
             self.turns.push_back(source);
         }
-        task
+        queued
     }
 
-    /// A task of this namespace has ended.
-    pub fn done(&mut self, namespace: &Arc<str>) {
+    /// An item of this namespace has ended.
+    pub fn done(&mut self, namespace: &Arc<str>, permits: usize) {
         if let Some(running) = self.running.get_mut(namespace) {
-            *running -= 1;
+            *running -= permits;
             if *running == 0 {
                 self.running.remove(namespace);
             }
         }
-        if let Some(blocked) = self.blocked.get_mut(namespace) {
-            self.unblocked.extend(blocked.pop_front());
-            if blocked.is_empty() {
-                self.blocked.remove(namespace);
-            }
+        if self.blocked.contains_key(namespace) {
+            self.freed.push_back(namespace.clone());
         }
     }
 
-    /// Whether a task waits for its turn, blocked ones aside.
+    /// Whether an item may be able to run.
     #[must_use]
     pub fn has_more(&self) -> bool {
-        !self.turns.is_empty() || !self.unblocked.is_empty()
+        !self.turns.is_empty() || !self.freed.is_empty()
     }
 
     /// How many sources wait for a turn, and how many items for their namespace.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.turns.len() + self.unblocked.len() + self.blocked.values().map(VecDeque::len).sum::<usize>()
+        self.turns.len() + self.blocked.values().map(VecDeque::len).sum::<usize>()
     }
 
     /// Whether nothing runs and nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.blocked.is_empty() && !self.has_more()
+        self.running.is_empty() && self.blocked.is_empty() && self.turns.is_empty()
     }
 }
 
@@ -150,8 +173,8 @@ pub struct WriteQueue<T> {
 
 impl<T> WriteQueue<T> {
     #[must_use]
-    pub fn new(workers: usize) -> Self {
-        Self { queue: Mutex::new(FairQueue::new(workers)), pushed: Notify::new(), idle: Notify::new() }
+    pub fn new(permits: usize) -> Self {
+        Self { queue: Mutex::new(FairQueue::new(permits)), pushed: Notify::new(), idle: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, FairQueue<T>> {
@@ -166,16 +189,16 @@ impl<T> WriteQueue<T> {
         self.lock().close();
     }
 
-    pub fn push_all(&self, source: &ObjectKey, tasks: impl IntoIterator<Item = Queued<T>>) {
+    pub fn push_all(&self, source: &ObjectKey, items: impl IntoIterator<Item = Queued<T>>) {
         let mut queue = self.lock();
-        tasks.into_iter().for_each(|task| queue.push(source, task));
+        items.into_iter().for_each(|queued| queue.push(source, queued));
         drop(queue);
         self.pushed.notify_one();
     }
 
-    pub fn done(&self, namespace: &Arc<str>) {
+    pub fn done(&self, namespace: &Arc<str>, permits: usize) {
         let mut queue = self.lock();
-        queue.done(namespace);
+        queue.done(namespace, permits);
         if queue.is_idle() {
             self.idle.notify_waiters();
         }
@@ -234,7 +257,7 @@ mod tests {
     }
 
     fn push(queue: &mut FairQueue<&'static str>, source: &str, namespace: &str, item: &'static str) {
-        queue.push(&configmap("home", source), Queued { namespace: namespace.into(), item });
+        queue.push(&configmap("home", source), Queued { namespace: namespace.into(), permits: 1, item });
     }
 
     fn pop(queue: &mut FairQueue<&'static str>) -> Option<&'static str> {
@@ -263,19 +286,41 @@ mod tests {
             std::iter::from_fn(|| pop(&mut queue)).collect::<Vec<_>>(),
             ["slow-1", "slow-2", "fast-1"]
         );
-        queue.done(&"fast".into());
+        queue.done(&"fast".into(), 1);
         assert_eq!(pop(&mut queue), None, "the slow namespace is still at its limit");
-        queue.done(&"slow".into());
+        queue.done(&"slow".into(), 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("slow-3"), None));
-        queue.done(&"slow".into());
+        queue.done(&"slow".into(), 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("slow-4"), None));
-        queue.done(&"slow".into());
-        queue.done(&"slow".into());
-        assert!(queue.is_idle() && queue.blocked.is_empty() && queue.tasks.is_empty());
+        queue.done(&"slow".into(), 1);
+        queue.done(&"slow".into(), 1);
+        assert!(queue.is_idle() && queue.blocked.is_empty() && queue.items.is_empty());
     }
 
     #[test]
-    fn closed_queue_drops_its_tasks_and_still_counts_the_running_ones() {
+    fn large_items_of_a_namespace_hold_no_more_permits_than_its_limit() {
+        let mut queue = queue(16);
+        let item = |permits, item| Queued { namespace: "slow".into(), permits, item };
+        for (permits, name) in [(3, "large-1"), (3, "large-2"), (1, "small-1"), (1, "small-2")] {
+            queue.push(&configmap("home", name), item(permits, name));
+        }
+        // The limit is 4. Order within a namespace that is blocked is kept.
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-1"), Some("small-1")));
+        assert_eq!(pop(&mut queue), None);
+        queue.done(&"slow".into(), 1);
+        assert_eq!(pop(&mut queue), None, "the first that waits needs three");
+        queue.done(&"slow".into(), 3);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-2"), Some("small-2")));
+        queue.done(&"slow".into(), 1);
+        queue.done(&"slow".into(), 3);
+        queue.push(&configmap("home", "huge"), item(9, "huge"));
+        assert_eq!(pop(&mut queue), Some("huge"), "alone, it runs though it exceeds the limit");
+        queue.done(&"slow".into(), 9);
+        assert!(queue.is_idle() && queue.freed.is_empty());
+    }
+
+    #[test]
+    fn closed_queue_drops_its_items_and_still_counts_the_running_ones() {
         let mut queue = queue(4);
         push(&mut queue, "a", "n", "running");
         push(&mut queue, "a", "n", "waiting");
@@ -286,7 +331,7 @@ mod tests {
         assert_eq!(pop(&mut queue), None);
         push(&mut queue, "a", "n", "later");
         assert_eq!(pop(&mut queue), None, "one of four workers is the limit of a namespace");
-        queue.done(&"n".into());
+        queue.done(&"n".into(), 1);
         assert_eq!(pop(&mut queue), Some("later"));
     }
 
@@ -300,7 +345,7 @@ mod tests {
                 tokio::spawn(async move { queue.next().await.item })
             })
             .collect();
-        let task = |n: u32| Queued { namespace: format!("n{n}").into(), item: n };
+        let task = |n: u32| Queued { namespace: format!("n{n}").into(), permits: 1, item: n };
         queue.push_all(&configmap("home", "a"), (0..3).map(task));
         let done = futures::future::join_all(workers);
         let done = tokio::time::timeout(std::time::Duration::from_secs(10), done).await.expect("in time");
