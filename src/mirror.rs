@@ -69,7 +69,7 @@ impl Mirror {
     pub async fn run(
         self,
         release: impl Future<Output = ()>,
-        stop: watch::Receiver<bool>,
+        mut stop: watch::Receiver<bool>,
     ) -> Result<(), &'static str> {
         let Self { client, settings, world, queue, claim, metrics } = self;
         // The series begin at zero, so that the first heal shows as an increase.
@@ -81,13 +81,13 @@ impl Mirror {
         let reporter = Reporter::new(recorder, metrics.clone());
         let reconciler =
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
-        let mut tasks = JoinSet::new();
+        let (mut tasks, mut workers) = (JoinSet::new(), JoinSet::new());
         tasks.spawn(follow_leadership(claim, reconciler.clone()));
         tasks.spawn(resync(world, queue, settings.resync));
         for _ in 0..settings.workers {
-            let (reconciler, stop) = (reconciler.clone(), stop.clone());
-            tasks.spawn(async move {
-                reconciler.reconcile_all(stop).await;
+            let reconciler = reconciler.clone();
+            workers.spawn(async move {
+                reconciler.reconcile_all().await;
                 "reconcile worker"
             });
         }
@@ -99,16 +99,14 @@ impl Mirror {
             });
         }
 
-        let mut stopped = stop.clone();
         let outcome = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stop| *stop) => Ok(()),
-            // A worker may see the stop before we do.
-            ended = tasks.join_next() => match ended.and_then(Result::ok) {
-                _ if *stop.borrow() => Ok(()),
-                ended => Err(ended.unwrap_or("task")),
-            },
+            _ = stop.wait_for(|stop| *stop) => Ok(()),
+            Some(ended) = tasks.join_next() => Err(ended.unwrap_or("task")),
+            Some(ended) = workers.join_next() => Err(ended.unwrap_or("task")),
         };
+        // A reconcile that still ran could start a write after the last one has ended.
+        workers.shutdown().await;
         reconciler.finish().await;
         drop(reconciler);
         tasks.shutdown().await;

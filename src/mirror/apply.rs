@@ -13,7 +13,7 @@ use crate::{
     plan::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, plan_companion,
     },
-    world::{Desired, ObservedCompanion, SharedWorld, Source},
+    world::{Desired, Effect, ObservedCompanion, SharedWorld, Source},
 };
 
 /// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
@@ -115,7 +115,7 @@ impl<A: CompanionApi> Applier<A> {
         let mut manager = None;
         for _ in 0..MAX_ATTEMPTS {
             manager = action.other_manager().map(str::to_owned).or(manager);
-            match self.attempt(source.as_deref(), &write.at, action, history.in_step).await? {
+            match self.attempt(source.as_deref(), write, action, history.in_step).await? {
                 Next::Done(applied) => return Ok(applied.map(|applied| Done { applied, manager })),
                 Next::Try(next) => action = next,
             }
@@ -172,14 +172,14 @@ impl<A: CompanionApi> Applier<A> {
     async fn attempt(
         &self,
         source: Option<&Source>,
-        at: &ObjectKey,
+        PlannedWrite { source: key, at, .. }: &PlannedWrite,
         action: Action,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
         if let Action::Delete { reason, known } = action {
             self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
             let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
-            self.queue.push_all(effect.requeue);
+            self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
         let Some((source, desired)) = source.and_then(|source| Some((source, source.desired.as_ref().ok()?)))
@@ -216,8 +216,13 @@ impl<A: CompanionApi> Applier<A> {
         };
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let effect = self.world.write(|world| world.companion_written(written));
-        self.queue.push_all(effect.requeue);
+        self.requeue_others(key, effect);
         Ok(Next::Done(Some(Applied::from(reason))))
+    }
+
+    /// Enqueues the other sources that want the place. The writer's own is reconciled again only if need be.
+    fn requeue_others(&self, own: &ObjectKey, effect: Effect) {
+        self.queue.push_all(effect.requeue.into_iter().filter(|key| key != own));
     }
 
     async fn create(

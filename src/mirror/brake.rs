@@ -179,6 +179,11 @@ impl Brake {
         }
     }
 
+    #[cfg(test)]
+    pub fn pending_count(&self) -> usize {
+        self.count.companions
+    }
+
     #[must_use]
     pub fn is_holding(&self, now: Instant) -> bool {
         self.held_until.is_some_and(|until| now < until)

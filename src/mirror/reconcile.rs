@@ -10,7 +10,6 @@ use std::{
 };
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
-use tokio::sync::watch;
 
 use super::{
     Settings,
@@ -28,7 +27,7 @@ use crate::{
     leader::Claim,
     object::ObjectKey,
     ops::metrics::{Metrics, ResultLabel},
-    plan::{Plan, Trouble, plan},
+    plan::{Decision, Plan, Trouble, plan, plan_companion},
     world::SharedWorld,
 };
 
@@ -55,6 +54,8 @@ struct Inner<A> {
 struct SourceState {
     /// The last UID seen: a deleted source gets Events, too.
     uid: String,
+    /// How many reconciles have begun.
+    reconciles: u64,
     retry: RetryState,
     /// What the last plan found; other troubles come from failed writes.
     planned: Vec<Trouble>,
@@ -79,6 +80,8 @@ enum Job {
 struct Reconcile {
     source: ObjectKey,
     state: Arc<Mutex<SourceState>>,
+    /// Which of the source's reconciles this is.
+    number: u64,
     /// The digest of the source that was planned for; none if the source was deleted.
     digest: Option<Digest>,
     started: Instant,
@@ -91,8 +94,6 @@ struct Progress {
     open: usize,
     summary: Summary,
     stale_cache: bool,
-    /// Not every change was started: an earlier write of that companion is in flight.
-    incomplete: bool,
     failure: Option<Failure>,
 }
 
@@ -127,19 +128,12 @@ impl<A: CompanionApi> Reconciler<A> {
         }))
     }
 
-    /// Reconciles one source after the other until `stop` turns true.
-    pub async fn reconcile_all(&self, mut stop: watch::Receiver<bool>) {
+    /// Reconciles one source after the other, for ever. Safe to abort: it waits for nothing but the next source.
+    pub async fn reconcile_all(&self) {
         let mut claim = self.0.claim.clone();
         loop {
-            let next = async {
-                claim.acquired().await;
-                self.0.queue.next().await
-            };
-            let key = tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return,
-                key = next => key,
-            };
+            claim.acquired().await;
+            let key = self.0.queue.next().await;
             self.0.update_gauges();
             self.0.reconcile(&key);
             self.0.queue.done(&key);
@@ -172,9 +166,7 @@ impl<A: CompanionApi> Reconciler<A> {
         self.0.writes.close();
         let sources: Vec<_> = self.0.sources().drain().collect();
         for (_, state) in sources {
-            let mut state = lock(&state);
-            state.closed = true;
-            self.0.reporter.withdraw(&mut state.reported);
+            self.0.close_state(&mut lock(&state));
         }
         self.0.update_gauges();
     }
@@ -221,15 +213,19 @@ impl<A: CompanionApi> Inner<A> {
 
     fn reconcile(&self, key: &ObjectKey) {
         let started = Instant::now();
-        let Some(shared) = self.state(key) else { return };
+        // A claim that is regained soon enough was never lost: no queue is closed, and none is filled again.
+        let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };
         let mut state = lock(&shared);
         if state.closed {
             // The state was forgotten between the two locks.
-            self.queue.push_all([key.clone()]);
-            return;
+            return self.queue.push_all([key.clone()]);
         }
         let in_step = state.retry.in_step;
         let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.source(key).cloned()));
+        let digest = source.as_ref().map(|source| source.digest);
+        // Companions are about to get other content. If the source changes back meanwhile, theirs is no edit.
+        state.retry.in_step = in_step.filter(|in_step| Some(*in_step) == digest);
+        state.reconciles += 1;
         let due: Vec<ObjectKey> = plan.deletes().cloned().collect();
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
@@ -238,7 +234,8 @@ impl<A: CompanionApi> Inner<A> {
         let reconcile = Reconcile {
             source: key.clone(),
             state: shared.clone(),
-            digest: source.map(|source| source.digest),
+            number: state.reconciles,
+            digest,
             started,
             progress: Mutex::default(),
         };
@@ -247,7 +244,7 @@ impl<A: CompanionApi> Inner<A> {
             return;
         }
         state.planned.clear();
-        let deletable = self.brake(key, &due, &mut state, started);
+        let deletable = self.brake(&reconcile, &due, &mut state);
         let (writes, progress) = self.start(&reconcile, &mut state, plan, deletable);
         if progress.open == 0 {
             self.conclude(&reconcile, &mut state, progress);
@@ -260,19 +257,20 @@ impl<A: CompanionApi> Inner<A> {
             let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
             Queued { namespace, permits, item: Write { reconcile: reconcile.clone(), job } }
         });
-        self.writes.push_all(key, queued);
+        if !self.writes.push_all(key, queued) {
+            // This replica lost the lead meanwhile, and nobody ends these writes.
+            self.close_state(&mut state);
+            self.forget(key, &shared);
+        }
     }
 
     /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
-    fn brake(
-        &self,
-        key: &ObjectKey,
-        due: &[ObjectKey],
-        state: &mut SourceState,
-        now: Instant,
-    ) -> HashSet<ObjectKey> {
-        if due.is_empty() {
-            return HashSet::new();
+    fn brake(&self, reconcile: &Reconcile, due: &[ObjectKey], state: &mut SourceState) -> HashSet<ObjectKey> {
+        let (key, now) = (&reconcile.source, reconcile.started);
+        let digest = reconcile.digest.unwrap_or_default();
+        // What is in flight has its approval: it would count once more.
+        if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
+            return due.iter().cloned().collect();
         }
         let totals = self
             .world
@@ -306,7 +304,6 @@ impl<A: CompanionApi> Inner<A> {
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
         let (mut jobs, mut deletes) = (Vec::new(), Vec::new());
-        let mut progress = Progress::default();
         for change in plan.changes {
             let (at, delete) = (change.at, change.action.is_delete());
             if delete && !deletable.contains(&at) {
@@ -320,12 +317,13 @@ impl<A: CompanionApi> Inner<A> {
                     jobs.push((at.namespace, Job::Apply(write)));
                 }
                 Permission::At(when) => self.queue.push_at(key.clone(), when),
-                Permission::InFlight => progress.incomplete = true,
+                Permission::InFlight => {}
             }
         }
-        progress.open = jobs.len() + deletes.len();
+        let progress = Progress { open: jobs.len() + deletes.len(), ..Progress::default() };
         if !deletes.is_empty() {
-            jobs.push((key.namespace.clone(), Job::ConfirmDeletes(deletes)));
+            // A read passes no webhook: it does not wait for writes in the source's namespace.
+            jobs.push(("".into(), Job::ConfirmDeletes(deletes)));
         }
         (jobs, progress)
     }
@@ -368,7 +366,9 @@ impl<A: CompanionApi> Inner<A> {
         let (key, now) = (&reconcile.source, Instant::now());
         let mut state = lock(&reconcile.state);
         let mut progress = lock(&reconcile.progress);
-        if state.retry.finished(at) && !state.closed {
+        let again = state.retry.finished(at) || matches!(outcome, Ok(Some(_)));
+        // Only if it is not right: after each of a thousand writes, all thousand companions would be planned again.
+        if again && !state.closed && !self.is_right(key, at) {
             self.queue.push_all([key.clone()]);
         }
         match outcome {
@@ -405,6 +405,10 @@ impl<A: CompanionApi> Inner<A> {
         }
     }
 
+    fn is_right(&self, key: &ObjectKey, at: &ObjectKey) -> bool {
+        self.world.read(|world| matches!(plan_companion(world, key, at, None), Decision::Nothing))
+    }
+
     fn report_applied(&self, key: &ObjectKey, at: &ObjectKey, done: &Done) {
         let names = self.world.read(|world| world.source(key).and_then(|source| source.key_names()).cloned());
         self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, done);
@@ -413,17 +417,23 @@ impl<A: CompanionApi> Inner<A> {
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn conclude(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, Instant::now());
-        let Progress { summary, stale_cache, incomplete, failure, .. } = progress;
+        let Progress { summary, stale_cache, failure, .. } = progress;
         if let Some(failure) = &failure {
             tracing::warn!(source = %key, "a companion could not be written: {failure}; retrying");
         }
-        if !stale_cache {
+        let latest = reconcile.number == state.reconciles;
+        // A write of an earlier reconcile that is in flight may yet put a companion out of step.
+        if latest && !stale_cache && !state.retry.is_in_flight() {
             state.retry.cache_was_fresh();
-            if failure.is_none() && !incomplete {
+            if failure.is_none() {
                 state.retry.in_step = reconcile.digest;
             }
         }
         if !state.closed {
+            if !latest {
+                // The later one found these writes in flight, and could not say whether all is right.
+                self.queue.push_all([key.clone()]);
+            }
             let SourceState { uid, retry, planned, reported, .. } = &mut *state;
             let about = About { key, uid };
             let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
@@ -444,13 +454,19 @@ impl<A: CompanionApi> Inner<A> {
         };
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
         self.metrics.reconcile_seconds.observe(reconcile.started.elapsed().as_secs_f64());
-        if reconcile.digest.is_none() && state.is_quiet() {
+        let is_gone = || self.world.read(|world| world.companions_of(key).next().is_none());
+        if latest && reconcile.digest.is_none() && state.is_idle() && is_gone() {
             state.closed = true;
             self.forget(key, &reconcile.state);
         }
     }
 
-    /// Forgets a source that was deleted.
+    /// Writes that end from now on change nothing.
+    fn close_state(&self, state: &mut SourceState) {
+        state.closed = true;
+        self.reporter.withdraw(&mut state.reported);
+    }
+
     fn forget(&self, key: &ObjectKey, state: &Arc<Mutex<SourceState>>) {
         let mut sources = self.sources();
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
@@ -464,8 +480,16 @@ impl SourceState {
     fn is_quiet(&self) -> bool {
         self.retry.is_empty() && self.reported.is_empty()
     }
+
+    /// Nothing is in flight, nothing was reported.
+    fn is_idle(&self) -> bool {
+        !self.retry.is_in_flight() && self.reported.is_empty()
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -95,22 +95,27 @@ impl RetryPolicy {
 }
 
 impl RetryState {
-    /// Asks whether a change may start now. One that may is in flight until [`Self::finished`].
+    /// Starts a change if it may start now. It is in flight until [`Self::finished`].
     pub fn start(&mut self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
-        if let Some(earlier) = self.in_flight.get_mut(at) {
-            earlier.wanted_again = true;
+        let permission = self.permission(at, heals, source, now);
+        match permission {
+            Permission::Now => drop(self.in_flight.insert(at.clone(), InFlight::default())),
+            Permission::InFlight => self.in_flight.entry(at.clone()).or_default().wanted_again = true,
+            Permission::At(_) => {}
+        }
+        permission
+    }
+
+    /// Whether a change may start now.
+    #[must_use]
+    pub fn permission(&self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
+        if self.in_flight.contains_key(at) {
             return Permission::InFlight;
         }
         let failed =
             self.failed.get(at).filter(|failed| failed.source == source).map(|failed| failed.retry_at);
         let healed = self.heals.get(at).filter(|_| heals).and_then(Heals::next);
-        match failed.max(healed).filter(|when| *when > now) {
-            Some(when) => Permission::At(when),
-            None => {
-                self.in_flight.insert(at.clone(), InFlight::default());
-                Permission::Now
-            }
-        }
+        failed.max(healed).filter(|when| *when > now).map_or(Permission::Now, Permission::At)
     }
 
     /// A write has ended. True if the companion was wanted again meanwhile, so that the source must be reconciled.
@@ -159,6 +164,11 @@ impl RetryState {
         now + delay
     }
 
+    #[cfg(test)]
+    pub const fn stale_count(&self) -> u32 {
+        self.stale
+    }
+
     pub const fn cache_was_fresh(&mut self) {
         self.stale = 0;
     }
@@ -184,6 +194,11 @@ impl RetryState {
             times: heals.count,
         });
         failed.chain(fights).collect()
+    }
+
+    #[must_use]
+    pub fn is_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
     }
 
     /// Whether nothing failed, nothing is in flight and nothing was healed lately.

@@ -35,7 +35,6 @@ struct Fixture {
     reconciler: Reconciler<KubeApi>,
     lease: watch::Sender<Option<Instant>>,
     claim: Claim,
-    _stop: watch::Sender<bool>,
 }
 
 impl Fixture {
@@ -56,13 +55,12 @@ impl Fixture {
         let reconciler =
             Reconciler::new(settings, api, shared, keys, reporter, for_reconciler, metrics.clone());
         tokio::spawn(follow_leadership(claim.clone(), reconciler.clone()));
-        let (stop, _) = watch::channel(false);
-        Self { world, queue, metrics, reconciler, lease, claim, _stop: stop }
+        Self { world, queue, metrics, reconciler, lease, claim }
     }
 
     fn start_workers(&self) {
-        let (reconciler, stop) = (self.reconciler.clone(), self._stop.subscribe());
-        tokio::spawn(async move { reconciler.reconcile_all(stop).await });
+        let reconciler = self.reconciler.clone();
+        tokio::spawn(async move { reconciler.reconcile_all().await });
         for _ in 0..settings().writes {
             let reconciler = self.reconciler.clone();
             tokio::spawn(async move { reconciler.write_all().await });
@@ -315,8 +313,8 @@ async fn queued_write_whose_content_was_superseded_sends_the_newest() {
     cluster.put(source("home", "other").data("sky", "grey").annotate("target-namespaces", "slow"));
     let api = SlowApi::default();
     let fixture = Fixture::with(cluster, api.client(), &Settings { writes: 1, ..settings() });
-    let (reconciler, stop) = (fixture.reconciler.clone(), fixture._stop.subscribe());
-    tokio::spawn(async move { reconciler.reconcile_all(stop).await });
+    let reconciler = fixture.reconciler.clone();
+    tokio::spawn(async move { reconciler.reconcile_all().await });
     let reconciler = fixture.reconciler.clone();
     tokio::spawn(async move { reconciler.write_all().await });
     fixture.lead();

@@ -187,22 +187,22 @@ impl<T> WriteQueue<T> {
 
     pub fn close(&self) {
         self.lock().close();
+        self.idle.notify_waiters();
     }
 
-    pub fn push_all(&self, source: &ObjectKey, items: impl IntoIterator<Item = Queued<T>>) {
+    /// False if the queue is closed and took none of them.
+    pub fn push_all(&self, source: &ObjectKey, items: impl IntoIterator<Item = Queued<T>>) -> bool {
         let mut queue = self.lock();
         items.into_iter().for_each(|queued| queue.push(source, queued));
+        let open = queue.open;
         drop(queue);
         self.pushed.notify_one();
+        open
     }
 
     pub fn done(&self, namespace: &Arc<str>, permits: usize) {
-        let mut queue = self.lock();
-        queue.done(namespace, permits);
-        if queue.is_idle() {
-            self.idle.notify_waiters();
-        }
-        drop(queue);
+        self.lock().done(namespace, permits);
+        self.idle.notify_waiters();
         self.pushed.notify_one();
     }
 
@@ -333,6 +333,18 @@ mod tests {
         assert_eq!(pop(&mut queue), None, "one of four workers is the limit of a namespace");
         queue.done(&"n".into(), 1);
         assert_eq!(pop(&mut queue), Some("later"));
+    }
+
+    #[tokio::test]
+    async fn queue_that_is_closed_is_idle() {
+        let queue = WriteQueue::new(1);
+        queue.open();
+        queue.push_all(&configmap("home", "a"), [Queued { namespace: "n".into(), permits: 1, item: 1 }]);
+        let (idle, ()) =
+            tokio::join!(tokio::time::timeout(std::time::Duration::from_secs(10), queue.idle()), async {
+                queue.close()
+            });
+        idle.expect("in time");
     }
 
     #[tokio::test]

@@ -32,7 +32,7 @@ pub struct Cluster {
 
 /// The objects of a cluster. It answers at once, and a watch shows each change after its answer.
 #[derive(Clone, Default)]
-struct Store(Arc<Mutex<Objects>>);
+pub struct Store(Arc<Mutex<Objects>>);
 
 #[derive(Default)]
 struct Objects {
@@ -155,6 +155,12 @@ impl Cluster {
     }
 
     // --- queries
+
+    /// The API server of this cluster.
+    #[must_use]
+    pub fn api(&self) -> Store {
+        self.store.clone()
+    }
 
     #[must_use]
     pub fn object(&self, key: &ObjectKey) -> Option<Object> {

@@ -1,0 +1,352 @@
+//! Reconciles that overlap with writes of earlier ones, and with leadership that comes and goes.
+
+use std::collections::BTreeSet;
+
+use futures::{FutureExt, future::BoxFuture};
+use json_patch::Patch as Operations;
+use tokio::sync::{Notify, watch};
+
+use super::*;
+use crate::{
+    mirror::events::EventRecorder,
+    object::Object,
+    ops::metrics::ReasonLabel,
+    plan::Heal,
+    testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
+    world::Companion,
+};
+
+/// The API of a cluster, on which writes in some namespaces hang or fail.
+#[derive(Clone)]
+struct TestApi {
+    store: Store,
+    hanging: Arc<Mutex<BTreeSet<&'static str>>>,
+    failing: Arc<Mutex<BTreeSet<&'static str>>>,
+    released: Arc<Notify>,
+}
+
+impl TestApi {
+    async fn pass(&self, at: &ObjectKey) -> Result<(), Failure> {
+        loop {
+            let released = self.released.notified();
+            if !lock(&self.hanging).contains(&*at.namespace) {
+                break;
+            }
+            released.await;
+        }
+        if lock(&self.failing).contains(&*at.namespace) { Err(Failure::Conflict) } else { Ok(()) }
+    }
+}
+
+impl CompanionApi for TestApi {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.store.get(key).await
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        self.pass(at).await?;
+        self.store.create(at, body).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
+        self.pass(at).await?;
+        self.store.patch(at, operations).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        self.pass(at).await?;
+        self.store.delete(at, known).await
+    }
+}
+
+/// A reconciler that leads. Its workers run only when a test polls them.
+struct Fixture {
+    cluster: Cluster,
+    api: TestApi,
+    reconciler: Reconciler<TestApi>,
+    lease: watch::Sender<Option<Instant>>,
+    write_workers: Vec<BoxFuture<'static, ()>>,
+    reconcile_worker: BoxFuture<'static, ()>,
+}
+
+impl Fixture {
+    fn new(cluster: Cluster) -> Self {
+        let (lease, received) = watch::channel(Some(Instant::now() + Duration::from_hours(1)));
+        let settings = Settings {
+            keys: testing::keys(),
+            workers: 1,
+            writes: 4,
+            resync: Duration::from_hours(1),
+            delete_grace: Duration::from_secs(300),
+        };
+        let api = TestApi {
+            store: cluster.api(),
+            hanging: Arc::default(),
+            failing: Arc::default(),
+            released: Arc::default(),
+        };
+        let (metrics, claim) = (Metrics::new(), Claim::from_receiver(received));
+        let no_events = api_server(|_| std::future::pending());
+        let (recorder, _) = EventRecorder::start(no_events, &testing::keys(), metrics.clone());
+        let reporter = Reporter::new(recorder, metrics.clone());
+        let world = cluster.world.clone();
+        let reconciler =
+            Reconciler::new(&settings, api.clone(), world, Arc::default(), reporter, claim, metrics);
+        let writing = |_| {
+            let reconciler = reconciler.clone();
+            async move { reconciler.write_all().await }.boxed()
+        };
+        let write_workers = (0..settings.writes).map(writing).collect();
+        let worker = reconciler.clone();
+        let reconcile_worker = async move { worker.reconcile_all().await }.boxed();
+        reconciler.open();
+        Self { cluster, api, reconciler, lease, write_workers, reconcile_worker }
+    }
+
+    /// Lets the workers do all that they can do now.
+    async fn settle(&mut self) {
+        for _ in 0..200 {
+            self.write();
+            assert_eq!(self.reconcile_worker.as_mut().now_or_never(), None);
+            // A new budget of tokio's for each round.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Lets the write workers alone do what they can do now.
+    fn write(&mut self) {
+        self.write_workers.iter_mut().for_each(|worker| assert_eq!(worker.now_or_never(), None));
+    }
+
+    fn enqueue(&self, key: &ObjectKey) {
+        self.reconciler.0.queue.push_all([key.clone()]);
+    }
+
+    fn hang(&self, namespaces: &[&'static str]) {
+        *lock(&self.api.hanging) = namespaces.iter().copied().collect();
+        self.api.released.notify_waiters();
+    }
+
+    fn state(&self, key: &ObjectKey) -> Option<Arc<Mutex<SourceState>>> {
+        self.reconciler.0.sources().get(key).cloned()
+    }
+
+    fn sky(&self, namespace: &str) -> Option<String> {
+        let object = self.cluster.object(&configmap(namespace, "colors-synced"))?;
+        Some(object.data?.get("sky")?.to_string())
+    }
+
+    fn heals(&self) -> u64 {
+        let heals = &self.reconciler.0.metrics.heals;
+        let count = |heal: Heal| heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).get();
+        Heal::ALL.into_iter().map(count).sum()
+    }
+
+    fn reconciles(&self) -> u64 {
+        let count =
+            |result| self.reconciler.0.metrics.reconciles.get_or_create(&ResultLabel { result }).get();
+        ["retry", "trouble", "changed", "unchanged"].into_iter().map(count).sum()
+    }
+}
+
+fn colors(sky: &str, targets: &str) -> testing::ObjectBuilder {
+    source("home", "colors").data("sky", sky).annotate("target-namespaces", targets)
+}
+
+#[tokio::test]
+async fn writes_of_a_source_do_not_reconcile_it_once_each() {
+    let names: Vec<String> = (0..100).map(|n| format!("n{n}")).collect();
+    let mut cluster =
+        Cluster::with(&names.iter().map(String::as_str).chain(["home", "slow"]).collect::<Vec<_>>());
+    let key = cluster.put(colors("blue", "n*,slow"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.hang(&["slow"]);
+    fixture.settle().await;
+    assert_eq!(fixture.reconciles(), 0, "one write hangs");
+    // While writes of a source are queued, it is reconciled for another reason.
+    fixture.hang(&["slow", "n0", "n1", "n2", "n3"]);
+    fixture.cluster.put(colors("red", "n*,slow"));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    fixture.hang(&[]);
+    fixture.settle().await;
+    for name in names.iter().map(String::as_str).chain(["slow"]) {
+        assert_eq!(fixture.sky(name).as_deref(), Some("red"), "{name}");
+    }
+    assert!(fixture.reconciles() < 10, "{}", fixture.reconciles());
+    assert_eq!(fixture.heals(), 0);
+}
+
+#[tokio::test]
+async fn source_that_changes_back_while_a_write_hangs_counts_no_heals() {
+    let mut cluster = Cluster::with(&["home", "slow", "quick"]);
+    let key = cluster.put(colors("blue", "slow,quick"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.hang(&["slow"]);
+    for sky in ["red", "blue", "green", "blue"] {
+        fixture.cluster.put(colors(sky, "slow,quick"));
+        fixture.enqueue(&key);
+        fixture.settle().await;
+        assert_eq!(fixture.sky("quick").as_deref(), Some(sky));
+    }
+    fixture.hang(&[]);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
+    assert_eq!(fixture.heals(), 0);
+
+    // All is right again: a label that somebody removes is a heal.
+    let companion = configmap("quick", "colors-synced");
+    fixture.cluster.edit(&companion, |object| object.metadata.labels.clear());
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(fixture.heals(), 1);
+}
+
+#[tokio::test]
+async fn write_of_an_earlier_reconcile_does_not_say_that_all_is_right() {
+    let mut cluster = Cluster::with(&["home", "slow", "quick"]);
+    let key = cluster.put(colors("blue", "slow,quick"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.hang(&["slow"]);
+    fixture.settle().await;
+    fixture.cluster.put(colors("red", "slow,quick"));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    // The write for "blue" ends when the companions are in part "red", and the source is "blue" again.
+    fixture.hang(&["quick"]);
+    fixture.write();
+    fixture.cluster.put(colors("blue", "slow,quick"));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    fixture.hang(&[]);
+    fixture.settle().await;
+    assert_eq!(
+        (fixture.sky("slow").as_deref(), fixture.sky("quick").as_deref()),
+        (Some("blue"), Some("blue"))
+    );
+    assert_eq!(fixture.heals(), 0);
+}
+
+#[tokio::test]
+async fn source_is_not_lost_when_the_claim_expires_and_is_renewed_at_once() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster.put(colors("blue", "away"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.cluster.put(colors("red", "away"));
+    fixture.lease.send_replace(None);
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
+    fixture.lease.send_replace(Some(Instant::now() + Duration::from_hours(1)));
+    fixture.settle().await;
+    assert_eq!(fixture.sky("away").as_deref(), Some("red"));
+}
+
+#[tokio::test]
+async fn companion_is_not_stuck_in_flight_when_the_write_queue_was_closed() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster.put(colors("blue", "away"));
+    let mut fixture = Fixture::new(cluster);
+    // The lead is lost and regained while a worker is between a key and its writes.
+    fixture.reconciler.close();
+    fixture.reconciler.0.reconcile(&key);
+    fixture.reconciler.open();
+    fixture.settle().await;
+    assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
+}
+
+#[tokio::test]
+async fn source_that_is_gone_is_forgotten_even_if_it_was_healed_lately() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster.put(colors("blue", "away"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.cluster.edit(&configmap("away", "colors-synced"), |object| object.metadata.labels.clear());
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(fixture.heals(), 1);
+    fixture.cluster.delete(&key);
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("away"), None);
+    assert!(fixture.state(&key).is_none());
+}
+
+#[tokio::test]
+async fn source_that_is_gone_keeps_its_uid_while_its_deletes_wait() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for n in 0..30 {
+        cluster.put(companion("away", &format!("s{n}-synced")).of(&format!("home/s{n}")));
+        cluster.put(source("home", &format!("s{n}")).annotate("target-namespaces", "away"));
+    }
+    let key = configmap("home", "s0");
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    let uid = lock(&fixture.state(&key).expect("a state")).uid.clone();
+    fixture.cluster.delete(&key);
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert!(fixture.cluster.object(&configmap("away", "s0-synced")).is_some(), "the brake waits for others");
+    assert_eq!(lock(&fixture.state(&key).expect("a state")).uid, uid);
+}
+
+#[tokio::test]
+async fn hanging_write_in_the_namespace_of_a_source_delays_no_delete_elsewhere() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster.put(colors("blue", "home,away"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.hang(&["home"]);
+    fixture.cluster.put(colors("red", "home"));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("home").as_deref(), Some("blue"), "its write hangs");
+    assert_eq!(fixture.sky("away"), None);
+}
+
+#[tokio::test]
+async fn stale_cache_backs_off_although_reconciles_meanwhile_meet_none() {
+    let mut cluster = Cluster::with(&["home", "slow"]);
+    let key = cluster.put(colors("blue", "slow"));
+    let mut fixture = Fixture::new(cluster);
+    lock(&fixture.api.failing).insert("slow");
+    let mut last = 0;
+    for _ in 0..5 {
+        fixture.hang(&["slow"]);
+        fixture.enqueue(&key);
+        fixture.settle().await;
+        fixture.enqueue(&key);
+        fixture.settle().await;
+        fixture.hang(&[]);
+        fixture.write();
+        let stale = lock(&fixture.state(&key).expect("a state")).retry.stale_count();
+        assert!(stale > last, "{stale} {last}");
+        last = stale;
+    }
+}
+
+#[tokio::test]
+async fn deletes_in_flight_do_not_count_again_for_the_brake() {
+    let mut cluster = Cluster::with(&["home", "slow"]);
+    let key = cluster.put(colors("blue", "slow"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.hang(&["slow"]);
+    fixture.cluster.delete(&key);
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    let pending = |fixture: &Fixture| lock(&fixture.reconciler.0.brake).pending_count();
+    assert_eq!(pending(&fixture), 1);
+    // The window is over: what was due before is forgotten.
+    *lock(&fixture.reconciler.0.brake) = Brake::new(Duration::from_secs(300));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    assert_eq!(pending(&fixture), 0);
+    fixture.hang(&[]);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("slow"), None);
+}
