@@ -88,7 +88,8 @@ impl<T> FairQueue<T> {
         let queued = self.next_unblocked().or_else(|| {
             loop {
                 let queued = self.next_in_turn()?;
-                if self.fits(&queued) {
+                // None overtakes one that waits, or a large one would wait as long as small ones arrive.
+                if !self.blocked.contains_key(&queued.namespace) && self.fits(&queued) {
                     return Some(queued);
                 }
                 self.blocked.entry(queued.namespace.clone()).or_default().push_back(queued);
@@ -305,18 +306,34 @@ mod tests {
             queue.push(&configmap("home", name), item(permits, name));
         }
         // The limit is 4. Order within a namespace that is blocked is kept.
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-1"), Some("small-1")));
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-1"), None));
+        queue.done(&"slow".into(), 3);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-2"), Some("small-1")));
         assert_eq!(pop(&mut queue), None);
         queue.done(&"slow".into(), 1);
-        assert_eq!(pop(&mut queue), None, "the first that waits needs three");
-        queue.done(&"slow".into(), 3);
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-2"), Some("small-2")));
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small-2"), None));
         queue.done(&"slow".into(), 1);
         queue.done(&"slow".into(), 3);
         queue.push(&configmap("home", "huge"), item(9, "huge"));
         assert_eq!(pop(&mut queue), Some("huge"), "alone, it runs though it exceeds the limit");
         queue.done(&"slow".into(), 9);
         assert!(queue.is_idle() && queue.freed.is_empty());
+    }
+
+    #[test]
+    fn large_item_runs_although_small_ones_keep_arriving() {
+        let mut queue = queue(16);
+        push(&mut queue, "first", "n", "small");
+        assert_eq!(pop(&mut queue), Some("small"));
+        queue.push(&configmap("home", "large"), Queued { namespace: "n".into(), permits: 4, item: "large" });
+        for _ in 0..2 {
+            push(&mut queue, "other", "n", "small");
+            assert_eq!(pop(&mut queue), None, "it would overtake the large one");
+        }
+        queue.done(&"n".into(), 1);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large"), None));
+        queue.done(&"n".into(), 4);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small"), Some("small")));
     }
 
     #[test]
