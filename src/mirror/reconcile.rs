@@ -239,10 +239,6 @@ impl<A: CompanionApi> Inner<A> {
             started,
             progress: Mutex::default(),
         };
-        if plan.is_empty() && state.is_quiet() {
-            self.conclude(&reconcile, &mut state, Progress::default());
-            return;
-        }
         state.planned.clear();
         let deletable = self.brake(&reconcile, &due, &mut state);
         let (writes, progress) = self.start(&reconcile, &mut state, plan, deletable);
@@ -454,8 +450,9 @@ impl<A: CompanionApi> Inner<A> {
         };
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
         self.metrics.reconcile_seconds.observe(reconcile.started.elapsed().as_secs_f64());
-        let is_gone = || self.world.read(|world| world.companions_of(key).next().is_none());
-        if latest && reconcile.digest.is_none() && state.is_idle() && is_gone() {
+        let idle = latest && !state.retry.is_in_flight() && state.reported.is_empty();
+        let has_companions = || self.world.read(|world| world.companions_of(key).next().is_some());
+        if idle && reconcile.digest.is_none() && !has_companions() {
             state.closed = true;
             self.forget(key, &reconcile.state);
         }
@@ -472,18 +469,6 @@ impl<A: CompanionApi> Inner<A> {
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
             sources.remove(key);
         }
-    }
-}
-
-impl SourceState {
-    /// Nothing failed, nothing is in flight, nothing was healed lately, nothing was reported.
-    fn is_quiet(&self) -> bool {
-        self.retry.is_empty() && self.reported.is_empty()
-    }
-
-    /// Nothing is in flight, nothing was reported.
-    fn is_idle(&self) -> bool {
-        !self.retry.is_in_flight() && self.reported.is_empty()
     }
 }
 

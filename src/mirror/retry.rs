@@ -200,12 +200,6 @@ impl RetryState {
     pub fn is_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
-
-    /// Whether nothing failed, nothing is in flight and nothing was healed lately.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.heals.is_empty() && self.in_flight.is_empty()
-    }
 }
 
 impl Heals {
