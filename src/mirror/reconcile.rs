@@ -364,7 +364,7 @@ impl<A: CompanionApi> Inner<A> {
         let mut progress = lock(&reconcile.progress);
         let again = state.retry.finished(at) || matches!(outcome, Ok(Some(_)));
         // Only if it is not right: after each of a thousand writes, all thousand companions would be planned again.
-        if again && !state.closed && !self.is_right(key, at) {
+        if again && !self.is_right(key, at) {
             self.queue.push_all([key.clone()]);
         }
         match outcome {

@@ -350,3 +350,22 @@ async fn deletes_in_flight_do_not_count_again_for_the_brake() {
     fixture.settle().await;
     assert_eq!(fixture.sky("slow"), None);
 }
+
+#[tokio::test]
+async fn write_of_an_earlier_term_that_ends_late_is_corrected() {
+    let mut cluster = Cluster::with(&["home", "slow"]);
+    let key = cluster.put(colors("blue", "slow"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    fixture.hang(&["slow"]);
+    fixture.cluster.put(colors("red", "slow"));
+    fixture.enqueue(&key);
+    fixture.settle().await;
+    fixture.reconciler.close();
+    fixture.cluster.put(colors("blue", "slow"));
+    fixture.reconciler.open();
+    fixture.settle().await;
+    fixture.hang(&[]);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
+}
