@@ -1,4 +1,13 @@
 //! The admission webhook: [`crate::tls`] → [`http`] → [`review`] (or [`defaulting`]) → answer.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`http`] | the routes; runs a review within its limits |
+//! | [`body_budget`], [`log_rate_limit`] | bound the memory of request bodies, and log lines |
+//! | [`wire`], [`request`] | AdmissionReview JSON to a request, and the answer back |
+//! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
+//! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
+//! | [`defaulting`] | the defaults that a source lacks, as a JSON patch |
 
 pub mod access;
 pub mod body_budget;

@@ -1,4 +1,4 @@
-//! Every reason to deny a request, and its message to the user.
+//! PURE. Every reason to deny a request, and its message to the user.
 
 use super::messages;
 use crate::{

@@ -1,4 +1,4 @@
-//! Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in
+//! PURE. Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in
 //! `deploy/`.
 
 use crate::{

@@ -1,4 +1,4 @@
-//! What keeps a source from having its companions.
+//! PURE. What keeps a source from having its companions.
 
 use std::fmt;
 

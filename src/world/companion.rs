@@ -1,4 +1,4 @@
-//! A companion, reduced to its identity and digests: memory does not grow with content.
+//! PURE. A companion, reduced to its identity and digests: memory does not grow with content.
 
 use crate::{
     content::{Content, Digest},

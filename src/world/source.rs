@@ -1,4 +1,4 @@
-//! A source, reduced to what is needed to plan and to write its companions.
+//! PURE. A source, reduced to what is needed to plan and to write its companions.
 
 use crate::{
     content::{Content, Digest, Hasher, Payload},
