@@ -313,6 +313,8 @@ impl Objects {
             .filter(|object| !object.metadata.is_terminating() || !object.metadata.finalizers.is_empty())
             .map(|mut object| {
                 object.metadata.resource_version.clone_from(&version);
+                // A field that the kind does not have is dropped.
+                object.binary_data = object.binary_data.filter(|_| key.kind == Kind::ConfigMap);
                 object
             });
         if let Some(object) = &after {
