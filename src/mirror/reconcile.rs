@@ -91,7 +91,7 @@ struct Reconcile {
 #[derive(Default)]
 struct Progress {
     /// Companions whose writes have not ended.
-    open: usize,
+    unfinished: usize,
     summary: Summary,
     stale_cache: bool,
     failure: Option<Failure>,
@@ -240,10 +240,10 @@ impl<A: CompanionApi> Inner<A> {
             progress: Mutex::default(),
         };
         state.planned.clear();
-        let deletable = self.brake(&reconcile, &due, &mut state);
-        let (writes, progress) = self.start(&reconcile, &mut state, plan, deletable);
-        if progress.open == 0 {
-            self.conclude(&reconcile, &mut state, progress);
+        let deletable = self.allowed_deletes(&reconcile, &due, &mut state);
+        let (writes, progress) = self.select_writes(&reconcile, &mut state, plan, deletable);
+        if progress.unfinished == 0 {
+            self.reconcile_ended(&reconcile, &mut state, progress);
             return;
         }
         *lock(&reconcile.progress) = progress;
@@ -261,7 +261,12 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
-    fn brake(&self, reconcile: &Reconcile, due: &[ObjectKey], state: &mut SourceState) -> HashSet<ObjectKey> {
+    fn allowed_deletes(
+        &self,
+        reconcile: &Reconcile,
+        due: &[ObjectKey],
+        state: &mut SourceState,
+    ) -> HashSet<ObjectKey> {
         let (key, now) = (&reconcile.source, reconcile.started);
         let digest = reconcile.digest.unwrap_or_default();
         // What is in flight has its approval: it would count once more.
@@ -287,8 +292,8 @@ impl<A: CompanionApi> Inner<A> {
         due.iter().filter(|at| at.namespace == key.namespace).cloned().collect()
     }
 
-    /// Starts the changes that may happen now, as jobs with the namespace they are for; others are due later.
-    fn start(
+    /// Chooses the changes that may happen now, as jobs with the namespace they are for, and marks them as in flight.
+    fn select_writes(
         &self,
         reconcile: &Reconcile,
         state: &mut SourceState,
@@ -316,7 +321,7 @@ impl<A: CompanionApi> Inner<A> {
                 Permission::InFlight => {}
             }
         }
-        let progress = Progress { open: jobs.len() + deletes.len(), ..Progress::default() };
+        let progress = Progress { unfinished: jobs.len() + deletes.len(), ..Progress::default() };
         if !deletes.is_empty() {
             // A read passes no webhook: it does not wait for writes in the source's namespace.
             jobs.push(("".into(), Job::ConfirmDeletes(deletes)));
@@ -332,14 +337,14 @@ impl<A: CompanionApi> Inner<A> {
                 if let Some(failure) = failure {
                     tracing::warn!(source = %key, "the source cannot be read before its companions are deleted: {failure}");
                 }
-                let stale = |at| self.finished(reconcile, at, Err(ApplyError::StaleCache));
+                let stale = |at| self.write_ended(reconcile, at, Err(ApplyError::StaleCache));
                 companions.iter().for_each(stale);
                 return;
             }
         };
-        let kept: HashSet<&ObjectKey> = confirmed.iter().collect();
-        let skipped = companions.iter().filter(|at| !kept.contains(at));
-        skipped.for_each(|at| self.finished(reconcile, at, Ok(None)));
+        let confirmed_set: HashSet<&ObjectKey> = confirmed.iter().collect();
+        let skipped = companions.iter().filter(|at| !confirmed_set.contains(at));
+        skipped.for_each(|at| self.write_ended(reconcile, at, Ok(None)));
         let queued = confirmed.iter().map(|at| {
             let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: true };
             let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
@@ -354,11 +359,11 @@ impl<A: CompanionApi> Inner<A> {
             History { in_step: state.retry.in_step, failed: state.retry.has_failed(&write.at) }
         };
         let outcome = self.applier.apply(write, history).await;
-        self.finished(reconcile, &write.at, outcome);
+        self.write_ended(reconcile, &write.at, outcome);
     }
 
     /// Records the outcome of one write.
-    fn finished(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
+    fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
         let (key, now) = (&reconcile.source, Instant::now());
         let mut state = lock(&reconcile.state);
         let mut progress = lock(&reconcile.progress);
@@ -394,10 +399,10 @@ impl<A: CompanionApi> Inner<A> {
                 self.queue.push_at(key.clone(), retry_at);
             }
         }
-        progress.open -= 1;
-        if progress.open == 0 {
+        progress.unfinished -= 1;
+        if progress.unfinished == 0 {
             let progress = std::mem::take(&mut *progress);
-            self.conclude(reconcile, &mut state, progress);
+            self.reconcile_ended(reconcile, &mut state, progress);
         }
     }
 
@@ -411,7 +416,7 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     /// All writes of a reconcile have ended: remembers and reports the outcome.
-    fn conclude(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
+    fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, Instant::now());
         let Progress { summary, stale_cache, failure, .. } = progress;
         if let Some(failure) = &failure {
