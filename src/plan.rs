@@ -117,7 +117,7 @@ impl Target<'_> {
     }
 }
 
-/// Plans for one source. `in_step` is the digest of the source for which all its companions were last right: while the
+/// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
 /// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
 #[must_use]
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {

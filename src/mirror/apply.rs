@@ -63,7 +63,7 @@ pub struct PlannedWrite {
 /// What the retry state knows about a target when its write starts.
 #[derive(Debug, Clone, Copy)]
 pub struct History {
-    /// The digest of the source for which all companions were last right.
+    /// The source's digest when a reconcile last ended with nothing left to write.
     pub in_step: Option<Digest>,
     /// The last attempt failed.
     pub failed: bool,

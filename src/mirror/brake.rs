@@ -160,9 +160,9 @@ impl Brake {
         self.count.held += held;
     }
 
-    /// An existing source keeps all its companions but these. A companion that is wanted again no longer
-    /// counts. The hold ends when every held companion is wanted again.
-    pub fn keeps_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
+    /// Forgets pending deletes of a source other than these: those companions are wanted again. The hold ends when that
+    /// is true of every held companion.
+    pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
         let Some(pending) = self.pending.get_mut(source) else { return };
         let before = Count::of(pending);
         let due: HashSet<&ObjectKey> = due.iter().collect();
@@ -318,7 +318,7 @@ mod tests {
         for n in 0..20 {
             ask(&mut brake, now, n, 30);
         }
-        brake.keeps_all_but(&source(0), &[]);
+        brake.forget_all_but(&source(0), &[]);
         ask(&mut brake, now, 20, 30);
         assert!(!brake.is_holding(now));
         ask(&mut brake, now, 21, 30);
@@ -333,10 +333,10 @@ mod tests {
         }
         assert!(brake.is_holding(now));
         for n in 0..29 {
-            brake.keeps_all_but(&source(n), &[]);
+            brake.forget_all_but(&source(n), &[]);
             assert!(brake.is_holding(now), "one of them is still missing");
         }
-        brake.keeps_all_but(&source(29), &[]);
+        brake.forget_all_but(&source(29), &[]);
         assert!(!brake.is_holding(now));
         ask(&mut brake, now, 0, 30);
         assert_eq!(ask(&mut brake, now + QUIET, 0, 30), BrakeDecision::Proceed);
@@ -349,7 +349,7 @@ mod tests {
             ask(&mut brake, now, n, 40);
         }
         for n in 5..30 {
-            brake.keeps_all_but(&source(n), &[]);
+            brake.forget_all_but(&source(n), &[]);
         }
         ask(&mut brake, now, 35, 40);
         assert_eq!(ask(&mut brake, now + QUIET, 35, 40), BrakeDecision::Proceed);

@@ -213,7 +213,7 @@ impl<A: CompanionApi> Inner<A> {
 
     fn reconcile(&self, key: &ObjectKey) {
         let started = Instant::now();
-        // A claim that is regained soon enough was never lost: no queue is closed, and none is filled again.
+        // If the claim is regained before `follow_leadership` notices, nobody fills the queue again: put the key back.
         let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };
         let mut state = lock(&shared);
         if state.closed {
@@ -223,13 +223,13 @@ impl<A: CompanionApi> Inner<A> {
         let in_step = state.retry.in_step;
         let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.source(key).cloned()));
         let digest = source.as_ref().map(|source| source.digest);
-        // Companions are about to get other content. If the source changes back meanwhile, theirs is no edit.
+        // If the source changes back, companions that got the content in between were not edited by anybody.
         state.retry.in_step = in_step.filter(|in_step| Some(*in_step) == digest);
         state.reconciles += 1;
         let due: Vec<ObjectKey> = plan.deletes().cloned().collect();
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
-            lock(&self.brake).keeps_all_but(key, &due);
+            lock(&self.brake).forget_all_but(key, &due);
         }
         let reconcile = Reconcile {
             source: key.clone(),
@@ -269,7 +269,7 @@ impl<A: CompanionApi> Inner<A> {
     ) -> HashSet<ObjectKey> {
         let (key, now) = (&reconcile.source, reconcile.started);
         let digest = reconcile.digest.unwrap_or_default();
-        // What is in flight has its approval: it would count once more.
+        // Deletes in flight were approved already; asking again would count them twice.
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }

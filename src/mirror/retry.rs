@@ -25,7 +25,7 @@ const MAX_RETRY_AFTER_JITTER: Duration = Duration::from_millis(500);
 /// The retry state of one source.
 #[derive(Debug, Default)]
 pub struct RetryState {
-    /// The digest of the source for which all companions were right when a reconcile ended.
+    /// The source's digest when a reconcile last ended with nothing left to write, failures that are reported aside.
     pub in_step: Option<Digest>,
     failed: HashMap<ObjectKey, FailedWrite>,
     heals: HashMap<ObjectKey, Heals>,
@@ -77,7 +77,7 @@ pub enum Permission {
     Now,
     /// Its write failed, or it was healed too often: try again then.
     At(Instant),
-    /// An earlier write has not ended; when it does, the source is reconciled again.
+    /// An earlier write is queued or not answered yet; when it ends, the source is reconciled again.
     InFlight,
 }
 
@@ -153,8 +153,8 @@ impl RetryState {
     }
 
     /// Forgets failures of companions that are right by now, or are not wanted any more.
-    pub fn retain_failed(&mut self, open: &HashSet<&ObjectKey>) {
-        self.failed.retain(|at, _| open.contains(at));
+    pub fn retain_failed(&mut self, still_planned: &HashSet<&ObjectKey>) {
+        self.failed.retain(|at, _| still_planned.contains(at));
     }
 
     /// The write of a companion met a stale cache; returns when to reconcile again.

@@ -18,7 +18,7 @@ pub enum Trouble {
     #[error("namespace {0} is excluded and never a target: choose other target-namespaces")]
     Excluded(String),
     #[error(
-        "{at}: the API server rejects it as invalid: {detail}; Lockstep tries again when the source changes, and every ten minutes"
+        "{at}: the API server rejects it as invalid: {detail}; Lockstep tries again when the source changes, and every few minutes"
     )]
     Invalid { at: ObjectKey, detail: String },
     #[error("{at}: the API server does not allow the write: {detail}")]
