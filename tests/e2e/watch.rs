@@ -32,7 +32,7 @@ async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwa
             plane.etcd().unwrap().kill().unwrap();
             plane.etcd().unwrap().restart().unwrap();
         }
-        lockstep.wait_log_after(logged, "the API server cannot be reached").await;
+        lockstep.wait_log_after(logged, "check that the API server is up").await;
         lockstep.pause();
         plane.apiserver().unwrap().restart().unwrap();
         plane.wait_ready().unwrap();
