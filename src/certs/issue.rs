@@ -11,12 +11,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
 use super::Error;
-use crate::names::is_subdomain;
+use crate::{names::is_subdomain, text};
 
 /// Certificates are valid from this long before they are issued, for clients whose clock is behind ours.
 pub const BACKDATE: Duration = Duration::from_mins(5);
 /// A common name has at most 64 characters; a space and 16 random digits follow the instance.
-const MAX_INSTANCE_CHARS: usize = 47;
+const MAX_INSTANCE_BYTES: usize = 47;
 
 /// The subject alternative names of a leaf: DNS names and IP addresses, as text.
 pub type SubjectNames = BTreeSet<String>;
@@ -145,7 +145,7 @@ impl Certificate {
 impl Ca {
     /// Generates a CA with a subject of its own: clients look an issuer up by its subject.
     pub fn generate(instance: &str, validity: Duration, now: Timestamp) -> Result<Self, Error> {
-        let instance: String = instance.chars().take(MAX_INSTANCE_CHARS).collect();
+        let instance = text::prefix(instance, MAX_INSTANCE_BYTES);
         let mut params = params(now, later(now, validity))?;
         params.distinguished_name.push(DnType::CommonName, format!("{instance} {:016x}", fastrand::u64(..)));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
