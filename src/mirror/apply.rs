@@ -13,7 +13,7 @@ use crate::{
     plan::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, plan_companion,
     },
-    world::{Desired, Effect, ObservedCompanion, SharedWorld, Source},
+    world::{Effect, ObservedCompanion, SharedWorld, Source},
 };
 
 /// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
@@ -187,13 +187,16 @@ impl<A: CompanionApi> Applier<A> {
             return Ok(Next::Done(None));
         };
         let (written, reason) = match action {
-            Action::Create { reason } => match self.create(source, desired, at).await {
-                Ok(object) => (object, reason),
-                Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
-                // The namespace does not exist or is terminating. Its watch shows when it exists again.
-                Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Next::Done(None)),
-                Err(failure) => return Err(error(at, failure)),
-            },
+            Action::Create { reason } => {
+                let body = request::body(source, desired, at).map_err(|failure| error(at, failure))?;
+                match self.api.create(at, body).await {
+                    Ok(object) => (object, reason),
+                    Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
+                    // The namespace does not exist or is terminating. Its watch shows when it exists again.
+                    Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Next::Done(None)),
+                    Err(failure) => return Err(error(at, failure)),
+                }
+            }
             Action::Update { reason, known } => {
                 let operations =
                     request::update(source, desired, at, &known).map_err(|failure| error(at, failure))?;
@@ -223,15 +226,6 @@ impl<A: CompanionApi> Applier<A> {
     /// Enqueues the other sources that want the place. The writer's own is reconciled again only if need be.
     fn requeue_others(&self, own: &ObjectKey, effect: Effect) {
         self.queue.push_all(effect.requeue.into_iter().filter(|key| key != own));
-    }
-
-    async fn create(
-        &self,
-        source: &Source,
-        desired: &Desired,
-        at: &ObjectKey,
-    ) -> Result<crate::object::Object, Failure> {
-        self.api.create(at, request::body(source, desired, at)?).await
     }
 
     /// A create met an object that no watch of ours had shown: reads it and decides again.
