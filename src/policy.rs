@@ -1,5 +1,6 @@
 //! The policy of a source: its annotations, parsed and validated, or the [`Fault`] that keeps it from being mirrored.
 
+pub mod list;
 pub mod pattern;
 pub mod selector;
 
@@ -17,11 +18,9 @@ use crate::{
     object::{Kind, Meta, Object, ObjectKey},
     text::shorten,
 };
-use pattern::{Pattern, Patterns, items};
+use list::{MAX_ITEMS, MAX_KEYS, items};
+use pattern::{BadPattern, Pattern, Patterns};
 
-/// The maximum of items in each list of an annotation. Every item is compared with every namespace or label, and an
-/// annotation could have a hundred thousand.
-pub const MAX_ITEMS: usize = 50;
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
 /// How much of an annotation a message quotes.
@@ -66,8 +65,10 @@ pub enum Protect {
 pub enum Fault {
     #[error("annotation {key}: {problem}")]
     Annotation { key: String, problem: String },
-    #[error("the companion's name `{name}` has {} characters, {MAX_NAME_BYTES} are allowed: set {key} to a shorter one", name.len())]
-    NameTooLong { name: String, key: String },
+    #[error(
+        "the companion's name `{name}` has {length} characters, {MAX_NAME_BYTES} are allowed: set {key} to a shorter one"
+    )]
+    NameTooLong { name: String, length: usize, key: String },
     #[error("the companion would overwrite its source: choose another {key}, or other target namespaces")]
     OwnName { key: String },
     #[error("the name kube-root-ca.crt belongs to Kubernetes in every namespace: choose another {key}")]
@@ -213,8 +214,9 @@ impl Targets {
     /// assert!(targets.add("*-team").is_err());
     /// ```
     pub fn add(&mut self, text: &str) -> Result<(), String> {
-        for pattern in text.parse::<Patterns>().map_err(|error| error.to_string())?.0 {
-            match pattern {
+        // Names and prefixes are counted each for themselves, so a list may have as many of both, and `.`.
+        for item in items(text, 2 * MAX_ITEMS + 1).map_err(|error| error.to_string())? {
+            match item.parse().map_err(|error: BadPattern| error.to_string())? {
                 Pattern::Exact(name) if name == "." => self.own = true,
                 Pattern::Exact(name) if names::is_label(&name) => {
                     self.names.insert(name);
@@ -317,9 +319,7 @@ impl<'a> Parser<'a> {
         let key = &self.keys.companion_name;
         let name = match self.get(key) {
             Some(name) if names::is_subdomain(name) => name.to_owned(),
-            Some(name) if name.len() > MAX_NAME_BYTES => {
-                return Err(Fault::NameTooLong { name: name.to_owned(), key: key.clone() });
-            }
+            Some(name) if name.len() > MAX_NAME_BYTES => return Err(name_too_long(key, name)),
             Some(name) => {
                 return Err(fault(
                     key,
@@ -329,7 +329,7 @@ impl<'a> Parser<'a> {
             None => format!("{}{}", self.meta.name, self.keys.suffix),
         };
         if name.len() > MAX_NAME_BYTES {
-            return Err(Fault::NameTooLong { name, key: key.clone() });
+            return Err(name_too_long(key, &name));
         }
         if name == "kube-root-ca.crt" {
             return Err(Fault::ReservedName { key: key.clone() });
@@ -347,7 +347,7 @@ impl<'a> Parser<'a> {
         let Some(text) = self.get(key) else { return Ok(KeySelection(None)) };
         let mut selected = BTreeMap::new();
         let mut taken = BTreeSet::new();
-        for item in items(text) {
+        for item in items(text, MAX_KEYS).map_err(|error| fault(key, &error))? {
             let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
             if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
                 return Err(fault(key, &format!("`{}` is not a valid key", shorten(bad, MAX_QUOTED_BYTES))));
@@ -362,22 +362,12 @@ impl<'a> Parser<'a> {
                 return Err(fault(key, &format!("`{from}` is named twice")));
             }
         }
-        if selected.is_empty() {
-            return Err(fault(key, &pattern::BadPattern::Empty));
-        }
         Ok(KeySelection(Some(selected)))
     }
 
     fn patterns(&self, key: &str) -> Result<Patterns, Fault> {
         let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
         let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
-        if patterns.0.len() > MAX_ITEMS {
-            let problem = format!(
-                "{} items, {MAX_ITEMS} are allowed: use a prefix such as `example.com/*`",
-                patterns.0.len()
-            );
-            return Err(fault(key, &problem));
-        }
         let bad = |pattern: &&Pattern| match pattern {
             Pattern::Exact(name) => !names::is_label_key(name),
             Pattern::Prefix(prefix) => !prefix.strip_suffix('/').is_some_and(names::is_subdomain),
@@ -413,7 +403,13 @@ fn is_prefix(prefix: &str) -> bool {
     names::is_label(&format!("{prefix}x"))
 }
 
-fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
+fn name_too_long(key: &str, name: &str) -> Fault {
+    Fault::NameTooLong { name: shorten(name, MAX_QUOTED_BYTES), length: name.len(), key: key.to_owned() }
+}
+
+/// What is wrong with an annotation, in a text of bounded length.
+#[must_use]
+pub fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
     Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_BYTES) }
 }
 
@@ -476,6 +472,8 @@ mod tests {
     fn fault_of_a_malformed_annotation_names_it() {
         let fifty_one = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
         let prefixes = fifty_one.replace(',', "*,") + "*";
+        let hundred_one = (0..101).map(|n| format!("k{n}")).collect::<Vec<_>>().join(",");
+        let long = "x".repeat(250_000);
         for (key, value) in [
             ("target-namespaces", prefixes.as_str()),
             ("target-selector", fifty_one.as_str()),
@@ -488,7 +486,12 @@ mod tests {
             ("target-selector", ""),
             ("target-selector", "a in b"),
             ("companion-name", "Upper"),
+            ("target-selector", long.as_str()),
             ("keys", ""),
+            ("keys", hundred_one.as_str()),
+            ("keys", long.as_str()),
+            ("copy-labels", long.as_str()),
+            ("target-namespaces", long.as_str()),
             ("keys", "a=x,b=x"),
             ("keys", "a,a=b"),
             ("keys", "a/b"),
@@ -501,6 +504,7 @@ mod tests {
             let fault = parse(&[(key, value)]).expect_err(&format!("{key}={value}"));
             assert!(fault.to_string().contains(&format!("workshop.io/{key}")), "{fault}");
             assert_eq!(fault.label(), "malformed", "{fault}");
+            assert!(fault.to_string().len() < 300, "{key}");
         }
     }
 

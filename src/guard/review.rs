@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{plan, targets},
-    policy::{Fault, MAX_ITEMS, Policy, Protect},
+    policy::{Fault, Policy, Protect, list::MAX_ITEMS},
     world::{Eligibility, World},
 };
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use super::list::{BadList, MAX_ITEMS, items};
+
 /// An exact name, or every name that starts with a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pattern {
@@ -23,8 +25,8 @@ pub struct Patterns(pub Vec<Pattern>);
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadPattern {
-    #[error("the list is empty: remove it or add an item")]
-    Empty,
+    #[error(transparent)]
+    List(#[from] BadList),
     #[error("`{0}`: `*` is allowed only at the end, as in `team-*`")]
     Star(String),
 }
@@ -51,7 +53,7 @@ impl FromStr for Pattern {
 
     fn from_str(text: &str) -> Result<Self, BadPattern> {
         match text.split_once('*') {
-            None if text.is_empty() => Err(BadPattern::Empty),
+            None if text.is_empty() => Err(BadList::Empty.into()),
             None => Ok(Self::Exact(text.to_owned())),
             Some((prefix, "")) => Ok(Self::Prefix(prefix.to_owned())),
             Some(_) => Err(BadPattern::Star(text.to_owned())),
@@ -62,10 +64,8 @@ impl FromStr for Pattern {
 impl FromStr for Patterns {
     type Err = BadPattern;
 
-    /// Spaces around commas and a trailing comma are ignored; a list without items is an error.
     fn from_str(text: &str) -> Result<Self, BadPattern> {
-        let patterns: Vec<Pattern> = items(text).map(str::parse).collect::<Result<_, _>>()?;
-        if patterns.is_empty() { Err(BadPattern::Empty) } else { Ok(Self(patterns)) }
+        items(text, MAX_ITEMS)?.map(str::parse).collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -76,11 +76,6 @@ impl fmt::Display for Pattern {
             Self::Prefix(prefix) => write!(f, "{prefix}*"),
         }
     }
-}
-
-/// The items of a comma-separated list, trimmed, without empty ones.
-pub fn items(text: &str) -> impl Iterator<Item = &str> {
-    text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
 #[cfg(test)]
@@ -101,6 +96,6 @@ mod tests {
     #[test]
     fn star_before_the_end_and_empty_list_are_errors() {
         assert_eq!("a*b".parse::<Patterns>(), Err(BadPattern::Star("a*b".into())));
-        assert_eq!(" , ".parse::<Patterns>(), Err(BadPattern::Empty));
+        assert_eq!(" , ".parse::<Patterns>(), Err(BadPattern::List(BadList::Empty)));
     }
 }

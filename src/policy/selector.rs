@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-use super::MAX_ITEMS;
+use super::list::{BadList, MAX_ITEMS, check_length};
 use crate::names;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -21,6 +21,12 @@ pub enum BadSelector {
     Value(String),
     #[error("{0} requirements, {MAX_ITEMS} are allowed: label the namespaces with what they have in common")]
     TooMany(usize),
+    #[error(
+        "more than {MAX_ITEMS} values in parentheses: label the namespaces with what they have in common"
+    )]
+    TooManyValues,
+    #[error(transparent)]
+    TooLong(#[from] BadList),
 }
 
 /// Parses `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
@@ -36,15 +42,14 @@ pub enum BadSelector {
 /// assert!(parse("env in dev").is_err());
 /// ```
 pub fn parse(text: &str) -> Result<Selector, BadSelector> {
-    let mut expressions = Vec::new();
-    for requirement in requirements(text) {
-        expressions.push(expression(requirement)?);
+    check_length(text)?;
+    match requirements(text).count() {
+        0 => return Err(BadSelector::Empty),
+        1..=MAX_ITEMS => {}
+        more => return Err(BadSelector::TooMany(more)),
     }
-    match expressions.len() {
-        0 => Err(BadSelector::Empty),
-        1..=MAX_ITEMS => Ok(expressions.into_iter().collect()),
-        more => Err(BadSelector::TooMany(more)),
-    }
+    let mut values_left = MAX_ITEMS;
+    requirements(text).map(|requirement| expression(requirement, &mut values_left)).collect()
 }
 
 /// Splits at commas outside of parentheses.
@@ -62,7 +67,8 @@ fn requirements(text: &str) -> impl Iterator<Item = &str> {
     .filter(|requirement| !requirement.is_empty())
 }
 
-fn expression(text: &str) -> Result<Expression, BadSelector> {
+/// `values_left` is how many values may yet come in parentheses.
+fn expression(text: &str, values_left: &mut usize) -> Result<Expression, BadSelector> {
     if let Some(key) = text.strip_prefix('!') {
         return Ok(Expression::DoesNotExist(label_key(key)?));
     }
@@ -82,6 +88,7 @@ fn expression(text: &str) -> Result<Expression, BadSelector> {
     };
     let (key, operator) = head.trim().split_once(char::is_whitespace).ok_or_else(bad)?;
     let list = list.strip_suffix(')').filter(|list| !list.trim().is_empty()).ok_or_else(bad)?;
+    *values_left = values_left.checked_sub(list.split(',').count()).ok_or(BadSelector::TooManyValues)?;
     let values = list.split(',').map(label_value).collect::<Result<BTreeSet<_>, _>>()?;
     match operator.trim() {
         "in" => Ok(Expression::In(label_key(key)?, values)),
@@ -145,5 +152,16 @@ mod tests {
         {
             assert!(parse(selector).is_err(), "{selector:?}");
         }
+    }
+
+    #[test]
+    fn selector_over_a_limit_is_an_error() {
+        let list = |count: usize| (0..count).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
+        assert!(parse(&list(50)).is_ok());
+        assert_eq!(parse(&list(51)).unwrap_err(), BadSelector::TooMany(51));
+        assert!(parse(&format!("a in ({}),b notin ({})", list(25), list(25))).is_ok());
+        let values = format!("a in ({}),b notin ({})", list(25), list(26));
+        assert_eq!(parse(&values).unwrap_err(), BadSelector::TooManyValues);
+        assert_eq!(parse(&"a".repeat(9000)).unwrap_err(), BadSelector::TooLong(BadList::TooLong));
     }
 }

@@ -11,10 +11,16 @@ use crate::{
     keys::Keys,
     object::Meta,
     policy::{
-        Fault, Targets,
+        self, Fault, Targets,
+        list::MAX_LIST_BYTES,
         pattern::{BadPattern, Patterns},
     },
+    text,
 };
+
+/// How many labels of a namespace are kept, in the order of their keys. Kubernetes limits neither their number nor
+/// their total length.
+const MAX_LABELS: usize = 256;
 
 /// All namespaces that the watch has shown.
 pub struct Namespaces {
@@ -174,26 +180,27 @@ impl Namespaces {
 
 impl Namespace {
     fn read(keys: &Keys, meta: &Meta, epoch: u32) -> Self {
-        let annotation = |key: &str| meta.annotations.get(key).cloned();
         let accept_from: Option<Result<Patterns, BadPattern>> =
-            annotation(&keys.accept_from).map(|text| text.parse());
+            meta.annotations.get(&keys.accept_from).map(|text| text.parse());
         let (accept_from, fault) = match accept_from.transpose() {
             Ok(patterns) => (patterns.unwrap_or_default(), None),
-            Err(error) => {
-                let fault = Fault::Annotation { key: keys.accept_from.clone(), problem: error.to_string() };
-                (Patterns::default(), Some(fault))
-            }
+            Err(error) => (Patterns::default(), Some(policy::fault(&keys.accept_from, &error))),
         };
+        // One byte more than a list may have: a default that is too long stays invalid, and costs no more than that.
+        let default = |key: &str| {
+            meta.annotations.get(key).map(|text| text::prefix(text, MAX_LIST_BYTES + 1).to_owned())
+        };
+        let labels = meta.labels.iter().take(MAX_LABELS);
         Self {
-            labels: meta.labels.clone(),
+            labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
             terminating: meta.is_terminating(),
             excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
             accept_from,
             fault,
             defaults: Defaults {
-                target_namespaces: annotation(&keys.default_target_namespaces),
-                target_selector: annotation(&keys.default_target_selector),
-                protect: annotation(&keys.default_protect),
+                target_namespaces: default(&keys.default_target_namespaces),
+                target_selector: default(&keys.default_target_selector),
+                protect: default(&keys.default_protect),
             },
             epoch,
         }

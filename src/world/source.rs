@@ -50,8 +50,8 @@ impl Source {
             Ok(desired) => {
                 hasher.digest("content", &desired.content);
                 hasher.digest("marks", &desired.marks_digest);
-                // The policy has no canonical form; its Debug form is one for as long as this process lives.
-                hasher.text("policy", &format!("{:?}", desired.policy));
+                // The policy is what these annotations say.
+                hasher.map("policy", meta.annotations.iter().filter(|(key, _)| keys.is_ours(key)));
             }
             Err(fault) => hasher.text("fault", &fault.to_string()),
         }

@@ -463,6 +463,23 @@ fn malformed_accept_from_is_reported_and_accepts_nothing() {
 }
 
 #[test]
+fn long_annotations_and_many_labels_of_a_namespace_are_not_kept() {
+    let mut world = testing::world();
+    let long = format!("a,{}", "b".repeat(200_000));
+    let mut huge = namespace("away");
+    for key in ["accept-from", "default-target-namespaces", "default-target-selector", "default-protect"] {
+        huge = huge.annotate(key, &long);
+    }
+    for n in 0..10_000 {
+        huge = huge.label(&format!("example.com/{n}"), "");
+    }
+    let (_, fault) = world.apply_namespace(huge.meta());
+    let text = fault.expect("a fault").to_string();
+    assert!(text.contains("longer than 8192 bytes"), "{text}");
+    assert!(format!("{:?}", world.namespaces().get("away")).len() < 50_000);
+}
+
+#[test]
 fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     let rules = NamespaceRules { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
     let mut world = World::new(crate::testing::keys(), rules);

@@ -48,6 +48,32 @@ async fn long_names_companions_as_sources_and_malformed_annotations_are_refused(
 }
 
 #[tokio::test]
+async fn annotations_over_the_limits_are_refused_in_one_short_line() {
+    let cluster = Cluster::new("limits").await;
+    let lockstep = cluster.start_mirror().await;
+    let home = cluster.namespace("home").await;
+    // About as many items as the API server lets an annotation have.
+    let list = (0..45_000).map(|n| format!("{n:x}")).collect::<Vec<_>>().join(",");
+    let values = format!("team in ({list})");
+    for (name, annotation, value) in [
+        ("keys", "keys", &list),
+        ("targets", "target-namespaces", &list),
+        ("selector", "target-selector", &values),
+        ("labels", "copy-labels", &list),
+        ("name", "companion-name", &list),
+    ] {
+        cluster.source(&home, name).annotate(annotation, value).create().await;
+        let note = cluster.wait_event(&home, name, "Refused").await;
+        assert!(note.contains(&cluster.key(annotation)) && note.len() < 400, "{note}");
+    }
+    let open = cluster.namespace_with("open", json!({}), json!({cluster.key("accept-from"): list})).await;
+    lockstep.wait_log(&format!("\"namespace\":\"{open}\"")).await;
+    let log = lockstep.log();
+    let longest = log.lines().map(str::len).max().unwrap_or_default();
+    assert!(longest < 2000, "a line of {longest} bytes");
+}
+
+#[tokio::test]
 async fn unmirrorable_secret_types_reserved_names_and_missing_type_keys_are_refused() {
     let Some(cluster) = Cluster::audited("bound").await else { return };
     let lockstep = cluster.start_mirror().await;
