@@ -8,13 +8,15 @@ pub mod object;
 
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{AsyncReadExt, StreamExt};
 use kube::{
     Client,
     api::{ListParams, WatchEvent, WatchParams},
-    core::{ObjectList, Request},
+    core::{ListMeta, Request},
 };
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 
 use crate::{
     backoff::{Backoff, Retry},
@@ -30,8 +32,10 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 const STALL_TIMEOUT: Duration = Duration::from_secs(180);
 /// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed off.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
-/// `limit` of a list, on servers that cannot stream lists.
-const PAGE_SIZE: u32 = 5000;
+/// `limit` of a list, on servers that cannot stream lists. An object can have 1.5 MiB, so a page can have 75 MiB.
+const PAGE_SIZE: u32 = 50;
+/// One page at a time is in memory, whichever watch lists. The list of a single object needs no permit.
+static PAGE: Semaphore = Semaphore::const_new(1);
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
 
 /// What to watch.
@@ -72,6 +76,14 @@ impl Watched for crate::object::NamespaceObject {
     fn meta(&self) -> &Meta {
         &self.metadata
     }
+}
+
+/// A page of a list, whose objects are parsed one by one: parsed, a page has twice its size.
+#[derive(Deserialize)]
+struct Page<'a> {
+    metadata: ListMeta,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
 }
 
 /// Why a watch ended.
@@ -232,6 +244,14 @@ impl Watcher {
         tokio::time::timeout(self.stall_timeout, response).await.map_err(|_| WatchError::Relist("no answer"))
     }
 
+    /// `Client::request` would copy the answer before it parses it.
+    async fn read_page(&self, request: http::Request<Vec<u8>>) -> kube::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let mut answer = std::pin::pin!(self.client.request_stream(request).await?);
+        answer.read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
+        Ok(text)
+    }
+
     /// Lists in pages; the next watch resumes from there.
     async fn list<T: Watched>(
         &self,
@@ -247,18 +267,31 @@ impl Watcher {
         .limit(PAGE_SIZE);
         loop {
             let request = self.request.list(&params).map_err(invalid_request)?;
-            let page: kube::Result<ObjectList<T>> = self.answer(self.client.request(request)).await?;
-            let page = page.map_err(|error| watch_error(error, false))?;
-            page.items.into_iter().for_each(|object| sink(Event::Apply(object)));
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            let permit = match self.spec.field_selector {
+                None => PAGE.acquire().await.ok(),
+                Some(_) => None,
+            };
+            let text = self.answer(self.read_page(request)).await?;
+            let metadata = text.and_then(|text| apply_page(&text, sink));
+            drop(permit);
+            let metadata = metadata.map_err(|error| watch_error(error, false))?;
+            params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
-                let listed = page.metadata.resource_version.unwrap_or_default();
+                let listed = metadata.resource_version.unwrap_or_default();
                 sink(Event::InitDone(listed.clone()));
                 *version = Some(listed);
                 return Ok(());
             }
         }
     }
+}
+
+fn apply_page<T: Watched>(text: &[u8], sink: &mut impl FnMut(Event<T>)) -> kube::Result<ListMeta> {
+    let page: Page<'_> = serde_json::from_slice(text).map_err(kube::Error::SerdeError)?;
+    for object in page.items.unwrap_or_default() {
+        sink(Event::Apply(serde_json::from_str(object.get()).map_err(kube::Error::SerdeError)?));
+    }
+    Ok(page.metadata)
 }
 
 /// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.
@@ -297,6 +330,66 @@ mod tests {
         object::Object,
         testing::api::{ApiRequest, api_server, refusal},
     };
+
+    #[tokio::test]
+    async fn pages_are_small_and_one_at_a_time_is_read_for_all_watches() {
+        let (asked, running) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new((0, 0))));
+        let (pages, load) = (asked.clone(), running.clone());
+        let client = api_server(move |asked: ApiRequest| {
+            let (pages, load) = (pages.clone(), load.clone());
+            async move {
+                if asked.uri.contains("sendInitialEvents") {
+                    return refusal(422, "Invalid");
+                }
+                if asked.uri.contains("watch=true") {
+                    return std::future::pending().await;
+                }
+                pages.lock().unwrap().push(asked.uri.clone());
+                let change = |by: i32| {
+                    let mut load = load.lock().unwrap();
+                    load.0 += by;
+                    load.1 = load.1.max(load.0);
+                };
+                change(1);
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                change(-1);
+                let last = asked.uri.contains("continue=");
+                let token = if last { "" } else { "more" };
+                let object = json!({"metadata": {"name": if last { "b" } else { "a" }}, "data": {"k": "v"}});
+                (200, json!({"metadata": {"resourceVersion": "7", "continue": token}, "items": [object]}))
+            }
+        });
+        let (sender, mut listed) = tokio::sync::mpsc::unbounded_channel();
+        for n in 0..3 {
+            let (client, sender) = (client.clone(), sender.clone());
+            let spec = WatchSpec {
+                name: format!("watch {n}"),
+                path: "/api/v1/configmaps".to_owned(),
+                label_selector: None,
+                field_selector: None,
+            };
+            tokio::spawn(async move {
+                run(client, spec, |event: Event<Object>| match event {
+                    Event::Apply(object) => sender.send(object.metadata.name).unwrap(),
+                    Event::InitDone(version) => sender.send(version).unwrap(),
+                    Event::Init | Event::Delete(_) | Event::Bookmark => {}
+                })
+                .await;
+            });
+        }
+        let mut received = Vec::new();
+        while received.len() < 9 {
+            let next = tokio::time::timeout(Duration::from_secs(10), listed.recv()).await;
+            received.push(next.expect("in time").unwrap());
+        }
+        received.sort();
+        assert_eq!(received, ["7", "7", "7", "a", "a", "a", "b", "b", "b"]);
+        let asked = asked.lock().unwrap();
+        assert!(asked.len() == 6 && asked.iter().all(|uri| uri.contains("limit=50")), "{asked:?}");
+        assert_eq!(running.lock().unwrap().1, 1, "pages at a time");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn watches_that_end_at_once_back_off_on_a_server_without_streaming_lists() {
