@@ -22,42 +22,40 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Brake {
     /// How long deletes are held; zero turns the brake off.
     grace: Duration,
-    /// By source and companion.
-    pending: HashMap<ObjectKey, HashMap<ObjectKey, PendingDelete>>,
-    /// The sums over `pending`, kept up to date because every source asks for them.
+    /// By source and companion. The garbage collector deletes companions beside their source: they are not in here.
+    deletes: HashMap<ObjectKey, HashMap<ObjectKey, DeleteState>>,
+    /// The sums over `deletes`, kept up to date because every source asks for them.
     count: Count,
-    /// How many companions there were before any of these was deleted.
-    companions: usize,
     /// When the last of them became due.
     last_due: Option<Instant>,
+    /// When the last of the holds ends.
     held_until: Option<Instant>,
     last_expired: Option<Instant>,
 }
 
-#[derive(Debug)]
-struct PendingDelete {
-    since: Instant,
-    state: HoldState,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HoldState {
-    /// It is due, and counts.
-    Due,
-    /// It is part of what looks like an accident, and is held.
-    Held,
-    /// It was held for the whole grace: it may happen, and no longer counts.
-    Released,
+enum DeleteState {
+    /// It became due at this time.
+    Due(Instant),
+    /// It is part of what looks like an accident, and is held until this time.
+    Held(Instant),
+    /// It was held for the whole grace, until this time: it may happen, and no longer counts.
+    Released(Instant),
+    /// It happened at this time, without a hold.
+    Gone(Instant),
 }
 
-#[derive(Debug, Default, Clone, Copy)]
+/// How many deletes are in each state, and how many sources have any that count.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Count {
-    companions: usize,
-    sources: usize,
+    due: usize,
     held: usize,
+    released: usize,
+    gone: usize,
+    sources: usize,
 }
 
-/// Whether deletes may happen.
+/// Whether a companion may be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BrakeDecision {
     Proceed,
@@ -71,11 +69,11 @@ pub enum BrakeDecision {
     },
 }
 
-/// How much there is to delete from.
+/// How much there is to delete from: companions in other namespaces than their source.
 #[derive(Debug, Clone, Copy)]
 pub struct Totals {
     pub companions: usize,
-    /// Sources that have companions, whether they still exist or not.
+    /// The sources of these companions, whether they still exist or not.
     pub sources: usize,
 }
 
@@ -84,148 +82,213 @@ impl Brake {
     pub fn new(grace: Duration) -> Self {
         Self {
             grace,
-            pending: HashMap::new(),
+            deletes: HashMap::new(),
             count: Count::default(),
-            companions: 0,
             last_due: None,
             held_until: None,
             last_expired: None,
         }
     }
 
-    /// Asks whether these companions of a source may be deleted.
+    /// Asks whether these companions of a source, all in other namespaces than the source, may be deleted. Answers
+    /// for each of them, in order.
     pub fn ask(
         &mut self,
         now: Instant,
         source: &ObjectKey,
         due: &[ObjectKey],
         totals: Totals,
-    ) -> BrakeDecision {
+    ) -> Vec<BrakeDecision> {
         if self.grace.is_zero() {
-            return BrakeDecision::Proceed;
+            return vec![BrakeDecision::Proceed; due.len()];
         }
         self.expire(now);
-        self.companions =
-            if self.pending.is_empty() { totals.companions } else { self.companions.max(totals.companions) };
-        let pending = self.pending.entry(source.clone()).or_default();
-        let (before, counted) = (pending.len(), pending.values().any(PendingDelete::counts));
-        for key in due {
-            pending.entry(key.clone()).or_insert(PendingDelete { since: now, state: HoldState::Due });
-        }
-        let added = pending.len() - before;
-        if added > 0 {
+        let mut added = false;
+        self.change(source, |deletes| {
+            deletes.values_mut().for_each(|state| state.release(now));
+            for key in due {
+                let state = deletes.entry(key.clone()).or_insert(DeleteState::Due(now));
+                // It was wanted again in between, and there is a new one.
+                if matches!(state, DeleteState::Gone(_)) {
+                    *state = DeleteState::Due(now);
+                }
+                added |= *state == DeleteState::Due(now);
+            }
+        });
+        if added {
             self.last_due = Some(now);
-            self.count.companions += added;
-            self.count.sources += usize::from(!counted);
         }
-        if self.count.companions * 2 > self.companions && self.count.sources > MAX_UNHELD_SOURCES {
+        if self.looks_like_an_accident(totals) {
             self.hold(now, source);
         }
-
-        let asked: Vec<&PendingDelete> =
-            due.iter().filter_map(|key| self.pending.get(source)?.get(key)).collect();
-        let first = asked.iter().map(|pending| pending.since).min().unwrap_or(now);
+        let states = self.deletes.get(source);
+        let states: Vec<DeleteState> =
+            due.iter().filter_map(|key| states.and_then(|states| states.get(key)).copied()).collect();
+        let since = |state: &DeleteState| match state {
+            DeleteState::Due(since) => Some(*since),
+            _ => None,
+        };
+        let first = states.iter().filter_map(since).min().unwrap_or(now);
         let wait_until = (self.last_due.unwrap_or(now) + QUIET).min(first + MAX_WAIT);
-        if let Some(until) =
-            self.held_until.filter(|_| asked.iter().any(|pending| pending.state == HoldState::Held))
-        {
-            let Count { companions, sources, .. } = self.count;
-            BrakeDecision::Hold { until, companions, sources }
-        } else if asked.iter().any(|pending| pending.counts())
-            && totals.sources > MAX_UNHELD_SOURCES
-            && now < wait_until
-        {
-            BrakeDecision::Wait(wait_until)
-        } else {
-            BrakeDecision::Proceed
-        }
-    }
-
-    /// Starts to hold every pending delete. While a hold lasts, adds the pending deletes of one source to it.
-    fn hold(&mut self, now: Instant, source: &ObjectKey) {
-        let hold = |pending: &mut PendingDelete| {
-            let held = pending.state == HoldState::Due;
-            if held {
-                pending.state = HoldState::Held;
+        let waits = totals.sources > MAX_UNHELD_SOURCES && now < wait_until;
+        let decide = |state: DeleteState| match state {
+            DeleteState::Held(until) => {
+                BrakeDecision::Hold { until, companions: self.count.counted(), sources: self.count.sources }
             }
-            held
+            DeleteState::Due(_) if waits => BrakeDecision::Wait(wait_until),
+            DeleteState::Due(_) | DeleteState::Released(_) | DeleteState::Gone(_) => BrakeDecision::Proceed,
         };
-        let held = if self.held_until.is_none() {
-            self.held_until = Some(now + self.grace);
-            self.pending.values_mut().flat_map(HashMap::values_mut).map(hold).filter(|held| *held).count()
-        } else {
-            let pending = self.pending.get_mut(source).into_iter().flat_map(HashMap::values_mut);
-            pending.map(hold).filter(|held| *held).count()
-        };
-        self.count.held += held;
+        states.into_iter().map(decide).collect()
     }
 
-    /// Forgets pending deletes of a source other than these: those companions are wanted again. The hold ends when that
-    /// is true of every held companion.
-    pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
-        let Some(pending) = self.pending.get_mut(source) else { return };
-        let before = Count::of(pending);
-        let due: HashSet<&ObjectKey> = due.iter().collect();
-        pending.retain(|key, _| due.contains(key));
-        let after = Count::of(pending);
-        self.count.companions -= before.companions - after.companions;
-        self.count.sources -= before.sources - after.sources;
-        self.count.held -= before.held - after.held;
-        if pending.is_empty() {
-            self.pending.remove(source);
-        }
+    /// Deletes of more than half of what is there now plus what went within the window, of enough sources.
+    fn looks_like_an_accident(&self, totals: Totals) -> bool {
+        let Count { released, gone, sources, .. } = self.count;
+        let total = totals.companions.saturating_sub(released) + gone;
+        self.count.counted() * 2 > total && sources > MAX_UNHELD_SOURCES
+    }
+
+    /// Starts to hold every delete that is due. While others are held already, adds those of one source.
+    fn hold(&mut self, now: Instant, source: &ObjectKey) {
+        let until = now + self.grace;
+        self.held_until = Some(until);
+        let hold = |deletes: &mut HashMap<ObjectKey, DeleteState>| {
+            for state in deletes.values_mut().filter(|state| matches!(state, DeleteState::Due(_))) {
+                *state = DeleteState::Held(until);
+            }
+        };
         if self.count.held == 0 {
-            self.held_until = None;
+            self.deletes.values_mut().for_each(hold);
+            self.recount();
+        } else {
+            self.change(source, hold);
         }
+    }
+
+    /// A companion in another namespace than its source was deleted.
+    pub fn deleted(&mut self, now: Instant, source: &ObjectKey, companion: &ObjectKey) {
+        if self.grace.is_zero() {
+            return;
+        }
+        let Some(deletes) = self.deletes.get_mut(source) else { return };
+        let Some(state) = deletes.get_mut(companion) else { return };
+        match state {
+            DeleteState::Due(_) => self.count.due -= 1,
+            DeleteState::Held(_) => self.count.held -= 1,
+            DeleteState::Released(_) => {
+                self.count.released -= 1;
+                deletes.remove(companion);
+                if deletes.is_empty() {
+                    self.deletes.remove(source);
+                }
+                return;
+            }
+            DeleteState::Gone(_) => self.count.gone -= 1,
+        }
+        *state = DeleteState::Gone(now);
+        self.count.gone += 1;
+    }
+
+    /// Forgets deletes of a source that are neither among these nor done: those companions are wanted again. The hold
+    /// ends when that is true of every held companion.
+    pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
+        if !self.deletes.contains_key(source) {
+            return;
+        }
+        let due: HashSet<&ObjectKey> = due.iter().collect();
+        self.change(source, |deletes| {
+            deletes.retain(|key, state| matches!(state, DeleteState::Gone(_)) || due.contains(key));
+        });
     }
 
     #[cfg(test)]
     pub fn pending_count(&self) -> usize {
-        self.count.companions
+        self.count.counted()
     }
 
     #[must_use]
     pub fn is_holding(&self, now: Instant) -> bool {
-        self.held_until.is_some_and(|until| now < until)
+        self.count.held > 0 && self.held_until.is_some_and(|until| now < until)
     }
 
-    /// Forgets deletes that were due before the window, and releases held ones after the grace.
+    /// Releases deletes that were held for the whole grace, and forgets what happened before the window.
     fn expire(&mut self, now: Instant) {
-        let over = self.held_until.is_some_and(|until| until <= now);
-        let recent = self.last_expired.is_some_and(|last| last + EXPIRE_INTERVAL > now);
-        if !over && (recent || self.held_until.is_some()) {
+        if self.last_expired.is_some_and(|last| last + EXPIRE_INTERVAL > now) {
             return;
         }
         self.last_expired = Some(now);
-        if over {
-            self.held_until = None;
-            for pending in self.pending.values_mut().flat_map(HashMap::values_mut) {
-                *pending = PendingDelete { since: now, state: HoldState::Released };
-            }
+        for deletes in self.deletes.values_mut() {
+            deletes.retain(|_, state| {
+                state.release(now);
+                match *state {
+                    DeleteState::Held(_) => true,
+                    DeleteState::Due(at) | DeleteState::Released(at) | DeleteState::Gone(at) => {
+                        at + WINDOW > now
+                    }
+                }
+            });
         }
-        for pending in self.pending.values_mut() {
-            pending.retain(|_, pending| pending.since + WINDOW > now);
+        self.deletes.retain(|_, deletes| !deletes.is_empty());
+        self.recount();
+    }
+
+    /// Changes the deletes of one source, and the sums with them.
+    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut HashMap<ObjectKey, DeleteState>)) {
+        let deletes = self.deletes.entry(source.clone()).or_default();
+        let before = Count::of(deletes);
+        change(deletes);
+        let after = Count::of(deletes);
+        if deletes.is_empty() {
+            self.deletes.remove(source);
         }
-        self.pending.retain(|_, pending| !pending.is_empty());
-        self.count = self.pending.values().map(Count::of).fold(Count::default(), |all, one| Count {
-            companions: all.companions + one.companions,
-            sources: all.sources + one.sources,
-            held: all.held + one.held,
-        });
+        self.count =
+            self.count.map(before, usize::saturating_sub).map(after, |sum, of_source| sum + of_source);
+    }
+
+    fn recount(&mut self) {
+        let counts = self.deletes.values().map(Count::of);
+        self.count = counts.fold(Count::default(), |all, one| all.map(one, |all, one| all + one));
     }
 }
 
-impl PendingDelete {
-    fn counts(&self) -> bool {
-        self.state != HoldState::Released
+impl DeleteState {
+    fn release(&mut self, now: Instant) {
+        if let Self::Held(until) = *self
+            && until <= now
+        {
+            *self = Self::Released(until);
+        }
     }
 }
 
 impl Count {
-    fn of(pending: &HashMap<ObjectKey, PendingDelete>) -> Self {
-        let companions = pending.values().filter(|pending| pending.counts()).count();
-        let held = pending.values().filter(|pending| pending.state == HoldState::Held).count();
-        Self { companions, sources: usize::from(companions > 0), held }
+    fn of(deletes: &HashMap<ObjectKey, DeleteState>) -> Self {
+        let mut count = Self::default();
+        for state in deletes.values() {
+            *match state {
+                DeleteState::Due(_) => &mut count.due,
+                DeleteState::Held(_) => &mut count.held,
+                DeleteState::Released(_) => &mut count.released,
+                DeleteState::Gone(_) => &mut count.gone,
+            } += 1;
+        }
+        count.sources = usize::from(count.counted() > 0);
+        count
+    }
+
+    /// Deletes that are due or happened within the window.
+    const fn counted(&self) -> usize {
+        self.due + self.held + self.gone
+    }
+
+    fn map(self, other: Self, f: impl Fn(usize, usize) -> usize) -> Self {
+        Self {
+            due: f(self.due, other.due),
+            held: f(self.held, other.held),
+            released: f(self.released, other.released),
+            gone: f(self.gone, other.gone),
+            sources: f(self.sources, other.sources),
+        }
     }
 }
 
@@ -245,7 +308,14 @@ mod tests {
     }
 
     fn ask(brake: &mut Brake, now: Instant, n: usize, total: usize) -> BrakeDecision {
-        brake.ask(now, &source(n), &[companion(n)], Totals { companions: total, sources: total })
+        brake.ask(now, &source(n), &[companion(n)], Totals { companions: total, sources: total })[0]
+    }
+
+    /// A delete that nothing holds up: it happens as soon as it may.
+    fn delete(brake: &mut Brake, now: Instant, n: usize, total: usize) {
+        ask(brake, now, n, total);
+        assert_eq!(ask(brake, now + QUIET, n, total), BrakeDecision::Proceed, "{n}");
+        brake.deleted(now + QUIET, &source(n), &companion(n));
     }
 
     #[test]
@@ -305,11 +375,13 @@ mod tests {
     #[test]
     fn deletes_that_happened_count_within_the_window() {
         let (mut brake, now) = (Brake::new(GRACE), Instant::now());
-        for n in 0..25 {
+        for n in 0..20 {
             // As they are deleted, fewer are left.
-            ask(&mut brake, now, n, 40 - n);
+            delete(&mut brake, now, n, 40 - n);
         }
-        assert!(brake.is_holding(now + QUIET));
+        assert!(!brake.is_holding(now + QUIET));
+        ask(&mut brake, now + QUIET, 20, 20);
+        assert!(brake.is_holding(now + QUIET), "21 of 40");
     }
 
     #[test]
@@ -359,11 +431,48 @@ mod tests {
     #[test]
     fn slow_deletes_are_not_held() {
         let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
-        for n in 0..30 {
-            ask(&mut brake, now, n, 30);
+        for n in 0..60 {
+            delete(&mut brake, now, n, 60 - n);
             now += Duration::from_secs(5);
         }
         assert!(!brake.is_holding(now));
+    }
+
+    #[test]
+    fn all_that_is_left_after_a_slow_decline_is_held_when_it_goes_at_once() {
+        let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..600 {
+            delete(&mut brake, now, n, 1000 - n);
+            now += Duration::from_secs(30);
+        }
+        for n in 600..1000 {
+            ask(&mut brake, now, n, 400);
+        }
+        for n in 600..1000 {
+            let decision = ask(&mut brake, now + QUIET, n, 400);
+            assert!(matches!(decision, BrakeDecision::Hold { companions: 400.., .. }), "{n}: {decision:?}");
+        }
+    }
+
+    #[test]
+    fn delete_that_joins_a_hold_is_held_for_a_whole_grace() {
+        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        for n in 0..30 {
+            ask(&mut brake, now, n, 40);
+        }
+        let late = now + GRACE - Duration::from_secs(1);
+        let decision = ask(&mut brake, late, 30, 40);
+        assert!(
+            matches!(decision, BrakeDecision::Hold { until, .. } if until == late + GRACE),
+            "{decision:?}"
+        );
+        // The others are not held any longer because of it, and happen.
+        for n in 0..30 {
+            assert_eq!(ask(&mut brake, now + GRACE, n, 40), BrakeDecision::Proceed);
+            brake.deleted(now + GRACE, &source(n), &companion(n));
+        }
+        assert!(matches!(ask(&mut brake, now + GRACE, 30, 10), BrakeDecision::Hold { .. }));
+        assert_eq!(ask(&mut brake, late + GRACE, 30, 10), BrakeDecision::Proceed);
     }
 
     #[test]

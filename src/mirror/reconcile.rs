@@ -14,7 +14,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::{
     Settings,
     api::CompanionApi,
-    apply::{Applier, ApplyError, Done, History, PlannedWrite},
+    apply::{Applied, Applier, ApplyError, Done, History, PlannedWrite},
     brake::{Brake, BrakeDecision, Totals},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
@@ -273,23 +273,33 @@ impl<A: CompanionApi> Inner<A> {
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }
-        let totals = self
-            .world
-            .read(|world| Totals { companions: world.companion_count(), sources: world.mirrored_count() });
-        let decision = lock(&self.brake).ask(now, key, due, totals);
-        let away = due.iter().any(|at| at.namespace != key.namespace);
-        match decision {
-            BrakeDecision::Proceed => return due.iter().cloned().collect(),
-            BrakeDecision::Wait(until) if away => self.queue.push_at(key.clone(), until),
-            BrakeDecision::Hold { until, companions, sources } if away => {
-                let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
-                let text = format!("{:.0}", Timestamp::now() + left);
-                state.planned.push(Trouble::DeletesHeld { companions, sources, until: text });
-                self.queue.push_at(key.clone(), until);
+        let (mut allowed, mut away) = (HashSet::new(), Vec::new());
+        for at in due {
+            if at.namespace == key.namespace {
+                allowed.insert(at.clone());
+            } else {
+                away.push(at.clone());
             }
-            BrakeDecision::Wait(_) | BrakeDecision::Hold { .. } => {}
         }
-        due.iter().filter(|at| at.namespace == key.namespace).cloned().collect()
+        let (companions, sources) = self.world.read(|world| world.away_counts());
+        let decisions = lock(&self.brake).ask(now, key, &away, Totals { companions, sources });
+        let mut hold = None;
+        for (at, decision) in away.into_iter().zip(decisions) {
+            match decision {
+                BrakeDecision::Proceed => drop(allowed.insert(at)),
+                BrakeDecision::Wait(until) => self.queue.push_at(key.clone(), until),
+                BrakeDecision::Hold { until, companions, sources } => {
+                    self.queue.push_at(key.clone(), until);
+                    hold = hold.max(Some((until, companions, sources)));
+                }
+            }
+        }
+        if let Some((until, companions, sources)) = hold {
+            let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
+            let until = format!("{:.0}", Timestamp::now() + left);
+            state.planned.push(Trouble::DeletesHeld { companions, sources, until });
+        }
+        allowed
     }
 
     /// Chooses the changes that may happen now, as jobs with the namespace they are for, and marks them as in flight.
@@ -376,6 +386,9 @@ impl<A: CompanionApi> Inner<A> {
             Ok(None) => state.retry.succeeded(at),
             Ok(Some(done)) => {
                 state.retry.succeeded(at);
+                if matches!(done.applied, Applied::Deleted(_)) && at.namespace != key.namespace {
+                    lock(&self.brake).deleted(now, key, at);
+                }
                 self.report_applied(key, at, &done);
                 let manager = done.manager.as_deref();
                 if done.applied.is_heal() && state.retry.healed(at, manager, now) {

@@ -28,7 +28,7 @@ pub enum Trouble {
     )]
     Fight { at: ObjectKey, manager: String, times: u32 },
     #[error(
-        "{companions} companions of {sources} sources, more than half of all, would be deleted at once: they are kept until {until}, in case this is an accident"
+        "{companions} companions of {sources} sources, more than half of all in other namespaces than their source, would be deleted at once: they are kept until {until}, in case this is an accident"
     )]
     DeletesHeld { companions: usize, sources: usize, until: String },
 }

@@ -12,6 +12,9 @@ use crate::object::{Kind, ObjectKey};
 pub struct Index {
     /// Companions by the source they belong to, whether or not that source exists.
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// How many of these companions are in other namespaces than their source, by source.
+    away_by_source: HashMap<ObjectKey, usize>,
+    away: usize,
     /// Sources by the companion they want: when a name becomes free, every source that wants it is reconciled.
     by_desired: HashMap<DesiredName, BTreeSet<ObjectKey>>,
 }
@@ -35,11 +38,29 @@ impl Index {
     }
 
     pub fn add_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
-        self.by_source.entry(source.clone()).or_default().insert(companion.clone());
+        let added = self.by_source.entry(source.clone()).or_default().insert(companion.clone());
+        if added && source.namespace != companion.namespace {
+            self.away += 1;
+            *self.away_by_source.entry(source.clone()).or_default() += 1;
+        }
     }
 
     pub fn remove_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
-        remove(&mut self.by_source, source, companion);
+        let removed = remove(&mut self.by_source, source, companion);
+        if removed && source.namespace != companion.namespace {
+            self.away -= 1;
+            if let Some(away) = self.away_by_source.get_mut(source) {
+                *away -= 1;
+                if *away == 0 {
+                    self.away_by_source.remove(source);
+                }
+            }
+        }
+    }
+
+    /// How many companions are in other namespaces than their source, and how many sources have any there.
+    pub fn away_counts(&self) -> (usize, usize) {
+        (self.away, self.away_by_source.len())
     }
 
     pub fn add_source(&mut self, source: &Source) {
@@ -69,11 +90,16 @@ fn desired_name(source: &Source) -> Option<DesiredName> {
     Some((source.key.kind, home, policy.companion.clone()))
 }
 
-fn remove<K: Eq + std::hash::Hash>(map: &mut HashMap<K, BTreeSet<ObjectKey>>, key: &K, value: &ObjectKey) {
-    if let Some(values) = map.get_mut(key) {
-        values.remove(value);
-        if values.is_empty() {
-            map.remove(key);
-        }
+/// Whether the value was there.
+fn remove<K: Eq + std::hash::Hash>(
+    map: &mut HashMap<K, BTreeSet<ObjectKey>>,
+    key: &K,
+    value: &ObjectKey,
+) -> bool {
+    let Some(values) = map.get_mut(key) else { return false };
+    let removed = values.remove(value);
+    if values.is_empty() {
+        map.remove(key);
     }
+    removed
 }

@@ -102,10 +102,11 @@ impl World {
         self.sources.len()
     }
 
-    /// How many sources have companions, whether they still exist or not.
+    /// How many companions are in other namespaces than their source, and how many sources have any there, whether
+    /// they still exist or not.
     #[must_use]
-    pub fn mirrored_count(&self) -> usize {
-        self.index.sources().len()
+    pub fn away_counts(&self) -> (usize, usize) {
+        self.index.away_counts()
     }
 
     #[must_use]

@@ -187,7 +187,10 @@ fn resync_includes_the_missing_source_of_a_companion() {
     let mut world = world();
     see(&mut world, synced());
     assert_eq!(world.all_sources(), [colors_key()]);
-    assert_eq!((world.mirrored_count(), world.source_count()), (1, 0));
+    assert_eq!((world.away_counts(), world.source_count()), ((1, 1), 0));
+    see(&mut world, companion("home", "colors-synced").of("home/colors"));
+    assert_eq!(world.away_counts(), (1, 1), "the other one is beside its source");
+    see_deleted(&mut world, &companion("home", "colors-synced").of("home/colors"));
     see_deleted(&mut world, &synced());
     assert_eq!(world.all_sources(), []);
 }

@@ -369,3 +369,21 @@ async fn write_of_an_earlier_term_that_ends_late_is_corrected() {
     fixture.settle().await;
     assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
 }
+
+#[tokio::test]
+async fn companions_beside_their_source_do_not_hide_an_accident_in_other_namespaces() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for n in 0..30 {
+        cluster.put(companion("away", &format!("a{n}-synced")).of(&format!("home/a{n}")));
+        cluster.put(companion("home", &format!("h{n}-synced")).of(&format!("home/h{n}")));
+        cluster.put(companion("home", &format!("i{n}-synced")).of(&format!("home/i{n}")));
+    }
+    for n in 0..30 {
+        cluster.put(source("home", &format!("h{n}")));
+        cluster.put(source("home", &format!("i{n}")));
+    }
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    let held = lock(&fixture.reconciler.0.brake).is_holding(Instant::now());
+    assert!(held, "all companions in other namespaces would be deleted");
+}
