@@ -3,6 +3,10 @@
 //! Clocks of different replicas are never compared. As in client-go, the Lease of another replica expires when it has
 //! not changed for its duration, measured by our own clock from when we first observed it.
 
+mod annotations;
+
+pub use annotations::LeaseAnnotations;
+
 use std::time::{Duration, Instant};
 
 use k8s_openapi::{
@@ -90,17 +94,18 @@ impl Claim {
 }
 
 /// The fields of a Lease that the election uses: client-go's `LeaderElectionRecord`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LeaseRecord {
     /// Empty when the Lease was released.
     pub holder: String,
     /// How long the Lease is the holder's after each renewal.
     pub duration: Duration,
-    /// Empty when the Lease was deleted.
-    pub resource_version: String,
     pub transitions: i32,
     /// By the clock of the holder: for people, never compared.
     pub acquire_time: Option<MicroTime>,
+    /// Each write sends it back, because an update removes what it leaves out: annotations and labels of others. Without
+    /// a resourceVersion when the Lease was deleted.
+    pub metadata: ObjectMeta,
 }
 
 /// The Lease as last observed.
@@ -131,7 +136,7 @@ impl ObservedLease {
         // The holder of a deleted Lease may not know and still write, so the deletion counts as a renewal.
         let deleted = || {
             let (known, _) = self.record.as_ref()?;
-            Some(LeaseRecord { resource_version: String::new(), ..known.clone() })
+            Some(LeaseRecord { metadata: ObjectMeta::default(), ..known.clone() })
         };
         let found = found.or_else(deleted);
         match (&self.record, found) {
@@ -160,7 +165,10 @@ pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, n
     }
     let expiry = *observed + record.duration;
     if record.holder.is_empty() || expiry <= now {
-        return if record.resource_version.is_empty() { LeaseAction::Create } else { LeaseAction::Acquire };
+        return match record.metadata.resource_version {
+            None => LeaseAction::Create,
+            Some(_) => LeaseAction::Acquire,
+        };
     }
     LeaseAction::Wait(RETRY_PERIOD.min(lease_duration / 5).min(expiry - now))
 }
@@ -182,7 +190,12 @@ pub struct Election {
 
 /// Starts to compete for the Lease.
 #[must_use]
-pub fn start(client: Client, config: ElectionConfig, metrics: Metrics) -> (Claim, Election) {
+pub fn start(
+    client: Client,
+    config: ElectionConfig,
+    annotations: LeaseAnnotations,
+    metrics: Metrics,
+) -> (Claim, Election) {
     let (claim, receiver) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let leases = Api::namespaced(client, &config.namespace);
@@ -190,6 +203,7 @@ pub fn start(client: Client, config: ElectionConfig, metrics: Metrics) -> (Claim
         leases,
         config,
         lease: ObservedLease::default(),
+        annotations,
         claim,
         metrics,
         log_once: LogOnce::default(),
@@ -210,6 +224,7 @@ struct Candidate {
     leases: Api<Lease>,
     config: ElectionConfig,
     lease: ObservedLease,
+    annotations: LeaseAnnotations,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     log_once: LogOnce,
@@ -219,6 +234,7 @@ struct Candidate {
 
 impl Candidate {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut annotated = self.annotations.wakes();
         loop {
             // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
             let pause = self.try_once().await;
@@ -226,6 +242,7 @@ impl Candidate {
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
+                _ = annotated.changed() => {}
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -235,19 +252,20 @@ impl Candidate {
     /// Carries out one action, and returns how long to wait before the next.
     async fn try_once(&mut self) -> Duration {
         // The leader knows what it wrote; a standby reads the Lease before each decision.
-        if self.holder() != Some(&self.config.identity)
+        if !self.is_holder()
             && let Err(failure) = self.read().await
         {
             return self.log_failure(&failure);
         }
         let ElectionConfig { identity, lease_duration, .. } = &self.config;
+        let annotates = self.is_holder() && !self.annotations.wanted().is_empty();
         let outcome = match decide(identity, &self.lease, *lease_duration, Instant::now()) {
-            LeaseAction::Wait(wait) => {
+            LeaseAction::Wait(wait) if !annotates => {
                 self.log_once.resolved();
                 return wait;
             }
             LeaseAction::Create => self.write(None).await,
-            LeaseAction::Acquire | LeaseAction::Renew => {
+            LeaseAction::Acquire | LeaseAction::Renew | LeaseAction::Wait(_) => {
                 self.write(self.lease.record.clone().map(|(record, _)| record)).await
             }
         };
@@ -256,7 +274,7 @@ impl Candidate {
                 self.log_once.resolved();
                 Duration::ZERO
             }
-            // Another replica was faster, or the Lease was deleted.
+            // Another replica was faster, or the Lease was annotated or deleted.
             Err(Failure::Conflict | Failure::AlreadyExists | Failure::NotFound) => {
                 self.lease.record = None;
                 match self.read().await {
@@ -272,16 +290,32 @@ impl Candidate {
         self.lease.record.as_ref().map(|(record, _)| &record.holder)
     }
 
+    fn is_holder(&self) -> bool {
+        self.holder() == Some(&self.config.identity)
+    }
+
+    fn another_leads(&self) -> bool {
+        self.holder().is_some_and(|holder| *holder != self.config.identity)
+    }
+
     async fn read(&mut self) -> Result<(), Failure> {
         let found = with_timeout(self.request_timeout(), self.leases.get_opt(&self.config.name)).await?;
-        self.lease.observe(found.as_ref().map(LeaseRecord::from), Instant::now());
+        if let Some(lease) = &found {
+            self.annotations.observe(lease.metadata.annotations.as_ref());
+        }
+        self.lease.observe(found.map(LeaseRecord::from), Instant::now());
+        if self.another_leads() {
+            self.annotations.done(&self.annotations.wanted());
+        }
         Ok(())
     }
 
     /// Writes the Lease with this replica as its holder: in place of the `previous` record, or a new Lease.
     async fn write(&mut self, previous: Option<LeaseRecord>) -> Result<(), Failure> {
         let sent = Instant::now();
-        let lease = self.new_lease(previous.as_ref(), &self.config.identity);
+        let changes = self.annotations.wanted();
+        let mut lease = self.new_lease(previous.as_ref(), &self.config.identity);
+        annotate(&mut lease.metadata, &changes);
         let written = match previous {
             None => {
                 let params = PostParams::default();
@@ -289,7 +323,9 @@ impl Candidate {
             }
             Some(_) => self.replace(&lease).await?,
         };
-        self.lease.written(LeaseRecord::from(&written), sent, Instant::now());
+        self.annotations.done(&changes);
+        self.annotations.observe(written.metadata.annotations.as_ref());
+        self.lease.written(LeaseRecord::from(written), sent, Instant::now());
         let was_leader = self.claim.borrow().is_some_and(|deadline| sent < deadline);
         self.claim.send_replace(Some(renew_deadline(sent, self.config.lease_duration)));
         if !was_leader {
@@ -323,12 +359,9 @@ impl Candidate {
         let now = MicroTime(Timestamp::now());
         let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
         let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
+        let metadata = previous.map(|record| record.metadata.clone()).unwrap_or_default();
         Lease {
-            metadata: ObjectMeta {
-                name: Some(self.config.name.clone()),
-                resource_version: previous.map(|record| record.resource_version.clone()),
-                ..ObjectMeta::default()
-            },
+            metadata: ObjectMeta { name: Some(self.config.name.clone()), ..metadata },
             spec: Some(LeaseSpec {
                 holder_identity: Some(holder.to_owned()),
                 lease_duration_seconds: Some(seconds),
@@ -368,7 +401,7 @@ impl Candidate {
     fn report(&mut self) {
         let deadline = *self.claim.borrow();
         let expired = deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let another_leads = self.holder().is_some_and(|holder| *holder != self.config.identity);
+        let another_leads = self.another_leads();
         if another_leads && deadline.is_some() {
             tracing::warn!("another replica is now the leader: this one stops writing");
             self.claim.send_replace(None);
@@ -380,16 +413,27 @@ impl Candidate {
     }
 }
 
-impl From<&Lease> for LeaseRecord {
-    fn from(lease: &Lease) -> Self {
-        let spec = lease.spec.clone().unwrap_or_default();
+fn annotate(metadata: &mut ObjectMeta, changes: &annotations::Changes) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    for (key, value) in changes {
+        match value {
+            Some(value) => drop(annotations.insert(key.clone(), value.clone())),
+            None => drop(annotations.remove(key)),
+        }
+    }
+}
+
+impl From<Lease> for LeaseRecord {
+    fn from(lease: Lease) -> Self {
+        let spec = lease.spec.unwrap_or_default();
         let seconds = spec.lease_duration_seconds.unwrap_or_default();
         Self {
             holder: spec.holder_identity.unwrap_or_default(),
             duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
-            resource_version: lease.metadata.resource_version.clone().unwrap_or_default(),
             transitions: spec.lease_transitions.unwrap_or_default(),
             acquire_time: spec.acquire_time,
+            // The API server keeps managedFields that an update leaves out.
+            metadata: ObjectMeta { managed_fields: None, ..lease.metadata },
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     client::{self, Failure},
     config,
     guard::{self, access::AccessChecker, http::Guard},
-    leader::{self, Claim, Election},
+    leader::{self, Claim, Election, LeaseAnnotations},
     mirror::{Mirror, queue::Queue},
     object::ObjectKey,
     ops::{
@@ -139,7 +139,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 stopped(stop.clone()).await;
                 return Ok(());
             }
-            let (claim, election) = claim(&settings, &scope, &client, &metrics);
+            let (claim, election) = claim(&settings, &scope, &client, LeaseAnnotations::default(), &metrics);
             let release = async {
                 if let Some(election) = election {
                     election.release().await;
@@ -166,13 +166,15 @@ fn claim(
     settings: &config::Run,
     scope: &Scope,
     client: &Client,
+    annotations: LeaseAnnotations,
     metrics: &Metrics,
 ) -> (Claim, Option<Election>) {
     if settings.no_leader_elect {
         metrics.leader.set(1);
         return (Claim::permanent(), None);
     }
-    let (claim, election) = leader::start(client.clone(), settings.leader(scope), metrics.clone());
+    let (claim, election) =
+        leader::start(client.clone(), settings.leader(scope), annotations, metrics.clone());
     (claim, Some(election))
 }
 
@@ -273,7 +275,8 @@ mod tests {
         let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
-        let (claim, _) = claim(&settings, &settings.scope(), &client, &metrics);
+        let annotations = LeaseAnnotations::default();
+        let (claim, _) = claim(&settings, &settings.scope(), &client, annotations, &metrics);
         assert!(claim.is_held());
         assert_eq!(metrics.leader.get(), 1);
     }

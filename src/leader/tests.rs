@@ -20,9 +20,9 @@ fn record(holder: &str, version: u64) -> LeaseRecord {
     LeaseRecord {
         holder: holder.to_owned(),
         duration: LEASE,
-        resource_version: version.to_string(),
         transitions: 0,
         acquire_time: None,
+        metadata: ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() },
     }
 }
 
@@ -156,21 +156,84 @@ impl LeaseServer {
         (200, json!(lease))
     }
 
-    fn holder(&self) -> String {
-        self.lease.lock().unwrap().as_ref().map(|lease| LeaseRecord::from(lease).holder).unwrap_or_default()
+    /// Somebody else changes the Lease.
+    fn edit(&self, edit: impl FnOnce(&mut Lease)) {
+        let mut known = self.lease.lock().unwrap();
+        let lease = known.as_mut().unwrap();
+        edit(lease);
+        let version = lease.metadata.resource_version.as_ref().unwrap().parse::<u64>().unwrap();
+        lease.metadata.resource_version = Some((version + 1).to_string());
     }
+
+    fn holder(&self) -> String {
+        self.lease.lock().unwrap().clone().map(|lease| LeaseRecord::from(lease).holder).unwrap_or_default()
+    }
+}
+
+fn config() -> ElectionConfig {
+    ElectionConfig {
+        namespace: "home".to_owned(),
+        name: "lockstep".to_owned(),
+        identity: "me".to_owned(),
+        lease_duration: LEASE,
+    }
+}
+
+#[tokio::test]
+async fn leader_writes_annotations_at_once_and_observes_those_of_others_with_its_next_renewal() {
+    let server = LeaseServer::default();
+    let annotations = LeaseAnnotations::default();
+    let config = ElectionConfig { lease_duration: seconds(1), ..config() };
+    let (_claim, _election) = start(server.client(), config, annotations.clone(), Metrics::new());
+    let answers = tokio::spawn({
+        let server = server.clone();
+        async move {
+            loop {
+                server.arrived.notified().await;
+                server.answered.notify_one();
+            }
+        }
+    });
+    let mut observed = annotations.observed();
+    annotations.set("ours", Some("1".to_owned()));
+    let pairs = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    observed.wait_for(|found| *found == pairs(&[("ours", "1")])).await.unwrap();
+    annotations.set("ours", Some("2".to_owned()));
+    observed.wait_for(|found| *found == pairs(&[("ours", "2")])).await.unwrap();
+
+    // Somebody else annotates the Lease: the next renewal conflicts, and the claim is kept.
+    server.edit(|lease| {
+        lease.metadata.annotations.get_or_insert_default().insert("theirs".to_owned(), "x".to_owned());
+    });
+    observed.wait_for(|found| *found == pairs(&[("ours", "2"), ("theirs", "x")])).await.unwrap();
+    annotations.set("ours", None);
+    observed.wait_for(|found| *found == pairs(&[("theirs", "x")])).await.unwrap();
+    assert_eq!(server.holder(), "me");
+    answers.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_observes_annotations_and_writes_none() {
+    let server = LeaseServer::default();
+    let held = json!({
+        "metadata": {"name": "lockstep", "resourceVersion": "7", "annotations": {"theirs": "x"}},
+        "spec": {"holderIdentity": "another", "leaseDurationSeconds": 600},
+    });
+    *server.lease.lock().unwrap() = Some(serde_json::from_value(held).unwrap());
+    let annotations = LeaseAnnotations::default();
+    annotations.set("ours", Some("1".to_owned()));
+    let (_claim, _election) = start(server.client(), config(), annotations.clone(), Metrics::new());
+    let mut observed = annotations.observed();
+    observed.wait_for(|found| found.contains_key("theirs")).await.unwrap();
+    server.edit(|lease| lease.metadata.annotations = None);
+    observed.wait_for(|found| found.is_empty()).await.unwrap();
+    assert!(annotations.wanted().is_empty());
 }
 
 #[tokio::test]
 async fn lease_written_while_stopping_is_released() {
     let server = LeaseServer::default();
-    let config = ElectionConfig {
-        namespace: "home".to_owned(),
-        name: "lockstep".to_owned(),
-        identity: "me".to_owned(),
-        lease_duration: LEASE,
-    };
-    let (_claim, election) = start(server.client(), config, Metrics::new());
+    let (_claim, election) = start(server.client(), config(), LeaseAnnotations::default(), Metrics::new());
     server.arrived.notified().await;
     assert_eq!(server.holder(), "me");
     let answers = async {

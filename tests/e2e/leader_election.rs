@@ -98,6 +98,11 @@ impl Setup {
     async fn lease(&self) -> Value {
         self.cluster.get(&self.lease_path()).await.expect("the Lease")
     }
+
+    async fn wait_lease(&self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
+        eventually(&format!("the Lease: {what}"), || async { Some(self.lease().await).filter(&matches) })
+            .await
+    }
 }
 
 #[tokio::test]
@@ -204,6 +209,38 @@ async fn deleted_lease_is_recreated_by_its_holder() {
     setup.wait_companion("red").await;
     assert_eq!(setup.replicas[leader].metric("lockstep_leader"), 1.0);
     assert_eq!(setup.replicas[1 - leader].metric("lockstep_leader"), 0.0);
+}
+
+#[tokio::test]
+async fn annotations_and_labels_of_others_on_the_lease_survive_renewals_takeover_and_release() {
+    let mut setup = Setup::with_replicas("annotated", 2).await;
+    let leader = setup.wait_leader(&[0, 1]).await;
+    let theirs = json!({"metadata": {"annotations": {"a.test/note": "x"}, "labels": {"team": "y"}}});
+    let annotated = setup.cluster.merge(&setup.lease_path(), &theirs).await;
+    let assert_kept = |lease: &Value| {
+        for field in ["annotations", "labels"] {
+            assert_eq!(lease["metadata"][field], theirs["metadata"][field], "{lease}");
+        }
+    };
+    let mut lease = annotated.clone();
+    for _ in 0..2 {
+        let before = lease["spec"]["renewTime"].clone();
+        lease = setup.wait_lease("it is renewed", |lease| lease["spec"]["renewTime"] != before).await;
+        assert_kept(&lease);
+    }
+    for field in ["holderIdentity", "leaseTransitions", "acquireTime"] {
+        assert_eq!(lease["spec"][field], annotated["spec"][field]);
+    }
+    let log = setup.replicas[leader].log();
+    assert!(!log.contains("stops writing") && !log.contains("not renewed in time"), "{log}");
+
+    setup.replicas[leader].kill();
+    let held = |lease: &Value| lease["spec"]["holderIdentity"] == annotated["spec"]["holderIdentity"];
+    assert_kept(&setup.wait_lease("the standby takes over", |lease| !held(lease)).await);
+    assert!(setup.replicas[1 - leader].stop().await.success());
+    let released = setup.lease().await;
+    assert_eq!(released["spec"]["holderIdentity"], "");
+    assert_kept(&released);
 }
 
 #[tokio::test]

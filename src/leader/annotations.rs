@@ -1,0 +1,59 @@
+//! The annotations of the Lease, by which people and the leader tell something to every replica.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::watch;
+
+/// The annotations as this replica last observed them, and what the leader wants to write to them.
+///
+/// A standby observes them about every second, the leader when it renews the Lease or writes them.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseAnnotations {
+    observed: watch::Sender<BTreeMap<String, String>>,
+    /// Changes for the leader's next write; `None` removes an annotation.
+    wanted: watch::Sender<Changes>,
+}
+
+pub(super) type Changes = BTreeMap<String, Option<String>>;
+
+impl LeaseAnnotations {
+    /// All annotations of the Lease; empty until it has been read.
+    #[must_use]
+    pub fn observed(&self) -> watch::Receiver<BTreeMap<String, String>> {
+        self.observed.subscribe()
+    }
+
+    /// Sets an annotation, or removes it with `None`, in a write that the leader sends at once. A replica that is not
+    /// the leader writes nothing, and forgets the change when it reads the Lease of another.
+    pub fn set(&self, key: &str, value: Option<String>) {
+        self.wanted.send_modify(|wanted| drop(wanted.insert(key.to_owned(), value)));
+    }
+
+    pub(super) fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
+        self.observed.send_if_modified(|known| {
+            let changed = annotations.map_or(!known.is_empty(), |found| found != known);
+            if changed {
+                *known = annotations.cloned().unwrap_or_default();
+            }
+            changed
+        });
+    }
+
+    /// The changes to write.
+    pub(super) fn wanted(&self) -> Changes {
+        self.wanted.borrow().clone()
+    }
+
+    /// Wakes up when there is something to write.
+    pub(super) fn wakes(&self) -> watch::Receiver<Changes> {
+        self.wanted.subscribe()
+    }
+
+    /// Forgets these changes, unless they were replaced by others meanwhile.
+    pub(super) fn done(&self, changes: &Changes) {
+        self.wanted.send_if_modified(|wanted| {
+            wanted.retain(|key, value| changes.get(key) != Some(value));
+            false
+        });
+    }
+}
