@@ -9,6 +9,9 @@ use crate::{
     policy::{self, Policy, pattern::Patterns},
 };
 
+/// How many keys of each map an update removes at most. An object may have thousands; the next update removes more.
+const MAX_REMOVABLE_KEYS: usize = 200;
+
 /// The labels and annotations that a companion must have. Other people may add their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marks {
@@ -72,10 +75,12 @@ impl Marks {
 
     #[must_use]
     pub fn removable_keys(&self, keys: &Keys) -> RemovableKeys {
+        let first =
+            |keys: &mut dyn Iterator<Item = &String>| keys.take(MAX_REMOVABLE_KEYS).cloned().collect();
         let always = [&keys.source, &keys.source_uid, &keys.source_checksum, &keys.protect];
         RemovableKeys {
-            labels: self.labels.keys().filter(|key| **key != keys.companion).cloned().collect(),
-            annotations: self.annotations.keys().filter(|key| !always.contains(key)).cloned().collect(),
+            labels: first(&mut self.labels.keys().filter(|key| **key != keys.companion)),
+            annotations: first(&mut self.annotations.keys().filter(|key| !always.contains(key))),
         }
     }
 }

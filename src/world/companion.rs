@@ -5,6 +5,7 @@ use crate::{
     keys::Keys,
     marks::{self, Marks, RemovableKeys},
     object::{Kind, Object, ObjectKey, OwnerReference},
+    policy, text,
 };
 
 /// What is kept of a companion: its identity and digests of its content and marks, never the content.
@@ -73,7 +74,8 @@ impl ObservedCompanion {
             owned_by_source: false,
             controller_uid: meta.controller().map(|owner| owner.uid.clone()),
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
-            type_: content.type_,
+            // One byte more than a source's type may have: a longer one never equals it.
+            type_: content.type_.map(|type_| text::prefix(&type_, policy::MAX_TYPE_BYTES + 1).to_owned()),
             immutable: content.immutable,
             finalizers: !meta.finalizers.is_empty(),
             terminating: meta.is_terminating(),
