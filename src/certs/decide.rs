@@ -59,7 +59,8 @@ pub struct Actions {
     /// A change of the Secret needs a CA that could not be generated.
     pub failure: Option<Error>,
     pub leaf: Option<LeafRequest>,
-    /// Both webhook configurations exist and trust the CA that signs.
+    /// Every webhook configuration that exists trusts the CA that signs. One that is missing is never waited for: no
+    /// pod would get ready, and a rollout would hang.
     pub is_published: bool,
     /// How long to wait for the next decision if nothing happens before.
     pub check_after: Duration,
@@ -130,8 +131,7 @@ pub fn decide(
     actions.change_secret(settings, &snapshot.secret, leaf, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
     let published = &actions.memory.published;
-    actions.is_published = configurations().count() == snapshot.configurations.len()
-        && published.contains(&cas.current.certificate) == Some(true);
+    actions.is_published = published.contains(&cas.current.certificate) == Some(true);
     let names = names(configurations(), &settings.namespace);
     match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
         Due::Now(reason) => actions.leaf = Some(LeafRequest { reason, ca: cas.current.clone(), names }),

@@ -139,7 +139,7 @@ impl CertificateTask {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
         };
-        self.warn_of_absence(&snapshot);
+        self.report_absence(&snapshot);
         let actions = decide(&self.settings, &snapshot, &self.memory, self.leaf.as_ref(), now);
         self.memory = actions.memory;
         if let Some(error) = actions.failure {
@@ -173,15 +173,19 @@ impl CertificateTask {
         (actions.writes, wait)
     }
 
-    fn warn_of_absence(&mut self, snapshot: &Snapshot) {
+    fn report_absence(&mut self, snapshot: &Snapshot) {
         for (n, observed) in snapshot.configurations.iter().enumerate() {
-            let text =
-                format!("there is no {} {}", WebhookKind::ALL[n].as_str(), self.settings.keys.instance);
+            let kind = WebhookKind::ALL[n];
+            if !observed.is_unknown() {
+                self.metrics.webhook_configuration_missing(kind.as_str(), observed.present().is_none());
+            }
+            let text = format!("there is no {} {}", kind.as_str(), self.settings.keys.instance);
             match observed {
                 Observed::Unknown => {}
                 Observed::Present(_) => self.absences[n].resolved(),
                 Observed::Absent if self.absences[n].is_new(&text) => tracing::warn!(
-                    "{text}, so the API server does not call the guard: run lockstep manifests | kubectl apply -f -"
+                    "{text}, so the API server {}: run lockstep manifests | kubectl apply -f -",
+                    kind.without_it()
                 ),
                 Observed::Absent => {}
             }

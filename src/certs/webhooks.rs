@@ -34,6 +34,15 @@ impl WebhookKind {
         }
     }
 
+    /// What the API server does without it.
+    #[must_use]
+    pub const fn without_it(self) -> &'static str {
+        match self {
+            Self::Validating => "lets everybody write companions, and sources without a review",
+            Self::Mutating => "adds no defaults to sources",
+        }
+    }
+
     /// The path of its collection.
     #[must_use]
     pub const fn path(self) -> &'static str {

@@ -45,6 +45,7 @@ pub struct Metrics {
     certificate_expiry: Family<CertificateLabel, Gauge>,
     certificate_rotations: Family<CertificateLabel, Counter>,
     pub bundle_writes: Counter,
+    webhook_configuration_missing: Family<KindLabel, Gauge>,
 }
 
 /// How an admission review ended.
@@ -106,6 +107,11 @@ struct CertificateLabel {
     certificate: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -161,6 +167,11 @@ impl Metrics {
             certificate_expiry: add(r, "certificate_expiry_timestamp_seconds", "When a certificate expires"),
             certificate_rotations: add(r, "certificate_rotations", "Certificates replaced by this replica"),
             bundle_writes: add(r, "bundle_writes", "Writes of the CA to webhook configurations"),
+            webhook_configuration_missing: add(
+                r,
+                "webhook_configuration_missing",
+                "1 while a webhook configuration does not exist",
+            ),
             registry: Arc::new(registry),
         };
         // Series with known labels start at zero, so that `increase()` sees the first count.
@@ -229,6 +240,10 @@ impl Metrics {
 
     pub fn certificate_rotated(&self, role: Role) {
         self.certificate_rotations.get_or_create(&role.into()).inc();
+    }
+
+    pub fn webhook_configuration_missing(&self, kind: &'static str, missing: bool) {
+        self.webhook_configuration_missing.get_or_create(&KindLabel { kind }).set(missing.into());
     }
 
     /// The response body of `/metrics`.

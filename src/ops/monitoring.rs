@@ -29,6 +29,7 @@ fn every_series() -> String {
         metrics.certificate_expiry(role, 1);
         metrics.certificate_rotated(role);
     }
+    metrics.webhook_configuration_missing("ValidatingWebhookConfiguration", true);
     metrics.render()
 }
 

@@ -116,9 +116,18 @@ impl Fixture {
     }
 
     async fn configuration(&self, kind: &str) {
-        let webhook = |name: &str, client: Value| {
+        let url = json!({"url": format!("https://{HOST}:8443/x")});
+        let service = json!({"service": {"name": "lockstep", "namespace": NAMESPACE, "path": "/"}});
+        let webhooks = [("companions", service), ("sources", url)]
+            .map(|(name, client)| (format!("{name}.{}", self.instance), client));
+        self.configuration_with(kind, &webhooks).await;
+    }
+
+    /// Creates a configuration with webhooks of these names, which call these hosts.
+    async fn configuration_with(&self, kind: &str, webhooks: &[(String, Value)]) {
+        let webhook = |(name, client): &(String, Value)| {
             json!({
-                "name": format!("{name}.{}", self.cluster.domain()),
+                "name": name,
                 "clientConfig": client,
                 "admissionReviewVersions": ["v1"],
                 "sideEffects": "None",
@@ -128,27 +137,25 @@ impl Fixture {
                 "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
             })
         };
-        let webhooks = [
-            webhook("service", json!({"service": {"name": "lockstep", "namespace": NAMESPACE, "path": "/"}})),
-            webhook("url", json!({"url": format!("https://{HOST}:8443/x")})),
-        ];
+        let webhooks: Vec<Value> = webhooks.iter().map(webhook).collect();
         let body = json!({"metadata": {"name": self.instance}, "webhooks": webhooks});
         self.cluster.post(&Self::collection(kind), &body).await;
     }
 
     /// The caBundle of every webhook of both configurations.
     async fn bundles(&self) -> Vec<Vec<Certificate>> {
-        let mut bundles = Vec::new();
-        for kind in ["Validating", "Mutating"] {
-            let object = self.cluster.get(&self.configuration_path(kind)).await.expect("a configuration");
-            for webhook in object["webhooks"].as_array().expect("webhooks") {
-                let bundle =
-                    serde_json::from_value::<Option<ByteString>>(webhook["clientConfig"]["caBundle"].clone());
-                let pem = bundle.expect("a bundle").unwrap_or_default();
-                bundles.push(Certificate::parse_all(&pem.0).expect("certificates"));
-            }
-        }
-        bundles
+        [self.bundles_of("Validating").await, self.bundles_of("Mutating").await].concat()
+    }
+
+    /// The caBundle of every webhook of one configuration.
+    async fn bundles_of(&self, kind: &str) -> Vec<Vec<Certificate>> {
+        let object = self.cluster.get(&self.configuration_path(kind)).await.expect("a configuration");
+        let bundle = |webhook: &Value| {
+            let bundle =
+                serde_json::from_value::<Option<ByteString>>(webhook["clientConfig"]["caBundle"].clone());
+            Certificate::parse_all(&bundle.expect("a bundle").unwrap_or_default().0).expect("certificates")
+        };
+        object["webhooks"].as_array().expect("webhooks").iter().map(bundle).collect()
     }
 
     /// The caBundle of all webhooks; none if they differ.
@@ -425,20 +432,43 @@ async fn removed_or_replaced_ca_bundle_is_restored_within_seconds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn webhook_configurations_created_later_get_the_ca_and_their_hosts_get_into_the_leaf() {
     let fixture = Fixture::bare("later").await;
-    let replica = fixture.replica(LONG).await;
+    // The API server calls no guard: there is nothing to wait for.
+    let replica = fixture.ready_replica(LONG).await;
     let ca = eventually("a CA", || fixture.current()).await;
-    eventually("a certificate", || async { replica.handshake(from_ref(&ca), "localhost").await.ok() }).await;
-    assert_eq!(replica.readiness.unmet(), [Condition::Bundle]);
+    assert_eq!(replica.handshake(from_ref(&ca), "localhost").await, Ok(()));
     assert!(replica.handshake(from_ref(&ca), HOST).await.is_err());
     fixture.configuration("Validating").await;
     eventually("the host is a name of the leaf", || async {
         replica.handshake(from_ref(&ca), HOST).await.ok()
     })
     .await;
-    assert_eq!(replica.readiness.unmet(), [Condition::Bundle]);
     fixture.configuration("Mutating").await;
-    replica.wait_ready().await;
     assert_eq!(fixture.settled().await, ca);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn new_replica_gets_ready_while_one_webhook_configuration_is_missing() {
+    let missing =
+        |kind: &str| format!("lockstep_webhook_configuration_missing{{kind=\"{kind}WebhookConfiguration\"}}");
+    for (kind, other) in [("Mutating", "Validating"), ("Validating", "Mutating")] {
+        let fixture = Fixture::new(&format!("only{}", other.to_lowercase())).await;
+        let former = fixture.ready_replica(LONG).await;
+        let ca = fixture.settled().await;
+        fixture.cluster.delete(&fixture.configuration_path(kind)).await;
+        let replica = fixture.ready_replica(LONG).await;
+        assert_eq!(replica.handshake(&[ca], HOST).await, Ok(()));
+        for replica in [&former, &replica] {
+            eventually("the metric names the one that is missing", || async {
+                (replica.metric(&missing(kind)) == 1.0).then_some(())
+            })
+            .await;
+            assert_eq!(replica.metric(&missing(other)), 0.0);
+        }
+        fixture.configuration(kind).await;
+        fixture.settled().await;
+        eventually("the metric follows", || async { (replica.metric(&missing(kind)) == 0.0).then_some(()) })
+            .await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,15 +48,22 @@ async fn readiness_and_metrics_follow_the_leaf() {
         assert!(metrics.contains(&line), "{line} in\n{metrics}");
     }
 
-    // One configuration is not enough to be ready.
-    let trusting = Observed::Present(Arc::new(configuration("1", &[(service(), Some(&cas.bundle()))])));
-    senders.configurations[0].send_replace(trusting.clone());
+    // A configuration that exists must trust the CA; one that is missing is a warning.
+    let observed = |bundle| Observed::Present(Arc::new(configuration("1", &[(service(), bundle)])));
+    senders.configurations[0].send_replace(observed(None));
+    reconcile(&mut task, 4_000);
+    assert_eq!(readiness.unmet(), [Condition::Bundle], "the other one may exist");
     senders.configurations[1].send_replace(Observed::Absent);
     reconcile(&mut task, 4_000);
     assert_eq!(readiness.unmet(), [Condition::Bundle]);
-    senders.configurations[1].send_replace(trusting);
+    senders.configurations[0].send_replace(observed(Some(&cas.bundle())));
     reconcile(&mut task, 4_000);
     assert!(readiness.unmet().is_empty());
+    let metrics = task.metrics.render();
+    for (kind, value) in [("Validating", 0), ("Mutating", 1)] {
+        let line = format!("webhook_configuration_missing{{kind=\"{kind}WebhookConfiguration\"}} {value}");
+        assert!(metrics.contains(&line), "{line} in\n{metrics}");
+    }
 
     // The CA has expired and there is no other yet, so no valid leaf can be issued.
     reconcile(&mut task, 24_000);
