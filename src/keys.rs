@@ -85,6 +85,13 @@ impl Keys {
             || self.source_annotations().iter().any(|key| meta.annotations.contains_key(*key))
     }
 
+    /// Whether the webhook for new objects is called for this name, and so keeps it free for a companion that was
+    /// deleted. It cannot be called for every name.
+    #[must_use]
+    pub fn is_kept_free(&self, name: &str) -> bool {
+        name.ends_with(&self.suffix)
+    }
+
     /// The annotations that name the source of a companion.
     #[must_use]
     pub fn source_annotations(&self) -> [&str; 2] {

@@ -14,7 +14,7 @@ pub enum Denial {
     Edit { at: ObjectKey, of: ObjectKey },
     /// A companion would lose its label.
     Strip { at: ObjectKey, of: ObjectKey },
-    /// A companion whose source sets `protect: all` would be deleted.
+    /// A companion would be deleted whose source sets `protect: all`, or `edits` if no webhook keeps its name free.
     Delete { at: ObjectKey, of: ObjectKey },
     /// Somebody other than Lockstep would set a companion's label or annotations.
     Forged { at: ObjectKey },
@@ -69,7 +69,11 @@ impl Denial {
             Self::Edit { at, of } => render(messages::EDIT, at, Some(of)),
             Self::Strip { at, of } => render(messages::STRIP, at, Some(of)),
             Self::Delete { at, of } => {
-                render(messages::DELETE, at, Some(of)) + &render(messages::OR_ALLOW_DELETES, at, Some(of))
+                let allow = match keys.is_kept_free(&at.name) {
+                    true => messages::OR_ALLOW_DELETES,
+                    false => messages::OR_RENAME,
+                };
+                render(messages::DELETE, at, Some(of)) + &render(allow, at, Some(of))
             }
             Self::Forged { at } => render(messages::FORGED, at, None),
             Self::Squatting { at, of } => render(messages::SQUATTING, at, Some(of)),

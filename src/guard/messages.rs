@@ -24,9 +24,14 @@ pub const FORGED: &str = "{kind} {namespace}/{name} carries the companion label 
 pub const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}; only Lockstep may remove its label {companion}. \
     To stop mirroring, unlabel the source: kubectl label {kind} {source name} -n {source namespace} {managed}-";
 
-/// The guard appends this to [`DELETE`]; the policy does not.
+/// The guard appends one of the next two to [`DELETE`]; the policy does not.
 pub const OR_ALLOW_DELETES: &str = "; to allow deletes: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {protect}=edits";
+
+/// For a name that does not end with the suffix.
+pub const OR_RENAME: &str = "; to allow deletes, let its name end with {suffix}, \
+    because nothing keeps other names free until Lockstep creates it again: \
+    kubectl annotate {kind} {source name} -n {source namespace} {companion-name}-";
 
 /// [`Denial::Squatting`](super::denial::Denial::Squatting)
 pub const SQUATTING: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
@@ -50,6 +55,7 @@ pub fn render(template: &str, keys: &Keys, at: &ObjectKey, source: Option<&str>)
         ("{companion}", &keys.companion),
         ("{companion-name}", &keys.companion_name),
         ("{protect}", &keys.protect),
+        ("{suffix}", &keys.suffix),
     ];
     substitute(template, &pairs)
 }

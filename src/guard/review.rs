@@ -155,10 +155,13 @@ impl<'a> Case<'a> {
         if world.namespaces().is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
             return Ok(Verdict::ALLOWED);
         }
+        let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
         match self.protection(world, old, &source) {
-            Protect::All => Err(Denial::Delete { at: self.key.clone(), of: source }),
+            Protect::All => denied(),
             // Without its source, the companion is not created again.
             _ if world.source(&source).is_none() => Ok(Verdict::ALLOWED),
+            // A delete and a create would get around the protection from edits: the new object keeps the name.
+            Protect::Edits if !self.keys().is_kept_free(&self.key.name) => denied(),
             Protect::Edits | Protect::None => Ok(Verdict::Allow {
                 warnings: vec![format!(
                     "{} is a companion: Lockstep creates it again for as long as {source} wants it",

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually},
+    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually, output},
     kubectl_commands::{Subject, assert_refused},
-    users::User,
+    users::{User, manifest},
 };
 
 /// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in
@@ -154,6 +154,49 @@ async fn delete_of_companion_is_refused_with_protect_all() {
         scene.alice.kubectl(&line).output().expect("kubectl").status.success().then_some(())
     })
     .await;
+}
+
+/// No webhook sees the new object, because its name does not end with the suffix.
+#[tokio::test]
+async fn delete_and_create_does_not_replace_a_companion_whose_name_lacks_the_suffix() {
+    let cluster = Cluster::new("replace").await;
+    let (home, away, alice) = cluster.alice().await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    let source = cluster.source(&home, "colors").annotate("companion-name", "palette");
+    source.annotate("target-namespaces", &format!("{away},.")).annotate("protect", "edits").create().await;
+    let companion = cluster.wait_data(&away, "palette", json!({"sky": "blue"})).await;
+    let theirs = manifest("ConfigMap", &json!({"name": "palette"}), &json!({"data": {"sky": "theirs"}}));
+    for _ in 0..20 {
+        let deleted = alice.kubectl(&format!("delete cm palette -n {away} --wait=false")).output().unwrap();
+        let created = output(&mut alice.kubectl(&format!("create -f - -n {away}")), &theirs);
+        assert!(!created.status.success(), "the companion was replaced: {deleted:?}");
+    }
+    let text = format!(
+        "configmap {away}/palette is a companion, kept by Lockstep for as long as {home}/colors wants it. \
+         To remove it, delete the source or stop mirroring it: kubectl label configmap colors -n {home} {}-; \
+         to allow deletes, let its name end with -synced, because nothing keeps other names free until Lockstep \
+         creates it again: kubectl annotate configmap colors -n {home} {}-\n",
+        cluster.key("managed"),
+        cluster.key("companion-name"),
+    );
+    for line in ["delete cm palette", "delete cm --field-selector metadata.name=palette"] {
+        assert_refused(line, &alice.fails(&format!("{line} -n {away}")), &text);
+    }
+    let line = format!("replace --force -f - -n {away}");
+    assert_refused(&line, &alice.fails_with(&line, &theirs), "is a companion");
+    let after = cluster.configmap(&away, "palette").await.unwrap();
+    assert_eq!(after["metadata"]["uid"], companion["metadata"]["uid"], "untouched");
+
+    // Its own default name is guarded, so the command of the message allows deletes.
+    alice.succeeds(&format!("annotate configmap colors -n {home} {}-", cluster.key("companion-name")));
+    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+    let theirs = theirs.replace("palette", "colors-synced");
+    for _ in 0..20 {
+        alice.kubectl(&format!("delete cm colors-synced -n {away} --wait=false")).output().unwrap();
+        let created = output(&mut alice.kubectl(&format!("create -f - -n {away}")), &theirs);
+        assert!(!created.status.success(), "the companion was replaced");
+    }
+    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Cluster, configmap};
+use crate::harness::{Cluster, configmap, eventually};
 
 #[tokio::test]
 async fn locksteps_own_namespace_has_neither_sources_nor_targets() {
@@ -96,6 +96,45 @@ async fn patterns_and_adopt_do_not_reach_kube_namespaces_or_locksteps_own() {
         cluster.wait_data(&kube, name, json!({"sky": "blue"})).await;
     }
     assert_eq!(cluster.configmap(&own, "vital").await.unwrap()["data"], theirs["data"]);
+}
+
+/// The rights of a source's author are not checked again, so the owner of a new namespace decides.
+#[tokio::test]
+async fn namespace_made_anew_with_exclude_or_without_accept_from_gets_no_companion() {
+    let Some(cluster) = Cluster::audited("anew").await else { return };
+    let (home, excluded) = (cluster.namespace("home").await, cluster.ns("excluded"));
+    let accept = json!({cluster.key("accept-from"): home});
+    let _lockstep = cluster.start_mirror_with(&["--exclude-namespaces", &excluded]).await;
+    cluster.namespace("plain").await;
+    cluster.namespace("open").await;
+    cluster.namespace_with("excluded", json!({}), accept).await;
+    let names = ["plain", "open", "excluded"];
+    let targets = names.map(|name| cluster.ns(name)).join(",");
+    cluster.source(&home, "colors").annotate("target-namespaces", &targets).create().await;
+    for name in names {
+        cluster.wait_data(&cluster.ns(name), "colors-synced", json!({"sky": "blue"})).await;
+        let path = format!("/api/v1/namespaces/{}", cluster.ns(name));
+        cluster.delete(&path).await;
+        cluster.wait_gone(&path).await;
+    }
+    // `open` is made last: once it has its companion, the others have been seen.
+    cluster.namespace_with("plain", json!({cluster.key("exclude"): "true"}), json!({})).await;
+    let elsewhere = json!({cluster.key("accept-from"): "elsewhere"});
+    cluster.namespace_with("excluded", json!({}), elsewhere).await;
+    cluster.namespace("open").await;
+    cluster.wait_data(&cluster.ns("open"), "colors-synced", json!({"sky": "blue"})).await;
+    let created = |name: &str| {
+        let audit = cluster.audit(&cluster.ns(name)).into_iter();
+        audit.filter(|(verb, _, code)| verb == "create" && *code == 201).count()
+    };
+    eventually("both companions of open are in the audit log", || async {
+        (created("open") == 2).then_some(())
+    })
+    .await;
+    for name in ["plain", "excluded"] {
+        assert!(cluster.configmap(&cluster.ns(name), "colors-synced").await.is_none(), "{name}");
+        assert_eq!(created(name), 1, "not even for a moment: {name}");
+    }
 }
 
 #[tokio::test]

@@ -336,6 +336,29 @@ fn delete_of_companion_is_denied_with_protect_all() {
     );
 }
 
+/// The webhook for new objects is not called for such a name, so a new object could take it.
+#[test]
+fn delete_of_companion_whose_name_lacks_the_suffix_is_denied_unless_protect_is_none() {
+    for (protect, expected) in [("edits", "delete"), ("all", "delete"), ("none", "allowed")] {
+        let named = colors().annotate("companion-name", "palette").annotate("protect", protect);
+        let mut cluster = mirrored(named);
+        let verdict = delete(&cluster, "away", "palette");
+        assert_eq!(denied(&verdict), expected, "{protect}");
+        if expected == "delete" {
+            let text = message(&verdict);
+            assert!(
+                text.ends_with("kubectl annotate configmap colors -n home workshop.io/companion-name-"),
+                "{text}"
+            );
+        }
+        // Without its source it is not created again.
+        let old = find(&cluster, "away", "palette");
+        cluster.delete(&configmap("home", "colors"));
+        let orphan = judge(&cluster, &by_alice("away", Operation::Delete { old }));
+        assert_eq!(denied(&orphan), if protect == "all" { "delete" } else { "allowed" }, "{protect}");
+    }
+}
+
 #[test]
 fn protection_comes_from_the_source_not_from_the_companion() {
     let cluster = mirrored(colors().annotate("protect", "all"));

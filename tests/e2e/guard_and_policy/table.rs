@@ -120,7 +120,8 @@ struct Table {
 impl Table {
     fn add(&mut self, user: &User, kind: &'static str, object: &Object, requests: Vec<Request>) {
         for request in requests {
-            let suffixed = object.id.starts_with("companion") || object.id.ends_with("with-suffix");
+            let suffixed = (object.id.starts_with("companion") && object.class != OTHER_NAME)
+                || object.id.ends_with("with-suffix");
             let name = match &object.overlay["metadata"]["name"] {
                 Value::String(name) => name.clone(),
                 _ if suffixed => format!("row-{}-synced", self.rows.len()),
@@ -207,6 +208,9 @@ pub fn type_of(kind: &str) -> &'static str {
     if kind == "secret" { "Secret" } else { "ConfigMap" }
 }
 
+/// The class of companions whose name does not end with the suffix.
+const OTHER_NAME: &str = "companion-with-other-name";
+
 fn object(class: &str, id: &str, overlay: Value) -> Object {
     Object { class: class.to_owned(), id: id.to_owned(), namespace: "home", state: State::Present, overlay }
 }
@@ -240,6 +244,7 @@ fn other_objects() -> Vec<Object> {
         protect_edits("companion-labelled-as-source", merged(&[edits(), managed()])),
         protect_edits("companion-protect-edits-of-absent-source", marks("absent", "edits")),
         Object { namespace: "away", ..protect_edits("companion-in-other-namespace", edits()) },
+        object(OTHER_NAME, "companion-with-other-name", edits()),
         object("companion-protect-all", "companion-protect-all-of-absent-source", marks("absent", "all")),
         object("companion-protect-none", "companion-protect-none-of-absent-source", marks("absent", "none")),
         object("companion-with-outdated-protect-none", "companion-outdated-none", marks("all", "none")),
