@@ -313,7 +313,8 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
 }
 
 /// The most serious difference between a companion and what its source wants; `None` when there is none.
-fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
+#[must_use]
+pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
     let owners = marks::owners_digest(&marks::expected_owners(&source.key, &source.uid, &at.namespace));
     if found.content != desired.content {
@@ -376,6 +377,12 @@ impl Action {
         }
     }
 
+    /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
+    #[must_use]
+    pub const fn may_heal(&self) -> bool {
+        self.is_heal() || matches!(self, Self::Create { .. })
+    }
+
     /// The field manager, other than ours, that last wrote the object.
     #[must_use]
     pub fn other_manager(&self) -> Option<&str> {
@@ -432,6 +439,19 @@ impl Heal {
             Self::Marks => "marks",
             Self::Owner => "owner",
             Self::Finalizer => "finalizer",
+        }
+    }
+
+    /// The part of a companion that differs, as a message calls it.
+    const fn of_object(self) -> &'static str {
+        match self {
+            Self::Deleted | Self::Content => "its data",
+            Self::Type => "its type",
+            Self::Immutable => "`immutable`",
+            Self::Label => "Lockstep's companion label",
+            Self::Marks => "Lockstep's annotations or copied labels",
+            Self::Owner => "its ownerReferences",
+            Self::Finalizer => "its finalizers",
         }
     }
 }

@@ -11,7 +11,8 @@ use crate::{
     keys::Keys,
     object::ObjectKey,
     plan::{
-        Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, plan_companion,
+        Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, first_difference,
+        plan_companion,
     },
     world::{Effect, ObservedCompanion, SharedWorld, Source},
 };
@@ -218,9 +219,18 @@ impl<A: CompanionApi> Applier<A> {
             Action::Delete { .. } => return Ok(Next::Done(None)),
         };
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
+        let stored = written.companion();
+        let difference = first_difference(source, at, stored).filter(|_| !stored.terminating);
         let effect = self.world.write(|world| world.companion_written(written));
         self.requeue_others(key, effect);
-        Ok(Next::Done(Some(Applied::from(reason))))
+        match difference {
+            None => Ok(Next::Done(Some(Applied::from(reason)))),
+            // The API server stored something else than it was sent. Without a pace this would never end.
+            Some(what) => {
+                let trouble = Some(Trouble::Rewritten { at: at.clone(), what });
+                Err(ApplyError::Retry { trouble, policy: RetryPolicy::Conflict, failure: None })
+            }
+        }
     }
 
     /// Enqueues the other sources that want the place. The writer's own is reconciled again only if need be.

@@ -320,7 +320,7 @@ impl<A: CompanionApi> Inner<A> {
             if delete && !deletable.contains(&at) {
                 continue;
             }
-            let heals = change.action.is_heal() && !state.retry.has_failed(&at);
+            let heals = change.action.may_heal() && !state.retry.has_failed(&at);
             match state.retry.start(&at, heals, digest, now) {
                 Permission::Now if delete => deletes.push(at),
                 Permission::Now => {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Heal;
 use crate::{object::ObjectKey, policy::Fault};
 
 /// What keeps a source from having what it asks for. Its message is the text of a Warning Event.
@@ -23,6 +24,11 @@ pub enum Trouble {
     Invalid { at: ObjectKey, detail: String },
     #[error("{at}: the API server does not allow the write: {detail}")]
     Forbidden { at: ObjectKey, detail: String },
+    #[error(
+        "{at}: an admission plugin changes {} when Lockstep writes it; exempt Lockstep's ServiceAccount, or objects with its companion label, from that plugin",
+        what.of_object()
+    )]
+    Rewritten { at: ObjectKey, what: Heal },
     #[error(
         "{manager} overwrote {at} {times} times; backing off. Remove it from that tool, or set paused on the source"
     )]
@@ -70,6 +76,7 @@ impl Trouble {
             Self::NotAccepted { .. } | Self::Excluded(_) => "NotAccepted",
             Self::Invalid { .. } => "Invalid",
             Self::Forbidden { .. } => "Forbidden",
+            Self::Rewritten { .. } => "Rewritten",
             Self::Fight { .. } => "Fight",
             Self::DeletesHeld { .. } => "DeletesHeld",
         }
@@ -85,6 +92,7 @@ impl Trouble {
             Self::Excluded(_) => "excluded",
             Self::Invalid { .. } => "invalid",
             Self::Forbidden { .. } => "forbidden",
+            Self::Rewritten { .. } => "rewritten",
             Self::Fight { .. } => "fight",
             Self::DeletesHeld { .. } => "accident",
         }

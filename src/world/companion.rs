@@ -55,6 +55,12 @@ pub struct ObservedCompanion {
 }
 
 impl ObservedCompanion {
+    /// The object, not yet attributed to a source by its UID.
+    #[must_use]
+    pub const fn companion(&self) -> &Companion {
+        &self.companion
+    }
+
     #[must_use]
     pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
         let (meta, content) = Content::split(object);

@@ -19,6 +19,7 @@ mod leader_election;
 mod least_privilege;
 mod manifests;
 mod mirroring;
+mod other_admission;
 mod policy;
 mod privilege_escalation;
 mod protected_namespaces;

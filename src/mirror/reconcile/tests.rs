@@ -387,3 +387,22 @@ async fn companions_beside_their_source_do_not_hide_an_accident_in_other_namespa
     let held = lock(&fixture.reconciler.0.brake).is_holding(Instant::now());
     assert!(held, "all companions in other namespaces would be deleted");
 }
+
+#[tokio::test]
+async fn create_that_turns_out_to_be_a_heal_backs_off() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let key = cluster.put(colors("blue", "away"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    let at = configmap("away", "colors-synced");
+    let mut healed = 0;
+    for _ in 0..10 {
+        // The world does not know that there was a companion: the plan is to create a new one.
+        fixture.cluster.edit(&at, |object| object.metadata.labels.clear());
+        fixture.cluster.restart();
+        fixture.enqueue(&key);
+        fixture.settle().await;
+        healed += usize::from(fixture.cluster.companion(&at).is_some());
+    }
+    assert!((1..10).contains(&healed), "{healed} heals without a delay");
+}
