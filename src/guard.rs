@@ -3,7 +3,7 @@
 //! | file | job |
 //! | --- | --- |
 //! | [`http`] | the routes; runs a review within its limits |
-//! | [`body_budget`], [`log_rate_limit`] | bound the memory of request bodies, and log lines |
+//! | [`body_budget`], [`fair_semaphore`], [`log_rate_limit`] | bound memory, calls and log lines, fairly between callers |
 //! | [`wire`], [`request`] | AdmissionReview JSON to a request, and the answer back |
 //! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
 //! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
@@ -13,6 +13,7 @@ pub mod access;
 pub mod body_budget;
 pub mod defaulting;
 pub mod denial;
+pub mod fair_semaphore;
 pub mod http;
 pub mod log_rate_limit;
 pub mod messages;

@@ -1,10 +1,21 @@
 //! ConfigMaps, Secrets and Namespaces as the API server sends them: one type for both kinds, with the fields we use.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
 
 use crate::names;
+
+/// The most that etcd stores for one object.
+const MAX_STORED_BYTES: usize = 3 << 19;
+/// The smallest owner reference, entry of managedFields and finalizer that the API server accepts take this many bytes
+/// in etcd. Lists are bounded by what fits: `{}` in JSON is much shorter than it is in memory.
+const MIN_OWNER_BYTES: usize = 15;
+const MIN_MANAGED_FIELDS_BYTES: usize = 18;
+const MIN_FINALIZER_BYTES: usize = 5;
 
 /// The kinds that can be mirrored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,9 +37,9 @@ pub struct ObjectKey {
 #[serde(rename_all = "camelCase")]
 pub struct Object {
     pub metadata: Meta,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_texts")]
     pub data: Option<BTreeMap<String, String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_texts")]
     pub binary_data: Option<BTreeMap<String, String>>,
     #[serde(default, rename = "type")]
     pub type_: Option<String>,
@@ -44,11 +55,17 @@ pub struct Meta {
     pub namespace: String,
     pub uid: String,
     pub resource_version: String,
+    #[serde(deserialize_with = "texts")]
     pub labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "texts")]
     pub annotations: BTreeMap<String, String>,
+    #[serde(deserialize_with = "list::<_, _, MIN_OWNER_BYTES>")]
     pub owner_references: Vec<OwnerReference>,
+    #[serde(deserialize_with = "list::<_, _, MIN_FINALIZER_BYTES>")]
     pub finalizers: Vec<String>,
+    pub creation_timestamp: Option<String>,
     pub deletion_timestamp: Option<String>,
+    #[serde(deserialize_with = "list::<_, _, MIN_MANAGED_FIELDS_BYTES>")]
     pub managed_fields: Vec<ManagedFields>,
 }
 
@@ -76,6 +93,75 @@ pub struct ManagedFields {
 #[derive(Clone, Deserialize)]
 pub struct NamespaceObject {
     pub metadata: Meta,
+}
+
+type Texts = BTreeMap<String, String>;
+
+/// A map of texts. The API server sends null for a value of a Secret or of `binaryData` that was written as null, and
+/// stores it as an empty text.
+fn optional_texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
+    struct TextsVisitor;
+
+    impl<'de> Visitor<'de> for TextsVisitor {
+        type Value = Option<Texts>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of texts")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut texts = Texts::new();
+            while let Some((key, text)) = map.next_entry::<_, Option<String>>()? {
+                texts.insert(key, text.unwrap_or_default());
+            }
+            Ok(Some(texts))
+        }
+    }
+
+    deserializer.deserialize_any(TextsVisitor)
+}
+
+fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Texts, D::Error> {
+    Ok(optional_texts(deserializer)?.unwrap_or_default())
+}
+
+/// A list with no more elements than an object in etcd can have; null is an empty list.
+fn list<'de, D, T, const MIN_BYTES: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct ListVisitor<T, const MIN_BYTES: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const MIN_BYTES: usize> Visitor<'de> for ListVisitor<T, MIN_BYTES> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut list = Vec::new();
+            while list.len() < MAX_STORED_BYTES / MIN_BYTES {
+                let Some(element) = seq.next_element()? else { return Ok(list) };
+                list.push(element);
+            }
+            match seq.next_element::<IgnoredAny>()? {
+                None => Ok(list),
+                Some(_) => Err(A::Error::custom("too many elements")),
+            }
+        }
+    }
+
+    deserializer.deserialize_any(ListVisitor::<T, MIN_BYTES>(PhantomData))
 }
 
 impl Kind {

@@ -1,7 +1,11 @@
 //! An HTTP server, with TLS or without, that no peer can block: handshakes do not hold up the accept loop,
 //! everything has a timeout, and `limiter` bounds the connections.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::Router;
 use http::{HeaderValue, header::CONNECTION};
@@ -61,6 +65,18 @@ impl Default for ConnectionLimits {
             sweep_interval: Duration::from_secs(2),
             close_timeout: Duration::from_secs(5),
         }
+    }
+}
+
+/// The peer of a connection, as an extension of each of its requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    pub address: IpAddr,
+}
+
+impl Default for Peer {
+    fn default() -> Self {
+        Self { address: Ipv4Addr::UNSPECIFIED.into() }
     }
 }
 
@@ -155,7 +171,9 @@ impl Server {
         let (router, readiness, tracked) = (self.router.clone(), self.readiness.clone(), connection.clone());
         let service = tower::service_fn(move |request: http::Request<_>| {
             let (in_progress, body_in_progress) = tracked.begin_request();
-            let request = request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
+            let mut request =
+                request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
+            request.extensions_mut().insert(Peer { address: tracked.peer() });
             let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
             async move {
                 let mut answer = answer.await;

@@ -9,9 +9,9 @@ use std::{
 use futures::{StreamExt, stream};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
-use tokio::sync::Semaphore;
 
 use super::{
+    fair_semaphore::{Caller, FairSemaphore},
     request::User,
     required_access::{RequiredAccess, Verbs},
 };
@@ -46,7 +46,7 @@ pub enum AccessError {
 
 pub struct AccessChecker {
     reviews: Api<SubjectAccessReview>,
-    calls: Semaphore,
+    calls: FairSemaphore,
     /// Whether it is allowed, and when the API server said so; by user and access.
     cache: Mutex<Cache>,
     metrics: Metrics,
@@ -59,7 +59,7 @@ impl AccessChecker {
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self {
             reviews: Api::all(client),
-            calls: Semaphore::new(MAX_CONCURRENT_CALLS),
+            calls: FairSemaphore::new(MAX_CONCURRENT_CALLS),
             cache: Mutex::default(),
             metrics,
         }
@@ -67,8 +67,14 @@ impl AccessChecker {
 
     /// Whether a user has all of the required access. Access in all namespaces is checked first: it
     /// implies access in each of them.
-    pub async fn check(&self, user: &User, kind: Kind, required: &RequiredAccess) -> Result<(), AccessError> {
-        let check = UserCheck { checker: self, user, fingerprint: fingerprint(user) };
+    pub async fn check(
+        &self,
+        caller: Caller,
+        user: &User,
+        kind: Kind,
+        required: &RequiredAccess,
+    ) -> Result<(), AccessError> {
+        let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
         for (name, verbs) in &required.cluster_wide {
             check.all(accesses(kind, None, name, *verbs)).await?;
         }
@@ -101,6 +107,7 @@ impl AccessChecker {
 /// The checks for one user, whose fingerprint is computed once.
 struct UserCheck<'a> {
     checker: &'a AccessChecker,
+    caller: Caller,
     user: &'a User,
     fingerprint: Digest,
 }
@@ -137,8 +144,7 @@ impl UserCheck<'_> {
 
     async fn call(&self, access: &CompanionAccess) -> Result<bool, AccessError> {
         let unavailable = |failure: Failure| AccessError::Unavailable(failure.to_string());
-        let permit = self.checker.calls.acquire().await;
-        let _permit = permit.map_err(|_| unavailable(Failure::Unavailable("shutting down".to_owned())))?;
+        let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
         let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
         let outcome = self.checker.reviews.create(&PostParams::default(), &review).await;
         let status = outcome.map_err(|error| unavailable(error.into()))?.status.unwrap_or_default();

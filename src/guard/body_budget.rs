@@ -1,5 +1,5 @@
-//! Reads request bodies within a memory budget. When the budget is used up, the body that has been incomplete
-//! for longest is given up, so peers that send slowly cannot keep others out.
+//! Reads request bodies within a budget of bytes. When the budget is used up, the body that has been incomplete for
+//! longest is given up, so peers that send slowly cannot keep others out.
 
 use std::{
     collections::BTreeMap,
@@ -11,19 +11,14 @@ use std::{
 
 use axum::body::{Body, HttpBody};
 use futures::StreamExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A legal AdmissionReview has an old and a new object with escaped strings: it can be far larger than one
-/// object.
-pub const MAX_BODY_BYTES: usize = 32 << 20;
-/// Estimated memory of one body, parsed.
-const MAX_BODY_COST_BYTES: usize = 48 << 20;
-/// Estimated memory of all bodies together.
-const TOTAL_BUDGET_BYTES: usize = 96 << 20;
-/// The most memory that one element of a list or map takes once parsed: `{}` becomes an owner reference of
-/// four strings.
-const BYTES_PER_ELEMENT: usize = 128;
-/// The memory that one permit of the semaphore represents.
+use super::fair_semaphore::{Caller, FairSemaphore, Permits};
+
+/// The longest AdmissionReview of an API server: an old and a new object of 1.5 MiB, the limit of etcd, of which every
+/// byte is escaped as six (`\u003c`), and the user.
+pub const MAX_BODY_BYTES: usize = 20 << 20;
+/// All bodies together.
+const TOTAL_BUDGET_BYTES: usize = 32 << 20;
 const BYTES_PER_PERMIT: usize = 1 << 10;
 
 /// Why a body was not read.
@@ -31,7 +26,7 @@ const BYTES_PER_PERMIT: usize = 1 << 10;
 pub enum BodyError {
     #[error("too many requests at a time: try again")]
     Overloaded,
-    #[error("an AdmissionReview has at most {} MiB, and fewer elements than this one", MAX_BODY_BYTES >> 20)]
+    #[error("an AdmissionReview has at most {} MiB", MAX_BODY_BYTES >> 20)]
     TooLarge,
     #[error("the body is incomplete")]
     Incomplete,
@@ -43,11 +38,11 @@ pub struct ReservedBody {
     pub reservation: Reservation,
 }
 
-/// A share of the budget, until it is dropped.
-pub struct Reservation(OwnedSemaphorePermit);
+/// A share of a budget, until it is dropped.
+pub struct Reservation(Permits);
 
 pub struct BodyBudget {
-    permits: Arc<Semaphore>,
+    permits: FairSemaphore,
     /// Incomplete bodies, the oldest first. One that is removed from its slot is given up.
     incomplete: Mutex<BTreeMap<u64, Arc<Slot>>>,
     next_id: AtomicU64,
@@ -57,9 +52,10 @@ type Slot = Mutex<Option<ReservedBody>>;
 
 struct IncompleteBody<'a> {
     budget: &'a BodyBudget,
+    caller: Caller,
     id: u64,
     slot: Arc<Slot>,
-    cost: CostEstimate,
+    bytes: usize,
     reserved_permits: usize,
 }
 
@@ -72,51 +68,54 @@ impl Default for BodyBudget {
 impl BodyBudget {
     fn new(bytes: usize) -> Self {
         Self {
-            permits: Arc::new(Semaphore::new(bytes / BYTES_PER_PERMIT)),
+            permits: FairSemaphore::new(bytes / BYTES_PER_PERMIT),
             incomplete: Mutex::default(),
             next_id: AtomicU64::default(),
         }
     }
 
     /// Reads a body into memory. Its share of the budget grows with what has arrived.
-    pub async fn read(&self, body: Body) -> Result<ReservedBody, BodyError> {
+    pub async fn read(&self, caller: Caller, body: Body) -> Result<ReservedBody, BodyError> {
         if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
             return Err(BodyError::TooLarge);
         }
-        let mut incomplete = self.begin()?;
+        let mut incomplete = self.begin(caller).await;
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
-            incomplete.add(&chunk.map_err(|_| BodyError::Incomplete)?)?;
+            incomplete.add(&chunk.map_err(|_| BodyError::Incomplete)?).await?;
         }
         incomplete.slot().take().ok_or(BodyError::Overloaded)
     }
 
     #[cfg(test)]
     pub fn free_bytes(&self) -> usize {
-        self.permits.available_permits() * BYTES_PER_PERMIT
+        self.permits.free() * BYTES_PER_PERMIT
     }
 
-    fn begin(&self) -> Result<IncompleteBody<'_>, BodyError> {
+    async fn begin(&self, caller: Caller) -> IncompleteBody<'_> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let reservation = Reservation(self.reserve(id, 1)?);
+        let reservation = Reservation(self.reserve(&caller, id, 1).await);
         let slot = Arc::new(Mutex::new(Some(ReservedBody { bytes: Vec::new(), reservation })));
         self.incomplete().insert(id, slot.clone());
-        Ok(IncompleteBody { budget: self, id, slot, cost: CostEstimate::default(), reserved_permits: 1 })
+        IncompleteBody { budget: self, caller, id, slot, bytes: 0, reserved_permits: 1 }
     }
 
-    /// Reserves a share of the budget. If need be, incomplete bodies that began before this one are given up
-    /// for it.
-    fn reserve(&self, id: u64, permits: usize) -> Result<OwnedSemaphorePermit, BodyError> {
-        let permits = u32::try_from(permits).map_err(|_| BodyError::TooLarge)?;
+    /// Reserves a share of the budget. If need be, incomplete bodies that began before this one are given up for it;
+    /// complete ones are waited for.
+    async fn reserve(&self, caller: &Caller, id: u64, permits: usize) -> Permits {
         loop {
-            if let Ok(permit) = self.permits.clone().try_acquire_many_owned(permits) {
-                return Ok(permit);
+            if let Some(permits) = self.permits.try_acquire(caller.clone(), permits) {
+                return permits;
             }
-            let mut incomplete = self.incomplete();
-            let oldest = incomplete.first_entry().filter(|oldest| *oldest.key() < id);
-            let slot = oldest.ok_or(BodyError::Overloaded)?.remove();
-            drop(incomplete);
-            drop(slot.lock().unwrap_or_else(PoisonError::into_inner).take());
+            let older = {
+                let mut incomplete = self.incomplete();
+                let oldest = incomplete.first_entry().filter(|oldest| *oldest.key() < id);
+                oldest.map(|oldest| oldest.remove())
+            };
+            match older {
+                Some(slot) => drop(slot.lock().unwrap_or_else(PoisonError::into_inner).take()),
+                None => return self.permits.acquire(caller.clone(), permits).await,
+            }
         }
     }
 
@@ -126,18 +125,21 @@ impl BodyBudget {
 }
 
 impl IncompleteBody<'_> {
-    fn add(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
-        self.cost.add(chunk);
-        if self.cost.bytes > MAX_BODY_BYTES || self.cost.total_bytes() > MAX_BODY_COST_BYTES {
+    async fn add(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
+        self.bytes += chunk.len();
+        if self.bytes > MAX_BODY_BYTES {
             return Err(BodyError::TooLarge);
         }
-        let needed = self.cost.total_bytes().div_ceil(BYTES_PER_PERMIT);
-        let missing = needed.saturating_sub(self.reserved_permits);
-        let permit = self.budget.reserve(self.id, missing)?;
+        let missing = self.bytes.div_ceil(BYTES_PER_PERMIT).saturating_sub(self.reserved_permits);
+        let permits = self.budget.reserve(&self.caller, self.id, missing).await;
         self.reserved_permits += missing;
         let mut slot = self.slot();
         let body = slot.as_mut().ok_or(BodyError::Overloaded)?;
-        body.reservation.0.merge(permit);
+        body.reservation.0.merge(permits);
+        // `Vec` would double its capacity, which no budget counts.
+        if body.bytes.capacity() - body.bytes.len() < chunk.len() {
+            body.bytes.reserve_exact(chunk.len().max(self.bytes / 8));
+        }
         body.bytes.extend_from_slice(chunk);
         Ok(())
     }
@@ -156,37 +158,7 @@ impl Drop for IncompleteBody<'_> {
 impl Reservation {
     /// Gives back all but the share of so many bytes.
     pub fn shrink_to(&mut self, bytes: usize) {
-        let surplus = self.0.num_permits().saturating_sub(bytes.div_ceil(BYTES_PER_PERMIT));
-        drop(self.0.split(surplus));
-    }
-}
-
-/// Estimates the memory that JSON takes once it is parsed.
-#[derive(Default)]
-struct CostEstimate {
-    bytes: usize,
-    /// Commas outside of strings: one fewer than a list or map has elements.
-    commas: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl CostEstimate {
-    fn add(&mut self, chunk: &[u8]) {
-        self.bytes += chunk.len();
-        for byte in chunk {
-            match byte {
-                _ if self.escaped => self.escaped = false,
-                b'"' => self.in_string = !self.in_string,
-                b'\\' if self.in_string => self.escaped = true,
-                b',' if !self.in_string => self.commas += 1,
-                _ => {}
-            }
-        }
-    }
-
-    fn total_bytes(&self) -> usize {
-        self.bytes + self.commas * BYTES_PER_ELEMENT
+        self.0.shrink_to(bytes.div_ceil(BYTES_PER_PERMIT));
     }
 }
 

@@ -14,16 +14,14 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::time::Instant;
 
 use super::{
     access::{AccessChecker, AccessError},
     body_budget::{BodyBudget, BodyError, Reservation, ReservedBody},
     defaulting::add_defaults,
     denial::Denial,
+    fair_semaphore::{Caller, FairSemaphore, Permits},
     log_rate_limit::LogRateLimit,
     request::{Request, User},
     required_access::RequiredAccess,
@@ -33,13 +31,16 @@ use super::{
 use crate::{
     object::Kind,
     ops::metrics::{Metrics, ReviewResult},
+    tls::Peer,
     world::SharedWorld,
 };
 
-/// Reviews parsed at a time. Those that wait for a SubjectAccessReview are parsed already and do not count.
-const MAX_CONCURRENT_PARSES: usize = 16;
-/// Reviews whose users' access is checked at a time.
-const MAX_CONCURRENT_ACCESS_CHECKS: usize = 64;
+/// The most memory that a byte of JSON takes once it is parsed: a map entry such as `"a":"",` becomes two strings in a
+/// node of a tree.
+const PARSED_BYTES_PER_BYTE: usize = 16;
+/// The memory of all parsed reviews, without those that wait for a SubjectAccessReview: these keep only the user. It
+/// suffices for any one review: [`wire::parse`] refuses objects that take more.
+const PARSE_BUDGET_BYTES: usize = 64 << 20;
 /// The API server gives up after three seconds, so an answer to a slower body would be too late.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// For all SubjectAccessReviews of a request together.
@@ -56,8 +57,7 @@ pub struct Guard {
     pub access: AccessChecker,
     pub metrics: Metrics,
     body_budget: BodyBudget,
-    parses: Arc<Semaphore>,
-    access_checks: Semaphore,
+    parse_budget: FairSemaphore,
     log_rate_limit: Mutex<LogRateLimit>,
 }
 
@@ -70,8 +70,7 @@ impl Guard {
             access,
             metrics,
             body_budget: BodyBudget::default(),
-            parses: Arc::new(Semaphore::new(MAX_CONCURRENT_PARSES)),
-            access_checks: Semaphore::new(MAX_CONCURRENT_ACCESS_CHECKS),
+            parse_budget: FairSemaphore::new(PARSE_BUDGET_BYTES),
             log_rate_limit: Mutex::default(),
         }
     }
@@ -102,7 +101,11 @@ enum Route {
 struct ParsedReview {
     uid: String,
     request: Request,
+    /// Of the user.
     reservation: Reservation,
+    /// Of everything else.
+    parsed: Permits,
+    caller: Caller,
 }
 
 impl Guard {
@@ -127,13 +130,17 @@ impl Guard {
         if !content_type.is_some_and(|value| value.starts_with(b"application/json")) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json".to_owned()));
         }
+        let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
+        let caller = Caller::Peer(peer.address);
         let deadline = Instant::now() + BODY_TIMEOUT;
-        let body = tokio::time::timeout_at(deadline, self.body_budget.read(request.into_body()))
+        let body = self.body_budget.read(caller.clone(), request.into_body());
+        let body = tokio::time::timeout_at(deadline, body)
             .await
             .map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()))??;
-        let permit = tokio::time::timeout_at(deadline, self.parses.clone().acquire_owned());
-        let permit = permit.await.ok().and_then(Result::ok).ok_or(BodyError::Overloaded)?;
-        let review = parse(body, permit).await?;
+        let needed = (body.bytes.len() * PARSED_BYTES_PER_BYTE).min(PARSE_BUDGET_BYTES);
+        let permits = tokio::time::timeout_at(deadline, self.parse_budget.acquire(caller.clone(), needed));
+        let permits = permits.await.map_err(|_| BodyError::Overloaded)?;
+        let review = parse(caller, body, permits).await?;
         self.wait_for_namespace(&review.request.namespace).await;
         Ok(match route {
             Route::Validate => self.validate(review).await,
@@ -150,18 +157,17 @@ impl Guard {
     }
 
     async fn validate(&self, review: ParsedReview) -> Vec<u8> {
-        let ParsedReview { uid, request, mut reservation } = review;
+        let ParsedReview { uid, request, reservation: _user, parsed, caller } = review;
         let case = Case::read(&self.rules, &request);
         let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
         // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
         let Request { kind, namespace, user, operation } = request;
-        drop(operation);
-        reservation.shrink_to(user.size_bytes());
+        drop((operation, parsed));
         let outcome = match verdict {
             Verdict::Deny(denial) => Err(denial),
             Verdict::Allow { warnings } => Ok(warnings),
             Verdict::CheckAccess { required, then } => {
-                match self.check_access(&user, kind, &required).await {
+                match self.check_access(caller, &user, kind, &required).await {
                     Ok(()) => then,
                     Err(error) => Err(access_denial(&namespace, &user, error)),
                 }
@@ -180,17 +186,14 @@ impl Guard {
 
     async fn check_access(
         &self,
+        caller: Caller,
         user: &User,
         kind: Kind,
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
-        let unavailable = |why: &str| AccessError::Unavailable(why.to_owned());
-        let check = async {
-            let _permit = self.access_checks.acquire().await.map_err(|_| unavailable("shutting down"))?;
-            self.access.check(user, kind, required).await
-        };
+        let check = self.access.check(caller, user, kind, required);
         let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
-        checked.unwrap_or_else(|_| Err(unavailable("no answer in time")))
+        checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
     }
 
     fn log_denial(&self, kind: Kind, namespace: &str, user: &User, reason: &str, message: &str) {
@@ -235,22 +238,23 @@ fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
     }
 }
 
-/// Parses a review. The thread that parses a large one holds the permit and the reservation until it is done,
-/// even when the peer disconnects meanwhile.
-async fn parse(body: ReservedBody, permit: OwnedSemaphorePermit) -> Result<ParsedReview, HttpError> {
+/// Parses a review. The thread that parses a large one holds its shares of both budgets until it is done, even when the
+/// peer disconnects meanwhile.
+async fn parse(caller: Caller, body: ReservedBody, parsed: Permits) -> Result<ParsedReview, HttpError> {
     let large = body.bytes.len() > MAX_INLINE_PARSE_BYTES;
     let parse = move || {
-        let ReservedBody { bytes, reservation } = body;
-        let parsed = wire::parse(&bytes);
-        drop(permit);
-        parsed.map(|(uid, request)| ParsedReview { uid, request, reservation })
+        let ReservedBody { bytes, mut reservation } = body;
+        let (uid, request) = wire::parse(&bytes)?;
+        drop(bytes);
+        reservation.shrink_to(request.user.size_bytes());
+        Ok(ParsedReview { uid, request, reservation, parsed, caller })
     };
-    let parsed = if large {
+    let review = if large {
         tokio::task::spawn_blocking(parse).await.map_err(|_| BodyError::Overloaded)?
     } else {
         parse()
     };
-    parsed.map_err(|malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
+    review.map_err(|malformed: wire::Malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
 }
 
 impl From<BodyError> for HttpError {

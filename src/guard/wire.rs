@@ -30,10 +30,18 @@ pub enum Malformed {
     Operation,
     #[error("a {0} needs {1}")]
     Missing(&'static str, &'static str),
-    #[error("the groups and extra fields of the user are more than {} KiB", MAX_USER_BYTES >> 10)]
+    #[error("the user, with groups and extra fields, has more than {} KiB", MAX_USER_BYTES >> 10)]
     User,
+    #[error("an object of the review is larger than the API server stores")]
+    ObjectTooLarge,
+    #[error("the annotations of an object have more than {} KiB", MAX_ANNOTATIONS_BYTES >> 10)]
+    Annotations,
 }
 
+/// The JSON of an object, with every escape counted as one byte. etcd takes 1.5 MiB, and base64 is a third longer.
+const MAX_OBJECT_BYTES: usize = 2 << 20;
+/// The API server's own limit (`TotalAnnotationSizeLimitB`), for keys and values together.
+const MAX_ANNOTATIONS_BYTES: usize = 256 << 10;
 /// Every SubjectAccessReview repeats the groups and extra fields of the user, which stay in memory until the
 /// last answer. No token that an API server accepts has more.
 const MAX_USER_BYTES: usize = 1 << 20;
@@ -66,8 +74,8 @@ struct AdmissionRequest<'a> {
     #[serde(default)]
     namespace: String,
     operation: String,
-    #[serde(default)]
-    user_info: UserInfo,
+    #[serde(borrow, default)]
+    user_info: Option<&'a RawValue>,
     #[serde(borrow, default)]
     object: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -107,16 +115,14 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
     if body.uid.is_empty() {
         return Err(Malformed::Missing("review", "a uid"));
     }
-    if body.user_info.username.is_empty() {
-        return Err(Malformed::Missing("review", "a user"));
-    }
+    let user = parse_user(body.user_info)?;
     if body.namespace.is_empty() {
         return Err(Malformed::Missing("review", "a namespace"));
     }
 
     let object = |raw: Option<&RawValue>, name: &'static str| {
         let raw = raw.ok_or(Malformed::Missing("review of this operation", name))?;
-        let mut object: Object = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
+        let mut object = parse_object(raw)?;
         if object.metadata.name.is_empty() {
             object.metadata.name.clone_from(&body.name);
         }
@@ -128,6 +134,7 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
             let (old, new) = (object(body.old_object, "an oldObject")?, object(body.object, "an object")?);
             // In most large reviews the content differs: then nothing else is compared.
             let unchanged = old.data == new.data
+                && old.binary_data == new.binary_data
                 && body.old_object.zip(body.object).is_some_and(|(old, new)| is_unchanged(old, new));
             Operation::Update { old, new, unchanged }
         }
@@ -135,19 +142,53 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         "DELETE" => Operation::Delete { old: object(body.old_object, "an oldObject")? },
         _ => return Err(Malformed::Operation),
     };
-    let UserInfo { username: name, uid, groups, extra } = body.user_info;
-    // Go serializes an empty list as null.
-    let extra = extra.unwrap_or_default().into_iter().map(|(key, values)| (key, values.unwrap_or_default()));
-    let user = User { name, uid, groups: groups.unwrap_or_default(), extra: extra.collect() };
-    if user.size_bytes() > MAX_USER_BYTES {
-        return Err(Malformed::User);
-    }
     Ok((body.uid, Request { kind, namespace: body.namespace, user, operation }))
 }
 
-/// Whether an update changes nothing but managedFields and the resourceVersion, as storage migration and
-/// empty applies do. The API server serializes equal values alike, so this compares JSON texts, which may be
-/// of any shape, unparsed.
+/// Checks the length before it parses, because many short groups take much more memory than their JSON.
+fn parse_user(raw: Option<&RawValue>) -> Result<User, Malformed> {
+    let raw = raw.ok_or(Malformed::Missing("review", "a user"))?;
+    if raw.get().len() > MAX_USER_BYTES {
+        return Err(Malformed::User);
+    }
+    let user: UserInfo = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
+    let UserInfo { username: name, uid, groups, extra } = user;
+    if name.is_empty() {
+        return Err(Malformed::Missing("review", "a user"));
+    }
+    // Go serializes an empty list as null.
+    let extra = extra.unwrap_or_default().into_iter().map(|(key, values)| (key, values.unwrap_or_default()));
+    let user = User { name, uid, groups: groups.unwrap_or_default(), extra: extra.collect() };
+    if user.size_bytes() > MAX_USER_BYTES { Err(Malformed::User) } else { Ok(user) }
+}
+
+/// Refuses, before it parses, an object that no API server can have stored.
+fn parse_object(raw: &RawValue) -> Result<Object, Malformed> {
+    if unescaped_len(raw.get()) > MAX_OBJECT_BYTES {
+        return Err(Malformed::ObjectTooLarge);
+    }
+    let object: Object = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
+    let annotations = object.metadata.annotations.iter().map(|(key, value)| key.len() + value.len());
+    if annotations.sum::<usize>() > MAX_ANNOTATIONS_BYTES { Err(Malformed::Annotations) } else { Ok(object) }
+}
+
+/// The length of a valid JSON text, with every escape such as `\u003c` counted as one byte.
+fn unescaped_len(json: &str) -> usize {
+    let mut bytes = json.bytes();
+    let mut length = 0;
+    while let Some(byte) = bytes.next() {
+        length += 1;
+        // A backslash is always in a string, and the escape complete.
+        if byte == b'\\' && bytes.next() == Some(b'u') {
+            bytes.nth(3);
+        }
+    }
+    length
+}
+
+/// Whether an update changes nothing but managedFields, the resourceVersion and content, as storage migration and
+/// empty applies do. The API server serializes equal values alike, so this compares JSON texts, which may be of any
+/// shape, unparsed. Content is compared by the caller, as the API server stores it.
 fn is_unchanged(old: &RawValue, new: &RawValue) -> bool {
     fn compared_fields(raw: &RawValue) -> Option<Vec<(bool, Cow<'_, str>, &str)>> {
         let mut compared = Vec::new();
@@ -156,7 +197,7 @@ fn is_unchanged(old: &RawValue, new: &RawValue) -> bool {
                 let fields = Fields::of(value)?.into_iter();
                 let fields = fields.filter(|(key, _)| key != "managedFields" && key != "resourceVersion");
                 compared.extend(fields.map(|(key, value)| (true, key, value.get())));
-            } else {
+            } else if key != "data" && key != "binaryData" {
                 compared.push((false, key, value.get()));
             }
         }

@@ -156,6 +156,10 @@ impl Connection {
         }
     }
 
+    pub const fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// A new request, and its body.
     pub fn begin_request(&self) -> (InProgress, InProgress) {
         *self.last_request() = Some(Instant::now());

@@ -258,14 +258,14 @@ async fn rejected_requests_are_logged_at_a_limited_rate() {
 #[tokio::test]
 async fn body_that_is_too_large_is_a_413() {
     let guard = guard(Access::Allowed);
-    let known = post_to("/validate", vec![b' '; (32 << 20) + 1]);
+    let known = post_to("/validate", vec![b' '; (20 << 20) + 1]);
     let chunk = axum::body::Bytes::from(vec![b' '; 1 << 20]);
     let chunks = futures::stream::repeat_with(move || Ok::<_, Infallible>(chunk.clone()));
     for request in [known, post_to("/validate", Body::from_stream(chunks))] {
         assert_eq!(send(&guard, request).await.0, StatusCode::PAYLOAD_TOO_LARGE);
     }
     // A body just below the limit is accepted.
-    let body = format!("{}{}", " ".repeat((32 << 20) - 2000), an_edit());
+    let body = format!("{}{}", " ".repeat((20 << 20) - 2000), an_edit());
     assert_eq!(send(&guard, post_to("/validate", body)).await.0, StatusCode::OK);
 }
 
@@ -332,6 +332,36 @@ async fn hanging_access_checks_time_out_and_delay_no_review_without_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn peer_with_many_access_checks_delays_none_of_another_peer() {
+    /// Answers after a second, so that all calls are taken.
+    fn slow_api_server() -> kube::Client {
+        let service = service_fn(|_: http::Request<KubeBody>| async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let review = json!({
+                "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+                "metadata": {}, "spec": {}, "status": {"allowed": true},
+            });
+            Ok::<_, Infallible>(http::Response::new(Body::from(review.to_string())))
+        });
+        kube::Client::new(service, "default")
+    }
+    let guard = guard_with(slow_api_server());
+    let from = |last: u8, user: String| {
+        let mut review = a_source();
+        review["request"]["userInfo"]["username"] = user.into();
+        let mut request = post_to("/validate", review.to_string());
+        request.extensions_mut().insert(Peer { address: [10, 0, 0, last].into() });
+        let guard = guard.clone();
+        tokio::spawn(async move { send(&guard, request).await.1 })
+    };
+    let hostile: Vec<_> = (0..300).map(|number| from(66, format!("mallory-{number}"))).collect();
+    tokio::task::yield_now().await;
+    let answer: Value = serde_json::from_str(&from(1, "alice".to_owned()).await.unwrap()).unwrap();
+    assert_eq!(reason(&answer["response"]), "allowed", "{answer}");
+    join_all(hostile).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn unknown_namespace_delays_only_its_own_reviews() {
     let guard = guard(Access::Allowed);
     let start = Instant::now();
@@ -371,7 +401,7 @@ async fn namespace_that_appears_in_time_is_used() {
 }
 
 #[test]
-fn disconnected_peer_frees_neither_permit_nor_budget_before_parsing_ends() {
+fn disconnected_peer_frees_neither_budget_before_parsing_ends() {
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
     runtime.unwrap().block_on(async {
         let guard = guard(Access::Allowed);
@@ -384,13 +414,11 @@ fn disconnected_peer_frees_neither_permit_nor_budget_before_parsing_ends() {
         assert!(send(&guard, post_to("/validate", body)).now_or_never().is_none());
         assert!(
             free - guard.body_budget.free_bytes() >= size
-                && guard.parses.available_permits() == MAX_CONCURRENT_PARSES - 1
+                && PARSE_BUDGET_BYTES - guard.parse_budget.free() >= size * PARSED_BYTES_PER_BYTE
         );
         release.send(()).unwrap();
         assert!(blocker.await.unwrap());
-        while guard.body_budget.free_bytes() < free
-            || guard.parses.available_permits() < MAX_CONCURRENT_PARSES
-        {
+        while guard.body_budget.free_bytes() < free || guard.parse_budget.free() < PARSE_BUDGET_BYTES {
             tokio::task::yield_now().await;
         }
     });
@@ -404,7 +432,7 @@ async fn review_that_waits_for_an_access_check_holds_little_memory() {
     let free = guard.body_budget.free_bytes();
     let mut waiting = Box::pin(answered(&guard, &review));
     assert!(waiting.as_mut().now_or_never().is_none());
-    assert_eq!(guard.access_checks.available_permits(), MAX_CONCURRENT_ACCESS_CHECKS - 1);
+    assert_eq!(guard.parse_budget.free(), PARSE_BUDGET_BYTES);
     assert_eq!(free - guard.body_budget.free_bytes(), 1 << 10);
     assert_eq!(reason(&waiting.await), "unanswered");
     assert_eq!(guard.body_budget.free_bytes(), free);

@@ -164,6 +164,71 @@ fn user_larger_than_any_token_is_rejected() {
 }
 
 #[test]
+fn null_value_is_an_empty_text_as_the_api_server_stores_it() {
+    let mut review = edited("/request/object/data/sky", Value::Null);
+    review["request"]["object"]["binaryData"] = json!({"raw": null});
+    review["request"]["object"]["metadata"]["creationTimestamp"] = Value::Null;
+    for field in ["labels", "annotations", "finalizers", "ownerReferences", "managedFields"] {
+        review["request"]["oldObject"]["metadata"][field] = Value::Null;
+    }
+    let Operation::Update { old, new, unchanged } = request(&review).operation else { panic!("no update") };
+    assert_eq!((&*new.data.unwrap()["sky"], &*new.binary_data.unwrap()["raw"]), ("", ""));
+    assert!(!unchanged && old.metadata.labels.is_empty() && old.metadata.finalizers.is_empty());
+    // Null where the stored object has an empty text changes nothing.
+    let mut empty = configmap_named("colors");
+    empty["data"]["sky"] = "".into();
+    let mut null = empty.clone();
+    null["data"]["sky"] = Value::Null;
+    assert!(self::unchanged(&empty, &null));
+}
+
+#[test]
+fn object_larger_than_the_api_server_stores_is_rejected_before_it_is_parsed() {
+    let with_data = |value: &str| edited("/request/object/data/sky", value.into());
+    assert!(parse_value(&with_data(&"x".repeat(MAX_OBJECT_BYTES - 1000))).is_ok());
+    assert_eq!(problem(&with_data(&"x".repeat(MAX_OBJECT_BYTES))), Malformed::ObjectTooLarge);
+    // Escapes count as what they stand for.
+    assert!(parse_value(&with_data(&"\u{1}".repeat(1 << 20))).is_ok());
+    assert!(parse_value(&with_data(&"\n".repeat(1 << 20))).is_ok());
+    assert_eq!(problem(&with_data(&"\u{1}".repeat(MAX_OBJECT_BYTES))), Malformed::ObjectTooLarge);
+    for (json, length) in [(r#""a""#, 3), (r#""\u003c""#, 3), (r#""\\u""#, 4), (r#""\"\u0001\\""#, 5)] {
+        assert_eq!(unescaped_len(json), length, "{json}");
+    }
+}
+
+#[test]
+fn annotations_beyond_the_limit_of_the_api_server_are_rejected() {
+    let annotated = |bytes: usize| {
+        edited("/request/object/metadata/labels", Value::Null).to_string().replacen(
+            "\"labels\":null",
+            &format!("\"annotations\":{{\"a\":\"{}\"}}", ",".repeat(bytes)),
+            1,
+        )
+    };
+    assert!(parse(annotated(MAX_ANNOTATIONS_BYTES - 1).as_bytes()).is_ok());
+    assert_eq!(parse(annotated(MAX_ANNOTATIONS_BYTES).as_bytes()).err(), Some(Malformed::Annotations));
+}
+
+#[test]
+fn lists_have_no_more_elements_than_etcd_can_hold() {
+    let listed = |field: &str, element: &str, many: usize| {
+        let list = format!("[{}]", vec![element; many].join(","));
+        let whole = edited("/request/uid", "u".into()).to_string();
+        let field = format!("\"{field}\":{list},\"creationTimestamp\"");
+        parse(
+            whole
+                .replacen("\"creationTimestamp\"", &field, 1)
+                .replacen("managedFields\":[{", "x\":[{", 1)
+                .as_bytes(),
+        )
+    };
+    for (field, element, most) in [("ownerReferences", "{}", 104_857), ("finalizers", "\"\"", 314_572)] {
+        assert!(listed(field, element, most).is_ok(), "{field}");
+        assert!(matches!(listed(field, element, most + 1), Err(Malformed::Json("data", _, _))), "{field}");
+    }
+}
+
+#[test]
 fn unsupported_reviews_are_rejected_with_their_reason() {
     let missing = Malformed::Missing;
     for (review, expected) in [

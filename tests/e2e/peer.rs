@@ -1,0 +1,105 @@
+//! A peer that posts to the guard's port without being the API server.
+
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{
+        ClientConfig, RootCertStore,
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+    },
+};
+
+use crate::harness::Cluster;
+
+pub struct Peer {
+    address: String,
+    config: Arc<ClientConfig>,
+}
+
+impl Cluster {
+    /// A peer that trusts the guard as the API server does: by the `caBundle` of the webhook configuration.
+    pub async fn peer(&self) -> Peer {
+        self.peer_with(None).await
+    }
+
+    /// As [`Self::peer`], with a client certificate and its key, both PEM.
+    pub async fn peer_with(&self, identity: Option<(&str, &str)>) -> Peer {
+        let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+        let path = format!("{path}/lockstep.{}", self.domain());
+        let configuration = self.get(&path).await.expect("the webhook configuration");
+        let bundle = configuration["webhooks"][0]["clientConfig"]["caBundle"].clone();
+        let bundle: ByteString = serde_json::from_value(bundle).expect("a caBundle");
+        let mut roots = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(&bundle.0) {
+            roots.add(root.expect("a certificate")).expect("a certificate");
+        }
+        let config = ClientConfig::builder().with_root_certificates(roots);
+        let config = match identity {
+            None => config.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let certificate =
+                    CertificateDer::from_pem_slice(certificate.as_bytes()).expect("a certificate");
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key");
+                config.with_client_auth_cert(vec![certificate], key).expect("a client certificate")
+            }
+        };
+        Peer { address: self.address.clone(), config: Arc::new(config) }
+    }
+}
+
+impl Peer {
+    async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        let host = self.address.rsplit_once(':').expect("a port").0.to_owned();
+        let name = ServerName::try_from(host).expect("a host");
+        let stream = TcpStream::connect(&self.address).await?;
+        TlsConnector::from(self.config.clone()).connect(name, stream).await
+    }
+
+    /// Sends one request on a new connection; the status and the body of the answer.
+    pub async fn request(&self, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+        let mut stream = self.connect().await?;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n",
+            body.len()
+        );
+        // The guard may answer and close before it has read everything.
+        drop(stream.write_all((head + body).as_bytes()).await);
+        let mut answer = Vec::new();
+        let read = stream.read_to_end(&mut answer).await;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+        match (status, read) {
+            (Some(status), _) => {
+                Ok((status, answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned()))
+            }
+            (None, Err(error)) => Err(error),
+            (None, Ok(_)) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    pub async fn review(&self, review: &str) -> std::io::Result<(u16, String)> {
+        self.request("POST", "/validate", review).await
+    }
+}
+
+/// A review of this operation, as any peer can write it.
+pub fn review_of(operation: &str, namespace: &str, user: &str, old: &Value, new: &Value) -> Value {
+    json!({
+        "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
+        "request": {
+            "uid": "u-i-d",
+            "resource": {"group": "", "version": "v1", "resource": "configmaps"},
+            "namespace": namespace, "operation": operation, "userInfo": {"username": user},
+            "object": new, "oldObject": old,
+        },
+    })
+}
