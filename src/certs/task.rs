@@ -32,10 +32,13 @@ use crate::{
         log::LogOnce,
         metrics::{Metrics, Role},
     },
+    text,
     watch::object::{Observed, watch_object},
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bounds the names of foreign webhooks in the log.
+const MAX_NAMES_CHARS: usize = 500;
 const ISSUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(super) struct CertificateTask {
@@ -51,6 +54,7 @@ pub(super) struct CertificateTask {
     secret_failure: LogOnce,
     bundle_failures: [LogOnce; 2],
     absences: [LogOnce; 2],
+    unknown_webhooks: [LogOnce; 2],
 }
 
 /// What the watches send to a [`CertificateTask`].
@@ -108,6 +112,7 @@ impl CertificateTask {
             secret_failure: LogOnce::default(),
             bundle_failures: <[LogOnce; 2]>::default(),
             absences: <[LogOnce; 2]>::default(),
+            unknown_webhooks: <[LogOnce; 2]>::default(),
         };
         let configurations = [validating_sender, mutating_sender];
         (task, Senders { secret: secret_sender, configurations })
@@ -173,6 +178,22 @@ impl CertificateTask {
         (actions.writes, wait)
     }
 
+    fn warn_of_unknown_webhooks(&mut self, n: usize, configuration: &WebhookConfiguration) {
+        let names: Vec<&str> = configuration.unknown().collect();
+        if names.is_empty() {
+            return self.unknown_webhooks[n].resolved();
+        }
+        let (kind, name) = (WebhookKind::ALL[n].as_str(), &self.settings.keys.instance);
+        let text = format!(
+            "the {kind} {name} has webhooks that are not Lockstep's ({}): they do not get its CA; move them to a \
+             configuration of their own",
+            text::shorten(&names.join(", "), MAX_NAMES_CHARS)
+        );
+        if self.unknown_webhooks[n].is_new(&text) {
+            tracing::warn!("{text}");
+        }
+    }
+
     fn report_absence(&mut self, snapshot: &Snapshot) {
         for (n, observed) in snapshot.configurations.iter().enumerate() {
             let kind = WebhookKind::ALL[n];
@@ -182,7 +203,10 @@ impl CertificateTask {
             let text = format!("there is no {} {}", kind.as_str(), self.settings.keys.instance);
             match observed {
                 Observed::Unknown => {}
-                Observed::Present(_) => self.absences[n].resolved(),
+                Observed::Present(configuration) => {
+                    self.absences[n].resolved();
+                    self.warn_of_unknown_webhooks(n, configuration);
+                }
                 Observed::Absent if self.absences[n].is_new(&text) => tracing::warn!(
                     "{text}, so the API server {}: run lockstep manifests | kubectl apply -f -",
                     kind.without_it()

@@ -52,16 +52,16 @@ pub fn secret(version: &str, data: Option<SecretData>) -> SecretObject {
         .unwrap()
 }
 
-/// A configuration whose webhooks call a host and have a caBundle.
+/// A configuration whose webhooks, all of them ours, call a host and have a caBundle.
 pub fn configuration(version: &str, webhooks: &[(Value, Option<&str>)]) -> WebhookConfiguration {
-    let webhook = |(n, (client, bundle)): (usize, &(Value, Option<&str>))| {
+    let webhook = |(client, bundle): &(Value, Option<&str>)| {
         let mut client = client.clone();
         if let Some(bundle) = bundle {
             client["caBundle"] = json!(ByteString(bundle.as_bytes().to_vec()));
         }
-        json!({"name": format!("webhook{n}"), "clientConfig": client, "sideEffects": "None"})
+        json!({"name": "sources.x", "clientConfig": client, "sideEffects": "None"})
     };
-    let webhooks: Vec<Value> = webhooks.iter().enumerate().map(webhook).collect();
+    let webhooks: Vec<Value> = webhooks.iter().map(webhook).collect();
     let metadata = json!({"name": "x", "uid": "u1", "resourceVersion": version});
     serde_json::from_value(json!({"metadata": metadata, "webhooks": webhooks})).unwrap()
 }

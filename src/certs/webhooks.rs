@@ -53,12 +53,15 @@ impl WebhookKind {
     }
 }
 
+/// What the names of our webhooks begin with; the name of their configuration follows.
+const OURS: [&str; 4] = ["companions", "sources", "newcomers", "defaults"];
+
 /// A webhook configuration: only the fields we use.
 #[derive(Clone, Deserialize)]
 pub struct WebhookConfiguration {
     pub metadata: Meta,
     #[serde(default)]
-    pub webhooks: Vec<Webhook>,
+    webhooks: Vec<Webhook>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -118,6 +121,21 @@ impl Webhook {
 }
 
 impl WebhookConfiguration {
+    fn is_ours(&self, webhook: &Webhook) -> bool {
+        let prefix = webhook.name.strip_suffix(&self.metadata.name).and_then(|name| name.strip_suffix('.'));
+        prefix.is_some_and(|prefix| OURS.contains(&prefix))
+    }
+
+    /// Our webhooks, with their positions. Others in our configuration may call anything: our CA does not go there.
+    fn ours(&self) -> impl Iterator<Item = (usize, &Webhook)> {
+        self.webhooks.iter().enumerate().filter(|(_, webhook)| self.is_ours(webhook))
+    }
+
+    /// The names of webhooks that are not ours.
+    pub fn unknown(&self) -> impl Iterator<Item = &str> {
+        self.webhooks.iter().filter(|webhook| !self.is_ours(webhook)).map(|webhook| webhook.name.as_str())
+    }
+
     #[must_use]
     pub fn diff(&self, cas: &CaSet) -> BundleDiff {
         let (trusted, bundle) = (cas.trusted(), cas.bundle());
@@ -125,22 +143,22 @@ impl WebhookConfiguration {
             let present = webhook.certificates();
             trusted.iter().any(|certificate| !present.contains(certificate))
         };
-        if self.webhooks.iter().any(lacks_one) {
+        if self.ours().any(|(_, webhook)| lacks_one(webhook)) {
             BundleDiff::Missing
-        } else if self.webhooks.iter().any(|webhook| webhook.bundle() != bundle.as_bytes()) {
+        } else if self.ours().any(|(_, webhook)| webhook.bundle() != bundle.as_bytes()) {
             BundleDiff::Extra
         } else {
             BundleDiff::Same
         }
     }
 
-    /// Sets the caBundle of every webhook that has another. Operations address webhooks by position, and a manifest
+    /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a manifest
     /// applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
     #[must_use]
     pub fn patch(&self, cas: &CaSet) -> Patch {
         let bundle = ByteString(cas.bundle().into_bytes());
         let mut ops = vec![patch::test(&["metadata", "uid"], json!(self.metadata.uid))];
-        for (n, webhook) in self.webhooks.iter().enumerate() {
+        for (n, webhook) in self.ours() {
             if webhook.bundle() == bundle.0 {
                 continue;
             }
@@ -152,30 +170,27 @@ impl WebhookConfiguration {
     }
 }
 
-/// The names that a leaf must have: the hosts that the webhooks call, our own Service, and localhost.
+/// The names that a leaf must have: the hosts that our webhooks call, our own Service, and localhost.
 #[must_use]
 pub fn names<'a>(
     configurations: impl Iterator<Item = &'a WebhookConfiguration>,
     own_namespace: &str,
 ) -> SubjectNames {
     configurations
-        .flat_map(|configuration| &configuration.webhooks)
-        .filter_map(Webhook::host)
+        .flat_map(WebhookConfiguration::ours)
+        .filter_map(|(_, webhook)| webhook.host())
         .chain([format!("lockstep.{own_namespace}.svc"), "localhost".to_owned()])
         .collect()
 }
 
-/// The CAs, as DER, that every webhook trusts; none if there is no webhook.
+/// The CAs, as DER, that each of our webhooks trusts; none if there is none.
 fn trusted_by_all<'a>(
     configurations: impl Iterator<Item = &'a WebhookConfiguration>,
 ) -> Option<BTreeSet<Vec<u8>>> {
-    let trusted = |webhook: &Webhook| -> BTreeSet<Vec<u8>> {
+    let trusted = |(_, webhook): (usize, &Webhook)| -> BTreeSet<Vec<u8>> {
         webhook.certificates().iter().map(|certificate| certificate.der().to_vec()).collect()
     };
-    configurations
-        .flat_map(|configuration| &configuration.webhooks)
-        .map(trusted)
-        .reduce(|all, these| &all & &these)
+    configurations.flat_map(WebhookConfiguration::ours).map(trusted).reduce(|all, these| &all & &these)
 }
 
 /// Which CAs every webhook trusts, and since when.
@@ -256,12 +271,47 @@ mod tests {
         let value = json!(ByteString(bundle.into_bytes()));
         let expected = json!([
             {"op": "test", "path": "/metadata/uid", "value": "u1"},
-            {"op": "test", "path": "/webhooks/1/name", "value": "webhook1"},
+            {"op": "test", "path": "/webhooks/1/name", "value": "sources.x"},
             {"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": value},
-            {"op": "test", "path": "/webhooks/2/name", "value": "webhook2"},
+            {"op": "test", "path": "/webhooks/2/name", "value": "sources.x"},
             {"op": "add", "path": "/webhooks/2/clientConfig/caBundle", "value": value},
         ]);
         assert_eq!(json!(configuration.patch(&cas)), expected);
+    }
+
+    #[test]
+    fn webhooks_of_others_in_our_configuration_are_left_alone() {
+        let cas = cas();
+        let names = ["sources.x", "scan.vendor.example", "sources.other.x", "sourcesx", "my.sources.x"];
+        let webhooks =
+            names.map(|name| json!({"name": name, "clientConfig": url(&format!("https://{name}"))}));
+        let metadata = json!({"name": "x", "uid": "u1", "resourceVersion": "1"});
+        let mut object = json!({"metadata": metadata, "webhooks": webhooks});
+        let read = |object: &Value| serde_json::from_value::<WebhookConfiguration>(object.clone()).unwrap();
+        let configuration = read(&object);
+        assert!(configuration.unknown().eq(names[1..].iter().copied()));
+        let paths: Vec<Value> = json!(configuration.patch(&cas)).as_array().unwrap().clone();
+        assert!(paths.iter().skip(1).all(|op| op["path"].as_str().unwrap().starts_with("/webhooks/0/")));
+        let called: Vec<String> = names_of(&configuration);
+        assert_eq!(called, ["localhost", "lockstep.home.svc", "sources.x"]);
+        // Once ours has the bundle, nothing is left to do, and the CA is published.
+        object["webhooks"][0]["clientConfig"]["caBundle"] = json!(ByteString(cas.bundle().into_bytes()));
+        assert_eq!(read(&object).diff(&cas), BundleDiff::Same);
+        let published = Published::Unknown.updated([&read(&object)].into_iter(), at(0));
+        assert_eq!(published.contains(&cas.current.certificate), Some(true));
+    }
+
+    fn names_of(configuration: &WebhookConfiguration) -> Vec<String> {
+        names([configuration].into_iter(), "home").into_iter().collect()
+    }
+
+    /// A webhook that the manifests have and this list lacks would never get the CA.
+    #[test]
+    fn every_webhook_of_the_manifests_is_known() {
+        let manifest = include_str!("../../deploy/base/webhook.yaml");
+        let names = manifest.lines().filter_map(|line| line.strip_prefix("  - name: "));
+        let expected: Vec<String> = OURS.iter().map(|name| format!("{name}.lockstep.workshop.io")).collect();
+        assert_eq!(names.collect::<Vec<_>>(), expected);
     }
 
     #[test]

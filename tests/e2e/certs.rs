@@ -472,6 +472,23 @@ async fn new_replica_gets_ready_while_one_webhook_configuration_is_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn bundle_goes_only_into_the_webhooks_that_lockstep_knows() {
+    let fixture = Fixture::bare("entries").await;
+    let ours = (format!("companions.{}", fixture.instance), json!({"url": format!("https://{HOST}:8443/x")}));
+    let foreign = ("scan.vendor.example".to_owned(), json!({"url": "https://scan.vendor.example/x"}));
+    fixture.configuration_with("Validating", &[foreign, ours]).await;
+    let replica = fixture.ready_replica(LONG).await;
+    let ca = eventually("our webhook trusts the CA", || async {
+        let [_, ours] = &fixture.bundles_of("Validating").await[..] else { panic!("two webhooks") };
+        ours.first().cloned()
+    })
+    .await;
+    assert_eq!(fixture.bundles_of("Validating").await, [vec![], vec![ca.clone()]]);
+    assert_eq!(replica.handshake(from_ref(&ca), HOST).await, Ok(()));
+    assert!(replica.handshake(from_ref(&ca), "scan.vendor.example").await.is_err(), "it is not our name");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rotation_passes_all_phases_without_a_failed_handshake() {
     let fixture = Fixture::new("rotation").await;
     let lifetimes = Lifetimes { ca_validity: Duration::from_secs(24), leaf_validity: Duration::from_secs(6) };

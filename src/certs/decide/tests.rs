@@ -161,7 +161,7 @@ impl Simulation {
     fn new() -> Self {
         let start = Instant::now();
         let configuration = |kind: &str| {
-            let webhook = json!({"name": kind, "clientConfig": service()});
+            let webhook = json!({"name": "sources.x", "clientConfig": service()});
             json!({"metadata": {"name": "x", "uid": kind, "resourceVersion": "0"}, "webhooks": [webhook]})
         };
         Self {
