@@ -243,24 +243,23 @@ async fn companions_with_protect_none_and_other_objects_are_not_protected() {
 }
 
 #[tokio::test]
-async fn companion_without_a_valid_source_annotation_may_be_deleted_but_not_edited() {
+async fn object_without_a_valid_source_annotation_may_be_edited_and_deleted_but_not_marked() {
     let setup = Setup::new("nameless").await;
-    let (cluster, alice, home, away) = (&setup.cluster, &setup.alice, &setup.home, &setup.away);
+    let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
     let source = cluster.key("source");
-    for (namespace, value) in [(home, json!(null)), (away, json!("a b/c; rm -rf"))] {
-        let patch = json!({"metadata": {"annotations": {&source: value}}});
-        cluster.merge(&configmap(namespace, "colors-synced"), &patch).await;
+    let objects = [("one", json!({})), ("two", json!({&source: "a b/c; rm -rf"}))];
+    for (name, annotations) in &objects {
+        let labels = json!({cluster.key("companion"): "true"});
+        let metadata = json!({"name": name, "labels": labels, "annotations": annotations});
+        let path = format!("/api/v1/namespaces/{home}/configmaps");
+        cluster.post(&path, &json!({"metadata": metadata})).await;
     }
     let _installed = setup.install_policy(&[]).await;
-    for namespace in [home, away] {
-        let line = format!("label cm colors-synced -n {namespace} team=mine");
-        let text = format!(
-            "configmap {namespace}/colors-synced is a companion, kept equal to its source by Lockstep. \
-             Change the source instead: kubectl edit configmap NAME -n NAMESPACE\n"
-        );
-        assert_refused(&line, &alice.fails(&line), &text);
-        // There is no source that could be deleted instead.
-        alice.succeeds(&format!("delete cm colors-synced -n {namespace}"));
+    for (name, _) in objects {
+        alice.succeeds(&format!("label cm {name} -n {home} team=mine"));
+        let line = format!("annotate --overwrite cm {name} -n {home} {source}={home}/colors");
+        assert_refused(&line, &alice.fails(&line), "only Lockstep may set these");
+        alice.succeeds(&format!("delete cm {name} -n {home}"));
     }
 }
 
