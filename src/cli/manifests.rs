@@ -38,6 +38,8 @@ const EXEMPT_USERS: &str = "username in []";
 const EXEMPT_GROUPS: &str = "group in []";
 /// The image that `make image` builds.
 const IMAGE: &str = concat!("lockstep:", env!("CARGO_PKG_VERSION"));
+/// The PriorityClass of the pods, and of the quota that admits them.
+const PRIORITY_CLASS: &str = "system-cluster-critical";
 /// The kinds that the Deployment mirrors: further environment variables are inserted after it.
 const DEPLOYED_KINDS: &str = "value: configmaps
 ";
@@ -96,6 +98,10 @@ pub struct Manifests {
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "webhook_url")]
     pub deputy_group: Vec<String>,
 
+    /// The PriorityClass of the pods
+    #[arg(long, value_name = "NAME", default_value = PRIORITY_CLASS, value_parser = priority_class, conflicts_with = "webhook_url")]
+    pub priority_class: String,
+
     /// The image of the Deployment
     #[arg(long, default_value = IMAGE, value_parser = image, conflicts_with = "webhook_url")]
     pub image: String,
@@ -135,6 +141,7 @@ impl Manifests {
             (EXEMPT_USERS, &users),
             (EXEMPT_GROUPS, &groups),
             (IMAGE, &self.image),
+            (PRIORITY_CLASS, &self.priority_class),
             (DEPLOYED_KINDS, &environment),
         ];
         pairs.extend(cert_manager.iter().map(|(word, value)| (*word, value.as_str())));
@@ -174,6 +181,14 @@ fn image(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err("expected an image such as `registry.example.com/lockstep:0.1.0`".to_owned())
+    }
+}
+
+/// Parses `--priority-class`.
+fn priority_class(text: &str) -> Result<String, String> {
+    match names::is_subdomain(text) {
+        true => Ok(text.to_owned()),
+        false => Err("expected the name of a PriorityClass".to_owned()),
     }
 }
 
@@ -234,6 +249,7 @@ mod tests {
             exempt_group: vec![],
             deputy_user: vec![],
             deputy_group: vec![],
+            priority_class: PRIORITY_CLASS.to_owned(),
             image: IMAGE.to_owned(),
         }
     }
@@ -269,7 +285,7 @@ mod tests {
         assert_eq!(text.matches("      url: https://127.0.0.1:9443/validate\n").count(), 3, "{text}");
         assert_eq!(text.matches("      url: https://127.0.0.1:9443/mutate\n").count(), 1, "{text}");
         assert!(!text.contains("service:\n") && !text.contains("kind: Service\n"), "{text}");
-        for kind in ["Deployment", "PodDisruptionBudget", "NetworkPolicy"] {
+        for kind in ["Deployment", "PodDisruptionBudget", "NetworkPolicy", "ResourceQuota"] {
             assert!(!text.contains(&format!("kind: {kind}\n")), "{kind}");
             assert!(manifests().render().contains(&format!("kind: {kind}\n")), "{kind}");
         }

@@ -96,7 +96,7 @@ fn chart_renders_what_manifests_prints() {
         return;
     }
     let everything = json!({"secrets": true, "policy": true, "certManager": true, "monitoring": true});
-    let cases: [(Value, &[&str]); 9] = [
+    let cases: [(Value, &[&str]); 10] = [
         (json!({}), &[]),
         (json!({"secrets": true}), &["--secrets"]),
         (json!({"policy": true}), &["--policy"]),
@@ -111,6 +111,7 @@ fn chart_renders_what_manifests_prints() {
             json!({"policy": true, "exemptUsers": ["o'brien \\ \"x\": #$(Y)", "bob"], "exemptGroups": ["ops"]}),
             &["--policy", "--exempt-user=o'brien \\ \"x\": #$(Y),bob", "--exempt-group=ops"],
         ),
+        (json!({"priorityClassName": "important"}), &["--priority-class=important"]),
         (
             json!({"deputyUsers": ["argo", "cert"], "deputyGroups": ["robots"]}),
             &["--deputy-user=argo,cert", "--deputy-group=robots"],
@@ -137,7 +138,7 @@ fn values_that_only_the_chart_has_are_rendered() {
     let values = json!({
         "replicas": 3,
         "imagePullSecrets": [{"name": "registry"}],
-        "priorityClassName": "system-cluster-critical",
+        "priorityClassName": "important",
         "nodeSelector": {"kubernetes.io/os": "linux"},
         "tolerations": [{"key": "dedicated", "operator": "Exists"}],
         "podAnnotations": {"sidecar.istio.io/inject": "false"},
@@ -155,6 +156,11 @@ fn values_that_only_the_chart_has_are_rendered() {
     for field in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
         assert_eq!(pod[field], values[field], "{field}");
     }
+    let quota = &rendered["\"ResourceQuota\" \"lockstep\""]["spec"];
+    assert_eq!(quota["scopeSelector"]["matchExpressions"][0]["values"], json!(["important"]));
+    let none = render(helm(test).unwrap(), "lockstep-system", &json!({"priorityClassName": ""}));
+    assert!(none["\"Deployment\" \"lockstep\""]["spec"]["template"]["spec"]["priorityClassName"].is_null());
+    assert!(!none.contains_key("\"ResourceQuota\" \"lockstep\""));
     let container = &pod["containers"][0];
     assert_eq!(container["env"].as_array().unwrap().last(), Some(&values["extraEnv"][0]));
     assert_eq!(container["args"], json!(["run", "--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""]));

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     crds,
-    harness::{Cluster, Lockstep, manifests, pipe, run, shared},
+    harness::{Cluster, Lockstep, dedicated_control_plane, eventually, manifests, output, pipe, run, shared},
 };
 
 /// The documents of a YAML text by kind and name, as kubectl parses them.
@@ -63,6 +63,47 @@ fn manifests_print_what_kustomize_builds() {
         let (printed, built) = (documents(&manifests(flags)), documents(&kustomize(components)));
         assert_eq!(printed, built, "{flags:?}");
     }
+}
+
+/// An API server that admits critical pods only where a quota names their priority, as on GKE.
+#[tokio::test]
+async fn pods_are_critical_even_where_such_pods_need_a_quota() {
+    let test = "pods_are_critical_even_where_such_pods_need_a_quota";
+    let limited = json!({"resource": "pods", "matchScopes": [
+        {"scopeName": "PriorityClass", "operator": "In", "values": ["system-cluster-critical"]},
+    ]});
+    let quota = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "ResourceQuotaConfiguration",
+        "limitedResources": [limited],
+    });
+    let admission = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration",
+        "plugins": [{"name": "ResourceQuota", "configuration": quota}],
+    });
+    let file = std::env::temp_dir().join(format!("admission-{}.json", std::process::id()));
+    fs::write(&file, admission.to_string()).unwrap();
+    let flag = format!("--admission-control-config-file={}", file.display());
+    let Some(plane) = dedicated_control_plane(test, &[&flag]) else { return };
+    let cluster = Cluster::on(plane, "critical").await;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"},
+        "spec": {"priorityClassName": "system-cluster-critical", "containers": [{"name": "x", "image": "x"}]},
+    });
+    // Until the namespace has its ServiceAccount, the pod is refused for that.
+    eventually("the quota refuses a critical pod", || async {
+        let refused = output(plane.kubectl().args(["create", "-n", "default", "-f", "-"]), &pod.to_string());
+        String::from_utf8_lossy(&refused.stderr).contains("insufficient quota").then_some(())
+    })
+    .await;
+    pipe(plane.kubectl().args(["apply", "-f", "-"]), &manifests(&[]));
+    eventually("both pods are admitted, with the priority", || async {
+        let pods = cluster.get("/api/v1/namespaces/lockstep-system/pods").await?;
+        let pods = pods["items"].as_array()?.clone();
+        let critical = |pod: &&Value| pod["spec"]["priority"] == 2_000_000_000;
+        (pods.len() == 2 && pods.iter().filter(critical).count() == 2).then_some(())
+    })
+    .await;
+    fs::remove_file(file).unwrap();
 }
 
 #[test]

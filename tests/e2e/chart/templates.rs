@@ -17,6 +17,8 @@ const RESOURCES: &str = "          resources:
             limits:
               memory: 256Mi
 ";
+const PRIORITY: (&str, &str) = ("system-cluster-critical", "{{ .Values.priorityClassName }}");
+const POD_PRIORITY: &str = "      priorityClassName: system-cluster-critical\n";
 const NAMES: [(&str, &str); 4] = [
     ("EXEMPT_USER", "exemptUsers"),
     ("EXEMPT_GROUP", "exemptGroups"),
@@ -126,7 +128,7 @@ fn deployment() -> String {
       {{- end }}
       labels:
 ";
-    let pod: String = ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"]
+    let pod: String = ["imagePullSecrets", "nodeSelector", "tolerations"]
         .iter()
         .map(|value| {
             let field = format!("      {value}:\n        {{{{- toYaml . | nindent 8 }}}}\n");
@@ -134,6 +136,11 @@ fn deployment() -> String {
         })
         .collect();
     let pod = format!("      serviceAccountName: lockstep\n{pod}");
+    let only_with_priority = |text: &str, indent: &str| {
+        let text = substitute(text, &[NAMESPACE, PRIORITY]);
+        format!("{indent}{{{{- if .Values.priorityClassName }}}}\n{text}{indent}{{{{- end }}}}\n")
+    };
+    let quota = quota();
     let end = format!(
         "{END_OF_CONTAINER}          {{{{- if .Values.certManager }}}}\n{VOLUMES}          {{{{- end }}}}\n"
     );
@@ -146,6 +153,8 @@ fn deployment() -> String {
             ("replicas: 2", "replicas: {{ .Values.replicas }}"),
             ("    metadata:\n      labels:\n", pod_metadata),
             ("      serviceAccountName: lockstep\n", &pod),
+            (&quota, &only_with_priority(&quota, "")),
+            (POD_PRIORITY, &only_with_priority(POD_PRIORITY, "      ")),
             (IMAGE, "image: {{ .Values.image }}"),
             ("args: [run]", "args: [run{{ range .Values.extraArgs }}, {{ quote . }}{{ end }}]"),
             ("value: configmaps\n", &kinds),
@@ -154,6 +163,13 @@ fn deployment() -> String {
             (END_OF_CONTAINER, &end),
         ],
     )
+}
+
+/// The ResourceQuota, which is the first document.
+fn quota() -> String {
+    let text = read("base/deployment.yaml");
+    let (quota, _) = text.split_once("---\n").expect("several documents");
+    format!("{quota}---\n")
 }
 
 /// A file of deploy/ with values filled in. It panics if a word to replace is missing: its value would have no effect.
