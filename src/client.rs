@@ -18,7 +18,7 @@ use kube::{
 };
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-use crate::ops::metrics::Metrics;
+use crate::{ops::metrics::Metrics, text::shorten};
 
 /// Timeout of short requests that nothing else bounds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,6 +30,9 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// How long sent bytes may stay unacknowledged.
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The maximum length of the reason of a refusal. Others choose it: webhooks, and quotas by their number.
+const MAX_REASON_CHARS: usize = 500;
 
 /// Why no client could be built.
 #[derive(Debug, thiserror::Error)]
@@ -158,6 +161,15 @@ pub async fn with_timeout<T>(
 }
 
 impl Failure {
+    /// Its text without a number that changes from one answer to the next: equal kinds are logged once.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        match self {
+            Self::Throttled(_) => "throttled".to_owned(),
+            other => other.to_string(),
+        }
+    }
+
     /// One sentence for the log: what failed, why, and what to do about it.
     #[must_use]
     pub fn explain(&self, what: &str) -> String {
@@ -208,8 +220,8 @@ impl From<Status> for Failure {
             match status.code {
                 404 => Self::NotFound,
                 409 => Self::Conflict,
-                400 | 413 | 422 => Self::Invalid(without_content(&status)),
-                401 | 403 => Self::Forbidden(without_content(&status)),
+                400 | 413 | 422 => Self::Invalid(shorten(&without_content(&status), MAX_REASON_CHARS)),
+                401 | 403 => Self::Forbidden(shorten(&without_content(&status), MAX_REASON_CHARS)),
                 code => Self::Unavailable(format!("the API server answered {code} {}", status.reason)),
             }
         }

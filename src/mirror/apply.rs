@@ -278,20 +278,21 @@ impl<A: CompanionApi> Applier<A> {
 
 /// What a failed call means for the retry.
 fn error(at: &ObjectKey, failure: Failure) -> ApplyError {
+    let at = || at.clone();
     let (trouble, policy) = match &failure {
         Failure::Conflict | Failure::NotLeader => return ApplyError::StaleCache,
         Failure::Invalid(detail) => {
-            let trouble = Trouble::Invalid { at: at.clone(), detail: detail.clone() };
-            let policy = RetryPolicy::Permanent;
-            return ApplyError::Retry { trouble: Some(trouble), policy, failure: None };
+            (Some(Trouble::Invalid { at: at(), detail: detail.clone() }), RetryPolicy::Permanent)
         }
         Failure::Forbidden(detail) => {
-            (Some(Trouble::Forbidden { at: at.clone(), detail: detail.clone() }), RetryPolicy::Conflict)
+            (Some(Trouble::Forbidden { at: at(), detail: detail.clone() }), RetryPolicy::Conflict)
         }
         Failure::Throttled(after) => (None, RetryPolicy::After(*after)),
         _ => (None, RetryPolicy::Error),
     };
-    ApplyError::Retry { trouble, policy, failure: Some(failure) }
+    // A trouble is reported as such.
+    let failure = trouble.is_none().then_some(failure);
+    ApplyError::Retry { trouble, policy, failure }
 }
 
 impl From<WriteReason> for Applied {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -30,6 +31,12 @@ const MAX_NAME_STEM_BYTES: usize = 200;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Events that wait to be written; more are dropped and counted.
 const MAX_PENDING: usize = 10_000;
+/// So many Events on the sources of one namespace are written at once, of each type; further ones are suppressed
+/// unless they are this far apart.
+const BURST: u32 = 100;
+const INTERVAL: Duration = Duration::from_secs(3);
+/// How often expired entries are removed; each time scans all of them.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -46,7 +53,32 @@ pub struct NewEvent {
 #[derive(Clone)]
 pub struct EventRecorder {
     pending: mpsc::Sender<NewEvent>,
+    limit: Arc<Mutex<RateLimit>>,
     metrics: Metrics,
+}
+
+/// PURE. Limits the Events that the tenants of one namespace can cause, so that they delay nobody else's.
+#[derive(Debug, Default)]
+struct RateLimit {
+    /// By namespace and type: when the next Event would be due if they were all [`INTERVAL`] apart.
+    next: HashMap<(Arc<str>, bool), Instant>,
+    last_expired: Option<Instant>,
+}
+
+impl RateLimit {
+    fn admits(&mut self, event: &NewEvent, now: Instant) -> bool {
+        if self.last_expired.is_none_or(|last| last + EXPIRE_INTERVAL <= now) {
+            self.last_expired = Some(now);
+            self.next.retain(|_, next| *next > now);
+        }
+        let next = self.next.entry((event.source.namespace.clone(), event.warning)).or_insert(now);
+        let due = (*next).max(now);
+        let admitted = due < now + BURST * INTERVAL;
+        if admitted {
+            *next = due + INTERVAL;
+        }
+        admitted
+    }
 }
 
 impl EventRecorder {
@@ -58,13 +90,17 @@ impl EventRecorder {
             client,
             controller: keys.instance.clone(),
             recent: HashMap::new(),
+            last_expired: Instant::now(),
             metrics: metrics.clone(),
         };
-        (Self { pending, metrics }, tokio::spawn(writer.run(events)))
+        (Self { pending, limit: Arc::default(), metrics }, tokio::spawn(writer.run(events)))
     }
 
     pub fn record(&self, event: NewEvent) {
-        if self.pending.try_send(event).is_err() {
+        let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !limit.admits(&event, Instant::now()) {
+            self.metrics.events_suppressed.inc();
+        } else if self.pending.try_send(event).is_err() {
             self.metrics.events_dropped.inc();
         }
     }
@@ -74,6 +110,7 @@ struct EventWriter {
     client: Client,
     controller: String,
     recent: HashMap<NewEvent, Series>,
+    last_expired: Instant,
     metrics: Metrics,
 }
 
@@ -100,7 +137,10 @@ impl EventWriter {
 
     async fn write(&mut self, mut event: NewEvent) -> Result<(), kube::Error> {
         event.note.truncate(text::prefix(&event.note, MAX_NOTE_BYTES).len());
-        self.recent.retain(|_, series| series.last.elapsed() < SERIES_WINDOW);
+        if self.last_expired.elapsed() >= EXPIRE_INTERVAL {
+            self.last_expired = Instant::now();
+            self.recent.retain(|_, series| series.last.elapsed() < SERIES_WINDOW);
+        }
         let events: Api<Event> = Api::namespaced(self.client.clone(), &event.source.namespace);
         let now = MicroTime(Timestamp::now());
 
@@ -144,5 +184,30 @@ impl EventWriter {
             reporting_instance: Some(self.controller.clone()),
             ..Event::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::configmap;
+
+    fn event(namespace: &str, warning: bool) -> NewEvent {
+        let (source, uid) = (configmap(namespace, "colors"), String::new());
+        NewEvent { source, uid, warning, reason: "Conflict", note: String::new() }
+    }
+
+    #[test]
+    fn events_of_one_namespace_are_limited_and_those_of_others_are_not() {
+        let (mut limit, now) = (RateLimit::default(), Instant::now());
+        let mut admitted = |namespace, warning, now, asked: u32| {
+            (0..asked).filter(|_| limit.admits(&event(namespace, warning), now)).count()
+        };
+        assert_eq!(admitted("busy", true, now, 4000), 100);
+        assert_eq!(admitted("busy", false, now, 10), 10, "the other type");
+        assert_eq!(admitted("quiet", true, now, 10), 10);
+        assert_eq!(admitted("busy", true, now + 10 * INTERVAL, 4000), 10);
+        assert_eq!(admitted("busy", true, now + 1000 * INTERVAL, 4000), 100);
+        assert_eq!(limit.next.len(), 1, "namespaces without recent Events are forgotten");
     }
 }

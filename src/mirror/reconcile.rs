@@ -26,7 +26,10 @@ use crate::{
     content::Digest,
     leader::Claim,
     object::ObjectKey,
-    ops::metrics::{Metrics, ResultLabel},
+    ops::{
+        log::LogOnce,
+        metrics::{Metrics, ResultLabel},
+    },
     plan::{Decision, Plan, Trouble, plan, plan_companion},
     world::SharedWorld,
 };
@@ -60,6 +63,8 @@ struct SourceState {
     /// What the last plan found; other troubles come from failed writes.
     planned: Vec<Trouble>,
     reported: Reported,
+    /// The failure without a trouble that was logged last.
+    failing: LogOnce,
     /// It was forgotten: the source was deleted, or this replica no longer leads. Writes that end now change nothing.
     closed: bool,
 }
@@ -94,7 +99,8 @@ struct Progress {
     unfinished: usize,
     summary: Summary,
     stale_cache: bool,
-    failure: Option<Failure>,
+    /// A write that failed for a reason that is no trouble of the source.
+    failure: Option<(ObjectKey, Failure)>,
 }
 
 impl<A> Clone for Reconciler<A> {
@@ -403,12 +409,9 @@ impl<A: CompanionApi> Inner<A> {
                 }
             }
             Err(ApplyError::Retry { trouble, policy, failure }) => {
-                let SourceState { uid, retry, reported, closed, .. } = &mut *state;
-                if let Some(trouble) = trouble.as_ref().filter(|_| !*closed) {
-                    self.reporter.trouble(About { key, uid }, reported, trouble, now);
-                }
-                progress.failure = failure.or(progress.failure.take());
-                let retry_at = retry.failed(at, trouble, policy, reconcile.digest.unwrap_or_default(), now);
+                progress.failure = failure.map(|failure| (at.clone(), failure)).or(progress.failure.take());
+                let digest = reconcile.digest.unwrap_or_default();
+                let retry_at = state.retry.failed(at, trouble, policy, digest, now);
                 self.queue.push_at(key.clone(), retry_at);
             }
         }
@@ -432,8 +435,12 @@ impl<A: CompanionApi> Inner<A> {
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, Instant::now());
         let Progress { summary, stale_cache, failure, .. } = progress;
-        if let Some(failure) = &failure {
-            tracing::warn!(source = %key, "a companion could not be written: {failure}; retrying");
+        if let Some((at, failure)) = &failure {
+            if state.failing.is_new(&failure.kind()) {
+                tracing::warn!(source = %key, companion = %at, "the companion could not be written: {failure}; retrying");
+            }
+        } else if !state.retry.has_failures() {
+            state.failing.resolved();
         }
         let latest = reconcile.number == state.reconciles;
         // A write of an earlier reconcile that is in flight may yet put a companion out of step.
@@ -451,7 +458,7 @@ impl<A: CompanionApi> Inner<A> {
             let SourceState { uid, retry, planned, reported, .. } = &mut *state;
             let about = About { key, uid };
             let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
-            self.reporter.troubles(about, reported, troubles, now);
+            self.reporter.troubles(about, reported, &troubles, now);
             self.reporter.summary(about, &summary);
             if !reported.is_empty() {
                 self.queue.push_at(key.clone(), now + REPEAT_AFTER);

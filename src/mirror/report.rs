@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
 
@@ -13,12 +14,21 @@ use crate::{
     object::ObjectKey,
     ops::metrics::{ActionLabel, Metrics, ReasonLabel},
     plan::Trouble,
+    text,
 };
 
 /// A trouble that lasts gets a new Event before the API server deletes the old one (after an hour).
 pub const REPEAT_AFTER: Duration = Duration::from_secs(1800);
+/// Troubles that affect other places than those reported get a new Event after this time.
+const CHANGES_REPEAT_AFTER: Duration = Duration::from_secs(60);
 /// A summary names so many companions of each kind.
 const MAX_NAMED: usize = 5;
+/// A report of troubles in several places names so many of them.
+const MAX_NAMED_PLACES: usize = 3;
+/// The maximum length of a text about troubles. Three names alone may have 950 characters.
+const MAX_TEXT_CHARS: usize = 2000;
+/// The label of conflicts, which have a gauge of their own.
+const CONFLICT: &str = "conflict";
 
 /// The source that a report is about.
 #[derive(Debug, Clone, Copy)]
@@ -27,9 +37,24 @@ pub struct About<'a> {
     pub uid: &'a str,
 }
 
-/// The troubles of one source that were reported, by identity, and when.
+/// The troubles of one source that were reported, by label.
 #[derive(Debug, Default)]
-pub struct Reported(HashMap<Trouble, Instant>);
+pub struct Reported(HashMap<&'static str, ReportedTroubles>);
+
+/// Troubles with the same label, which were reported together.
+#[derive(Debug)]
+struct ReportedTroubles {
+    count: i64,
+    /// The sum of the hashes of their identities: it changes when other places are affected.
+    identity: u64,
+    when: Instant,
+}
+
+/// Troubles with the same label, to be reported together.
+struct Group<'a> {
+    label: &'static str,
+    troubles: Vec<&'a Trouble>,
+}
 
 /// What one reconcile has written so far: how many companions, and the first of them by name.
 #[derive(Debug, Default)]
@@ -80,53 +105,103 @@ impl Reporter {
         self.recorder.record(about.event(false, reason, note));
     }
 
-    /// Reports the troubles of a source: those that are new or have lasted get a Warning Event and a log line, and those
-    /// that no longer exist are removed from the gauges.
-    pub fn troubles(
-        &self,
-        about: About<'_>,
-        reported: &mut Reported,
-        troubles: impl IntoIterator<Item = Trouble>,
-        now: Instant,
-    ) {
+    /// Reports the troubles of a source. Those with the same label get one Warning Event and one log line when they
+    /// begin, when they have lasted, and when other places are affected, but that not too often. Those that no longer
+    /// exist are removed from the gauges.
+    pub fn troubles(&self, about: About<'_>, reported: &mut Reported, troubles: &[Trouble], now: Instant) {
         let mut before = std::mem::take(&mut reported.0);
-        for trouble in troubles {
-            let identity = trouble.identity();
-            if let Some(when) = before.remove(&identity) {
-                reported.0.insert(identity, when);
-            }
-            self.trouble(about, reported, &trouble, now);
+        for group in Group::all(troubles) {
+            let (known, count, identity) = (before.remove(group.label), group.count(), group.identity());
+            self.count(group.label, count - known.as_ref().map_or(0, |known| known.count));
+            let pause = match &known {
+                None => Duration::ZERO,
+                Some(known) if known.identity == identity => REPEAT_AFTER,
+                Some(_) if group.is_about_places() => CHANGES_REPEAT_AFTER,
+                Some(_) => Duration::ZERO,
+            };
+            let (told, when) = match known {
+                Some(known) if now.saturating_duration_since(known.when) < pause => {
+                    (known.identity, known.when)
+                }
+                _ => {
+                    self.tell(about, &group);
+                    (identity, now)
+                }
+            };
+            reported.0.insert(group.label, ReportedTroubles { count, identity: told, when });
         }
-        before.into_keys().for_each(|trouble| self.count(&trouble, -1));
+        before.into_iter().for_each(|(label, gone)| self.count(label, -gone.count));
     }
 
-    /// Reports one more trouble of a source.
-    pub fn trouble(&self, about: About<'_>, reported: &mut Reported, trouble: &Trouble, now: Instant) {
-        let identity = trouble.identity();
-        let before = reported.0.get(&identity).copied();
-        if before.is_some_and(|when| now.saturating_duration_since(when) < REPEAT_AFTER) {
-            return;
-        }
-        if before.is_none() {
-            self.count(&identity, 1);
-        }
-        reported.0.insert(identity, now);
-        let (kind, source, reason) = (about.key.kind.as_str(), about.key, trouble.label());
-        tracing::warn!(kind, %source, reason, "{trouble}");
-        self.recorder.record(about.event(true, trouble.event_reason(), trouble.to_string()));
+    fn tell(&self, about: About<'_>, group: &Group<'_>) {
+        let Some(first) = group.troubles.first() else { return };
+        let text = group.text();
+        tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = group.label, "{text}");
+        self.recorder.record(about.event(true, first.event_reason(), text));
     }
 
     /// Takes the troubles of a source out of the gauges: this replica no longer reports them.
     pub fn withdraw(&self, reported: &mut Reported) {
-        reported.0.drain().for_each(|(trouble, _)| self.count(&trouble, -1));
+        reported.0.drain().for_each(|(label, known)| self.count(label, -known.count));
     }
 
-    fn count(&self, trouble: &Trouble, by: i64) {
-        let reason = trouble.label();
-        self.metrics.troubles.get_or_create(&ReasonLabel { reason }).inc_by(by);
-        if matches!(trouble, Trouble::Conflict { .. }) {
+    fn count(&self, label: &'static str, by: i64) {
+        self.metrics.troubles.get_or_create(&ReasonLabel { reason: label }).inc_by(by);
+        if label == CONFLICT {
             self.metrics.conflicts.inc_by(by);
         }
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Groups troubles by label, in the order in which the labels first appear.
+    fn all(troubles: &'a [Trouble]) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for trouble in troubles {
+            let label = trouble.label();
+            match groups.iter_mut().find(|group| group.label == label) {
+                Some(group) => group.troubles.push(trouble),
+                None => groups.push(Self { label, troubles: vec![trouble] }),
+            }
+        }
+        groups
+    }
+
+    fn count(&self) -> i64 {
+        self.troubles.len().try_into().unwrap_or(i64::MAX)
+    }
+
+    fn identity(&self) -> u64 {
+        let hash = |trouble: &&Trouble| {
+            let mut hasher = DefaultHasher::new();
+            trouble.identity().hash(&mut hasher);
+            hasher.finish()
+        };
+        self.troubles.iter().map(hash).fold(0, u64::wrapping_add)
+    }
+
+    fn is_about_places(&self) -> bool {
+        self.troubles.first().is_some_and(|first| first.place().is_some())
+    }
+
+    /// `12 places: a/x, b/x, c/x and 9 more. a/x: the name is held by …`
+    fn text(&self) -> String {
+        let mut places: Vec<(Option<String>, &Trouble)> =
+            self.troubles.iter().map(|trouble| (trouble.place(), *trouble)).collect();
+        places.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let first = places.first().map(|(_, trouble)| trouble.to_string()).unwrap_or_default();
+        let text = if let count @ 2.. = places.len() {
+            let named: Vec<String> =
+                places.into_iter().filter_map(|(place, _)| place).take(MAX_NAMED_PLACES).collect();
+            let more = match count - named.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("{count} places: {}{more}. {first}", named.join(", "))
+        } else {
+            first
+        };
+        text::shorten(&text, MAX_TEXT_CHARS)
     }
 }
 
@@ -183,5 +258,79 @@ impl std::fmt::Display for Summary {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        object::Kind,
+        plan::Holder,
+        policy::Fault,
+        testing::{self, CapturedLogs, api::api_server, configmap},
+    };
+
+    fn reporter() -> (Reporter, Metrics) {
+        let (metrics, silent) = (Metrics::new(), api_server(|_| std::future::pending()));
+        let (recorder, _) = EventRecorder::start(silent, &testing::keys(), metrics.clone());
+        (Reporter::new(recorder, metrics.clone()), metrics)
+    }
+
+    fn conflicts(places: std::ops::Range<usize>) -> Vec<Trouble> {
+        let conflict =
+            |n| Trouble::Conflict { at: configmap(&format!("n{n:03}"), "x"), holder: Holder::Foreign };
+        places.map(conflict).collect()
+    }
+
+    /// The log lines that a report causes.
+    fn told(reported: &mut Reported, reporter: &Reporter, troubles: &[Trouble], now: Instant) -> Vec<String> {
+        let (captured, key) = (CapturedLogs::default(), ObjectKey::new(Kind::ConfigMap, "home", "colors"));
+        let capturing = captured.start("info");
+        reporter.troubles(About { key: &key, uid: "u" }, reported, troubles, now);
+        drop(capturing);
+        captured.text().lines().map(str::to_owned).collect()
+    }
+
+    #[tokio::test]
+    async fn troubles_with_the_same_label_are_told_together_once_and_counted_by_place() {
+        let ((reporter, metrics), mut reported, now) = (reporter(), Reported::default(), Instant::now());
+        let lines = told(&mut reported, &reporter, &conflicts(0..12), now);
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(
+            lines[0].contains("12 places: n000/x, n001/x, n002/x and 9 more. n000/x: the name"),
+            "{lines:?}"
+        );
+        assert_eq!(metrics.conflicts.get(), 12);
+
+        // Other places are affected: that is told, but not at once.
+        assert!(told(&mut reported, &reporter, &conflicts(0..20), now).is_empty());
+        assert_eq!(metrics.conflicts.get(), 20);
+        let later = now + CHANGES_REPEAT_AFTER;
+        assert!(told(&mut reported, &reporter, &conflicts(0..20), later)[0].contains("20 places: "));
+        assert!(told(&mut reported, &reporter, &conflicts(0..20), later + CHANGES_REPEAT_AFTER).is_empty());
+        assert_eq!(told(&mut reported, &reporter, &conflicts(0..20), later + REPEAT_AFTER).len(), 1);
+
+        assert!(told(&mut reported, &reporter, &[], later).is_empty());
+        assert_eq!((metrics.conflicts.get(), reported.is_empty()), (0, true));
+    }
+
+    #[tokio::test]
+    async fn another_fault_is_told_at_once() {
+        let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());
+        let fault = |key: &str| [Trouble::Fault(Fault::OwnName { key: key.to_owned() })];
+        for key in ["a", "b"] {
+            assert_eq!(told(&mut reported, &reporter, &fault(key), now).len(), 1);
+            assert!(told(&mut reported, &reporter, &fault(key), now).is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn quota_whose_numbers_change_is_told_once() {
+        let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());
+        let at = configmap("away", "x");
+        let refused = |used: u32| [Trouble::Forbidden { at: at.clone(), detail: format!("used: {used}") }];
+        assert_eq!(told(&mut reported, &reporter, &refused(0), now).len(), 1);
+        assert!(told(&mut reported, &reporter, &refused(1), now + CHANGES_REPEAT_AFTER).is_empty());
     }
 }

@@ -32,6 +32,8 @@ pub struct RetryState {
     /// Reconciles in a row that met a stale cache.
     stale: u32,
     in_flight: HashMap<ObjectKey, InFlight>,
+    /// The first failure, from which the times of retries are counted.
+    first_failure: Option<Instant>,
 }
 
 /// A companion that could not be written.
@@ -136,9 +138,18 @@ impl RetryState {
             Some(known) if known.source == source => known.failures + 1,
             _ => 0,
         };
-        let retry_at = now + policy.delay(failures, fastrand::f64());
+        let retry_at = self.round_up(now, policy.delay(failures, fastrand::f64()));
         self.failed.insert(at.clone(), FailedWrite { trouble, retry_at, failures, source });
         retry_at
+    }
+
+    /// The end of a delay, a little later: a reconcile plans all companions, so many retries share one.
+    fn round_up(&mut self, now: Instant, delay: Duration) -> Instant {
+        let start = *self.first_failure.get_or_insert(now);
+        // Powers of two: every step is a multiple of the smaller ones.
+        let step = (delay / 16).as_millis().max(1).next_power_of_two();
+        let millis = (now + delay).saturating_duration_since(start).as_millis().next_multiple_of(step);
+        start + Duration::from_millis(millis.try_into().unwrap_or(u64::MAX))
     }
 
     /// A write succeeded, or turned out to be unnecessary.
@@ -150,6 +161,12 @@ impl RetryState {
     #[must_use]
     pub fn has_failed(&self, at: &ObjectKey) -> bool {
         self.failed.contains_key(at)
+    }
+
+    /// Whether the last write of any companion failed.
+    #[must_use]
+    pub fn has_failures(&self) -> bool {
+        !self.failed.is_empty()
     }
 
     /// Forgets failures of companions that are right by now, or are not wanted any more.
@@ -247,9 +264,25 @@ mod tests {
         let retry_at = state.failed(&companion(), None, RetryPolicy::Permanent, digest("a"), now);
         assert_eq!(ask(&mut state, false, "a", now), Permission::At(retry_at));
         assert_eq!(ask(&mut state, false, "b", now), Permission::Now);
-        assert_eq!(ask(&mut state, false, "a", now + Duration::from_secs(601)), Permission::Now);
+        assert!(retry_at <= now + Duration::from_secs(700));
+        assert_eq!(ask(&mut state, false, "a", retry_at), Permission::Now);
         state.succeeded(&companion());
         assert_eq!(ask(&mut state, false, "a", now), Permission::Now);
+    }
+
+    #[test]
+    fn retries_of_many_companions_share_few_points_in_time() {
+        let (mut state, now) = (RetryState::default(), Instant::now());
+        let mut times = HashSet::new();
+        for n in 0..1000 {
+            let at = configmap(&format!("n{n}"), "colors-synced");
+            for _ in 0..10 {
+                state.failed(&at, None, RetryPolicy::Conflict, digest("a"), now);
+            }
+            times.insert(state.failed(&at, None, RetryPolicy::Conflict, digest("a"), now));
+        }
+        assert!((2..20).contains(&times.len()), "{}", times.len());
+        assert!(times.iter().all(|time| *time > now + Duration::from_secs(29)));
     }
 
     #[test]

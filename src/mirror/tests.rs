@@ -344,3 +344,56 @@ async fn hanging_write_of_large_content_delays_no_other_source() {
     api.gate.notify_one();
     fixture.reconciler.finish().await;
 }
+
+/// Source annotations and what a text can be made of to be long: plain, escaped in JSON, several bytes a character.
+const ANNOTATIONS: [&str; 9] = [
+    "target-namespaces",
+    "target-selector",
+    "companion-name",
+    "keys",
+    "copy-labels",
+    "copy-annotations",
+    "protect",
+    "paused",
+    "source",
+];
+
+#[tokio::test]
+async fn log_lines_and_events_are_bounded_whatever_tenants_write() {
+    let huge = |text: &str| text.repeat(200_000 / text.len());
+    let values = ["x", "\u{1}", "ö", "a*b,", "x=y=z,", "(", "Long Name "].map(huge);
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for (n, value) in values.iter().enumerate() {
+        for annotation in ANNOTATIONS {
+            cluster.put(source("home", &format!("{annotation}{n}")).annotate(annotation, value));
+        }
+        cluster.put(source("home", &format!("data{n}")).data(&value[..200], value));
+        cluster.put(source("home", &format!("type{n}")).of_type(value));
+    }
+    cluster.put(source("home", &"n".repeat(253)));
+    let notes = Arc::new(Mutex::new(Vec::new()));
+    let (written, message) = (notes.clone(), huge("quota "));
+    let client = api_server(move |asked: ApiRequest| {
+        let (written, message) = (written.clone(), message.clone());
+        async move {
+            if let Some(note) = asked.body["note"].as_str() {
+                written.lock().unwrap().push(note.to_owned());
+                return (201, asked.body);
+            }
+            let (code, mut status) = refusal(403, "Forbidden");
+            status["message"] = json!(message);
+            (code, status)
+        }
+    });
+    let (captured, sources) = (testing::CapturedLogs::default(), cluster.all_sources().len());
+    let capturing = captured.start("trace");
+    let fixture = Fixture::new(cluster, client);
+    fixture.start_workers();
+    fixture.lead();
+    until(|| notes.lock().unwrap().len() >= sources).await;
+    drop(capturing);
+    let longest = |texts: &mut dyn Iterator<Item = &str>| texts.map(str::len).max().unwrap_or_default();
+    assert!(longest(&mut notes.lock().unwrap().iter().map(String::as_str)) <= 1024);
+    let longest = longest(&mut captured.text().lines());
+    assert!((100..=8192).contains(&longest), "a log line of {longest} bytes");
+}

@@ -34,6 +34,7 @@ pub struct Metrics {
     watch_restarts: Family<WatchLabel, Counter>,
     api_calls: Family<CallLabel, Counter>,
     pub events_dropped: Counter,
+    pub events_suppressed: Counter,
     pub ready: Gauge,
     pub leader: Gauge,
     pub review_seconds: Histogram,
@@ -152,6 +153,11 @@ impl Metrics {
             watch_restarts: add(r, "watch_restarts", "Watches started or restarted with a list"),
             api_calls: add(r, "api_calls", "Calls to the API server, by verb and code"),
             events_dropped: add(r, "events_dropped", "Events that could not be written"),
+            events_suppressed: add(
+                r,
+                "events_suppressed",
+                "Events that were not written because their namespace had too many",
+            ),
             ready: add(r, "ready", "1 while /readyz answers 200"),
             leader: add(r, "leader", "1 while this replica is the leader"),
             review_seconds: duration(

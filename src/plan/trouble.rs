@@ -62,8 +62,25 @@ impl Trouble {
             Self::Fight { at, manager, .. } => {
                 Self::Fight { at: at.clone(), manager: manager.clone(), times: 0 }
             }
+            // The message of an exceeded quota contains what is in use.
+            Self::Forbidden { at, .. } => Self::Forbidden { at: at.clone(), detail: String::new() },
             Self::DeletesHeld { .. } => Self::DeletesHeld { companions: 0, sources: 0, until: String::new() },
             other => other.clone(),
+        }
+    }
+
+    /// The companion or namespace that it is about; none if it is about the source. Those with the same label are
+    /// reported together.
+    #[must_use]
+    pub fn place(&self) -> Option<String> {
+        match self {
+            Self::Fault(_) | Self::DeletesHeld { .. } => None,
+            Self::NotAccepted { namespace, .. } | Self::Excluded(namespace) => Some(namespace.clone()),
+            Self::Conflict { at, .. }
+            | Self::Invalid { at, .. }
+            | Self::Forbidden { at, .. }
+            | Self::Rewritten { at, .. }
+            | Self::Fight { at, .. } => Some(at.to_string()),
         }
     }
 

@@ -54,6 +54,14 @@ pub struct ObservedCompanion {
     pub(super) owner: Option<String>,
 }
 
+impl Companion {
+    /// What decides whether a source that it does not name may have it.
+    pub(super) fn availability(&self) -> (Option<&str>, [bool; 5]) {
+        let flags = [self.labelled, self.written_by_us, self.is_source, self.finalizers, self.terminating];
+        (self.controller_uid.as_deref(), flags)
+    }
+}
+
 impl ObservedCompanion {
     /// The object, not yet attributed to a source by its UID.
     #[must_use]

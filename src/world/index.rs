@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::source::Source;
+use super::source::{Desired, Source};
 use crate::object::{Kind, ObjectKey};
 
 #[derive(Debug, Default)]
@@ -15,11 +15,11 @@ pub struct Index {
     /// How many of these companions are in other namespaces than their source, by source.
     away_by_source: HashMap<ObjectKey, usize>,
     away: usize,
-    /// Sources by the companion they want: when a name becomes free, every source that wants it is reconciled.
+    /// Sources by the companion they want.
     by_desired: HashMap<DesiredName, BTreeSet<ObjectKey>>,
 }
 
-/// A companion's name, and the source's namespace if that is its only target.
+/// A companion's name and a namespace that the source lists; none if a prefix or a selector may match any.
 type DesiredName = (Kind, Option<Arc<str>>, String);
 
 impl Index {
@@ -64,30 +64,37 @@ impl Index {
     }
 
     pub fn add_source(&mut self, source: &Source) {
-        if let Some(name) = desired_name(source) {
+        for name in desired_names(source) {
             self.by_desired.entry(name).or_default().insert(source.key.clone());
         }
     }
 
     pub fn remove_source(&mut self, source: &Source) {
-        if let Some(name) = desired_name(source) {
+        for name in desired_names(source) {
             remove(&mut self.by_desired, &name, &source.key);
         }
     }
 
-    /// The sources whose companions have this name, and may be wanted in this namespace.
-    pub fn sources_by_name(&self, companion: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+    /// The sources whose companions have this name, and may be wanted in this namespace: those that list it, and
+    /// those with a prefix or a selector. Each in order.
+    pub fn sources_by_name(&self, companion: &ObjectKey) -> [impl Iterator<Item = &ObjectKey>; 2] {
         let name = companion.name.to_string();
         let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
         let anywhere = (companion.kind, None, name);
-        [here, anywhere].into_iter().filter_map(|name| self.by_desired.get(&name)).flatten()
+        [here, anywhere].map(|name| self.by_desired.get(&name).into_iter().flatten())
     }
 }
 
-fn desired_name(source: &Source) -> Option<DesiredName> {
-    let policy = &source.desired.as_ref().ok()?.policy;
-    let home = policy.targets.only_own().then(|| source.key.namespace.clone());
-    Some((source.key.kind, home, policy.companion.clone()))
+fn desired_names(source: &Source) -> Vec<DesiredName> {
+    let Ok(Desired { policy, .. }) = &source.desired else { return Vec::new() };
+    let name = |namespace| (source.key.kind, namespace, policy.companion.clone());
+    let targets = &policy.targets;
+    if !targets.prefixes.is_empty() || targets.selector.is_some() {
+        return vec![name(None)];
+    }
+    let listed = targets.names.iter().map(|namespace| Arc::from(namespace.as_str()));
+    let own = targets.own.then(|| source.key.namespace.clone());
+    listed.chain(own).map(|namespace| name(Some(namespace))).collect()
 }
 
 /// Whether the value was there.

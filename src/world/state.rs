@@ -125,10 +125,7 @@ impl World {
         let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
         match holder.filter(counts) {
             Some(holder) => (Some(holder) != asking).then(|| holder.clone()),
-            None => {
-                let mut waiting = self.interested_sources(at, None).into_iter();
-                waiting.find(|source| Some(source) != asking && counts(&source))
-            }
+            None => self.first_wanting(at, |source| Some(source) != asking && counts(&source)).cloned(),
         }
     }
 
@@ -141,7 +138,7 @@ impl World {
     /// object that belongs to none of them.
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        self.interested_sources(at, None).first() == Some(source)
+        self.first_wanting(at, |_| true) == Some(source)
     }
 
     /// Whether a source wants a companion in a namespace.
@@ -160,13 +157,41 @@ impl World {
             && self.wants(source, &at.namespace)
     }
 
-    /// The source that a companion belongs to, and every other source that wants its name.
-    fn interested_sources(&self, companion: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
-        let by_name = self.index.sources_by_name(companion);
-        let mut interested: BTreeSet<&ObjectKey> =
-            by_name.filter(|source| self.wants(source, &companion.namespace)).collect();
-        interested.extend(owner);
-        interested.into_iter().cloned().collect()
+    /// The first, by name, of the sources that want a companion and that count.
+    fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
+        let counts = |source: &&ObjectKey| self.wants(source, &at.namespace) && counts(source);
+        self.index.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
+    }
+
+    /// Whether the mirror writes this companion for this source.
+    fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        self.wants_at(source, at)
+            && self.sources.get(source).is_some_and(|source| source.active_policy().is_some())
+            && self.namespaces.eligibility(&source.namespace, &at.namespace) == Eligibility::Eligible
+    }
+
+    /// The source to reconcile when no object has the name of a companion any more: its owner if that source writes it
+    /// again, otherwise also the next in line. If all that wait were reconciled, all but one would just fail again.
+    fn heirs(&self, at: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let next = match owner {
+            Some(owner) if self.is_written_for(owner, at) => None,
+            _ => self.first_wanting(at, |source| Some(source) != owner && self.is_written_for(source, at)),
+        };
+        owner.into_iter().chain(next).cloned().collect()
+    }
+
+    /// The sources to reconcile when a companion has changed: its owner and its former owner. If it has no owner and
+    /// that is new, or whether it can be adopted has changed, every source that wants it.
+    fn affected(&self, at: &ObjectKey, former: Option<&Companion>, now: &Companion) -> Vec<ObjectKey> {
+        let former_owner = former.and_then(|former| former.source.as_ref());
+        let mut affected: BTreeSet<&ObjectKey> = former_owner.into_iter().chain(&now.source).collect();
+        let same =
+            |former: &Companion| former.source.is_none() && former.availability() == now.availability();
+        if now.source.is_none() && !former.is_some_and(same) {
+            let wanting = self.index.sources_by_name(at).into_iter().flatten();
+            affected.extend(wanting.filter(|source| self.wants(source, &at.namespace)));
+        }
+        affected.into_iter().cloned().collect()
     }
 
     // --- lists
@@ -263,10 +288,8 @@ impl World {
         }
         self.index.add_source(&source);
         self.sources.insert(key.clone(), Arc::new(source));
-        let mut lost = std::mem::take(&mut self.lost);
-        lost.retain(|at, lost| lost.source != key || self.wants_at(&key, at));
-        self.lost = lost;
-        Effect { requeue: vec![key.clone()], events: vec![(key, event)] }
+        let requeue = self.drop_lost(&key);
+        Effect { requeue, events: vec![(key, event)] }
     }
 
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
@@ -282,8 +305,22 @@ impl World {
         if let Some(source) = self.sources.remove(key) {
             self.index.remove_source(&source);
         }
-        self.lost.retain(|_, lost| lost.source != *key);
-        Effect { requeue: vec![key.clone()], events: vec![(key.clone(), SourceEvent::Removed)] }
+        let requeue = self.drop_lost(key);
+        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
+    }
+
+    /// Forgets lost companions that their source no longer wants. Returns the source and who is next in line for them.
+    fn drop_lost(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
+        let unwanted = |(at, lost): (&ObjectKey, &LostCompanion)| {
+            (lost.source == *key && !self.wants_at(key, at)).then(|| at.clone())
+        };
+        let unwanted: Vec<ObjectKey> = self.lost.iter().filter_map(unwanted).collect();
+        let mut requeue = vec![key.clone()];
+        for at in unwanted {
+            self.lost.remove(&at);
+            requeue.extend(self.heirs(&at, None));
+        }
+        requeue
     }
 
     // --- companions
@@ -332,8 +369,7 @@ impl World {
             || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
         // No watch of ours would ever show the deletion of an object without our label.
         if deleted || !companion.labelled {
-            let requeue = self.interested_sources(&key, companion.source.as_ref());
-            return Effect { requeue, ..Effect::default() };
+            return Effect { requeue: companion.source.into_iter().collect(), ..Effect::default() };
         }
         self.put_companion(key, companion)
     }
@@ -355,7 +391,7 @@ impl World {
             companion.written_epoch = companion.written_epoch.max(known.written_epoch);
         }
         self.lost.remove(&key);
-        let requeue = self.interested_sources(&key, companion.source.as_ref());
+        let requeue = self.affected(&key, self.companions.get(&key), &companion);
         let former = self.companions.get(&key).and_then(|known| known.source.as_ref());
         if let Some(former) = former.filter(|former| Some(*former) != companion.source.as_ref()) {
             self.index.remove_companion(former, &key);
@@ -410,7 +446,7 @@ impl World {
                 self.lost.insert(key.clone(), LostCompanion { source: source.clone(), uid });
             }
         }
-        Effect { requeue: self.interested_sources(key, source.as_ref()), ..Effect::default() }
+        Effect { requeue: self.heirs(key, source.as_ref()), ..Effect::default() }
     }
 }
 

@@ -137,36 +137,70 @@ fn deletion_of_an_earlier_object_of_the_same_name_is_ignored() {
     assert!(world.source(&colors_key()).is_some());
 }
 
-#[test]
-fn deleted_companion_enqueues_its_source_and_every_source_that_waits_for_its_name() {
-    let mut world = known();
+/// Sources that want the companion of [`colors`] in `away`, and others.
+fn see_waiting_sources(world: &mut World) {
     for (waiting, name) in [
         (source("away", "paint"), "colors-synced"),
         (source("third", "paint").annotate("target-namespaces", "*"), "colors-synced"),
-        // These want another namespace, name or kind.
+        (source("fourth", "paint").annotate("target-namespaces", "away,third"), "colors-synced"),
+        // These want another namespace, name or kind, or are not written for.
         (source("home", "paint"), "colors-synced"),
         (source("third", "dye").annotate("target-namespaces", "third"), "colors-synced"),
         (source("away", "dye"), "dyes"),
         (source("away", "paint").of_type("Opaque"), "colors-synced"),
+        (source("away", "paused").annotate("paused", "true"), "colors-synced"),
+        (source("away", "malformed").annotate("protect", "perhaps"), "colors-synced"),
     ] {
-        see_source(&mut world, waiting.annotate("companion-name", name));
+        see_source(world, waiting.annotate("companion-name", name));
     }
-    let expected = [configmap("away", "paint"), colors_key(), configmap("third", "paint")];
-    let effect = see_deleted(&mut world, &synced().version(11));
-    assert_eq!(effect.requeue, expected);
-    assert_eq!(see(&mut world, synced().uid("second").version(12)).requeue, expected);
 }
 
 #[test]
-fn source_that_no_longer_waits_for_a_name_is_not_enqueued() {
+fn sources_that_wait_for_a_name_are_not_enqueued_while_its_owner_wants_it() {
     let mut world = known();
-    let waiting = || source("away", "paint").annotate("companion-name", "colors-synced");
-    see_source(&mut world, waiting());
-    see_source(&mut world, waiting().annotate("companion-name", "other").version(2));
-    assert_eq!(see(&mut world, synced().version(11)).requeue, [colors_key()]);
-    see_source(&mut world, waiting().version(3));
-    world.delete_source(Kind::ConfigMap, waiting().version(4).meta());
-    assert_eq!(see(&mut world, synced().version(12)).requeue, [colors_key()]);
+    see_waiting_sources(&mut world);
+    assert_eq!(see(&mut world, synced().data("sky", "red").version(11)).requeue, [colors_key()]);
+    assert_eq!(see_deleted(&mut world, &synced().version(12)).requeue, [colors_key()]);
+    assert_eq!(see(&mut world, synced().uid("second").version(13)).requeue, [colors_key()]);
+}
+
+#[test]
+fn next_in_line_is_enqueued_when_the_owner_of_a_name_gives_it_up() {
+    let next = configmap("away", "paint");
+    for change in [None, Some(colors().annotate("target-namespaces", ".").version(11))] {
+        let mut world = known();
+        see_waiting_sources(&mut world);
+        match change {
+            Some(source) => see_source(&mut world, source),
+            None => world.delete_source(Kind::ConfigMap, colors().version(11).meta()),
+        };
+        let effect = see_deleted(&mut world, &synced().version(12));
+        assert_eq!(effect.requeue, [colors_key(), next.clone()]);
+    }
+    // The two watches may show it in the other order.
+    let mut world = known();
+    see_waiting_sources(&mut world);
+    see_deleted(&mut world, &synced().version(11));
+    let effect = world.delete_source(Kind::ConfigMap, colors().version(12).meta());
+    assert_eq!(effect.requeue, [colors_key(), next]);
+}
+
+#[test]
+fn every_source_that_wants_an_object_without_an_owner_is_enqueued_when_it_can_be_adopted() {
+    let mut world = known();
+    see_waiting_sources(&mut world);
+    let all = [
+        configmap("away", "paint"),
+        configmap("away", "paused"),
+        configmap("fourth", "paint"),
+        colors_key(),
+        configmap("third", "paint"),
+    ];
+    let foreign = || companion("away", "colors-synced").uid("foreign").finalizer("example.com/f");
+    assert_eq!(see(&mut world, foreign().version(11)).requeue, all);
+    assert_eq!(see(&mut world, foreign().data("sky", "red").version(12)).requeue, []);
+    let free = companion("away", "colors-synced").uid("foreign").data("sky", "red").version(13);
+    assert_eq!(see(&mut world, free).requeue, all);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap};
+use crate::harness::{Cluster, configmap, eventually};
 
 /// Creates a ConfigMap without Lockstep's marks.
 async fn foreign(cluster: &Cluster, namespace: &str, name: &str) -> Value {
@@ -90,4 +90,66 @@ async fn adopt_takes_over_foreign_objects_only_where_the_namespace_accepts_and_n
             json!({"theirs": "1"})
         );
     }
+}
+
+#[tokio::test]
+async fn conflicts_of_a_source_in_many_places_are_one_event_and_one_log_line() {
+    let cluster = Cluster::new("places").await;
+    let home = cluster.namespace("home").await;
+    for n in 0..12 {
+        let namespace = cluster.namespace(&format!("t{n:02}")).await;
+        foreign(&cluster, &namespace, "colors-synced").await;
+    }
+    let lockstep = cluster.start_mirror_with(&["--resync", "200ms"]).await;
+    cluster.source(&home, "colors").annotate("target-namespaces", &cluster.ns("t*")).create().await;
+    lockstep.wait_metric("lockstep_conflicts", 12.0).await;
+    let note = cluster.wait_event(&home, "colors", "Conflict").await;
+    let first = (0..3).map(|n| format!("{}/colors-synced", cluster.ns(&format!("t{n:02}"))));
+    let names = first.collect::<Vec<_>>().join(", ");
+    assert!(note.starts_with(&format!("12 places: {names} and 9 more. ")), "{note}");
+    // Retries do not tell it again.
+    let gets = || lockstep.metric("lockstep_api_calls_total{verb=\"get\",code=\"200\"}");
+    eventually("retries", || async { (gets() >= 24.0).then_some(()) }).await;
+    let events = cluster.events(&home, "colors").await;
+    assert_eq!(events.iter().filter(|(reason, _)| reason == "Conflict").count(), 1, "{events:?}");
+    let log = lockstep.log();
+    assert_eq!(log.lines().filter(|line| line.contains("the name is held by")).count(), 1, "{log}");
+}
+
+/// How many sources want the same companion in the next test.
+const MANY: usize = 150;
+
+#[tokio::test]
+async fn sources_that_wait_for_a_name_are_not_reconciled_when_its_holder_changes() {
+    let cluster = Cluster::new("waiting").await;
+    let home = cluster.namespace("home").await;
+    let source = |n: usize| cluster.source(&home, &format!("s{n:03}")).annotate("companion-name", "shared");
+    source(0).with("/data", json!({"turn": "0"})).create().await;
+    let lockstep = cluster.start_mirror_with(&["--resync", "10m"]).await;
+    cluster.wait_data(&home, "shared", json!({"turn": "0"})).await;
+    for n in 1..MANY {
+        source(n).create().await;
+    }
+    lockstep.wait_metric("lockstep_conflicts", (MANY - 1) as f64).await;
+    let reconciles = || {
+        let results = ["retry", "trouble", "changed", "unchanged"];
+        let count = |result| lockstep.metric(&format!("lockstep_reconciles_total{{result=\"{result}\"}}"));
+        results.into_iter().map(count).sum::<f64>()
+    };
+    let before = reconciles();
+    for turn in 1..=20 {
+        let turn = turn.to_string();
+        cluster.merge(&configmap(&home, "s000"), &json!({"data": {"turn": turn}})).await;
+        cluster.wait_data(&home, "shared", json!({"turn": turn})).await;
+    }
+    let more = reconciles() - before;
+    assert!(more < 100.0, "{more} reconciles for 20 changes of one source");
+
+    // The holder goes: the next in line takes over, the others go on waiting.
+    let before = reconciles();
+    cluster.delete(&configmap(&home, "s000")).await;
+    cluster.wait_data(&home, "shared", json!({"sky": "blue"})).await;
+    lockstep.wait_metric("lockstep_conflicts", (MANY - 2) as f64).await;
+    let more = reconciles() - before;
+    assert!(more < 50.0, "{more} reconciles when the holder goes");
 }

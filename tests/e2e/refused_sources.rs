@@ -141,7 +141,7 @@ async fn invalid_companion_is_not_retried_until_the_source_changes() {
 #[tokio::test]
 async fn exceeded_quota_is_reported_and_retried() {
     let cluster = Cluster::new("quota").await;
-    let _lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}});
     let quotas = format!("/api/v1/namespaces/{away}/resourcequotas");
@@ -157,6 +157,12 @@ async fn exceeded_quota_is_reported_and_retried() {
     cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     let note = cluster.wait_event(&home, "colors", "Forbidden").await;
     assert!(note.contains("exceeded quota: none"), "{note}");
+    // It is warned about once, with the target, however often the write is retried.
+    let refused = || lockstep.metric("lockstep_api_calls_total{verb=\"create\",code=\"403\"}");
+    crate::harness::eventually("retries", || async { (refused() >= 3.0).then_some(()) }).await;
+    let log = lockstep.log();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains(&format!("{away}/colors-synced")), "{warnings:#?}");
     cluster.delete(&format!("{quotas}/none")).await;
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
 }
