@@ -36,7 +36,14 @@ const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 const PAGE_SIZE: u32 = 50;
 /// One page at a time is in memory, whichever watch lists. The list of a single object needs no permit.
 static PAGE: Semaphore = Semaphore::const_new(1);
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// The pauses after requests that were not answered or answered with an error, which cost the server little. They are
+/// short, because an API server that was restarted answers like this until it is ready.
+const REFUSED_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_millis(1500));
+/// The pauses after lists and watches that began and broke off: to begin them again is expensive.
+const BROKEN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
+/// After this many failures in a row to resume from a resourceVersion, the resource is listed again. Requests without an
+/// answer do not count, so that not every outage ends with a list.
+const MAX_FAILED_RESUMES: u32 = 5;
 
 /// What to watch.
 #[derive(Debug, Clone)]
@@ -95,9 +102,18 @@ enum WatchError {
     /// The resourceVersion to resume from has expired, or the watch stalled: list again.
     #[error("{0}")]
     Relist(&'static str),
+    /// There was no answer.
     #[error("{0}")]
-    Failed(Failure),
+    Unanswered(Failure),
+    /// The answer is an error.
+    #[error("{0}")]
+    Refused(Failure),
+    /// The answer broke off, or cannot be decoded.
+    #[error("{0}")]
+    Broken(Failure),
 }
+
+const EXPIRED: WatchError = WatchError::Relist("the resourceVersion has expired");
 
 /// The resourceVersion to resume from; `None` before the list is complete.
 type ResumeVersion = Option<String>;
@@ -119,48 +135,69 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let mut version: ResumeVersion = None;
     let mut streaming = true;
     let mut last_event = Instant::now();
-    let mut retry = Retry::new(BACKOFF);
+    let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
+    let mut failed_resumes = 0;
     let mut log_once = LogOnce::default();
     loop {
-        let started = Instant::now();
-        let lists = version.is_none() && !streaming;
+        let resumed_from = version.clone();
         let mut sink = |event: Event<T>| {
             last_event = Instant::now();
             sink(event);
         };
+        let lists = version.is_none() && !streaming;
         let outcome = match lists {
             true => watcher.list(&mut version, &mut sink).await,
             false => watcher.watch(&mut version, &mut sink).await,
         };
-        match outcome {
-            Ok(()) if last_event.elapsed() > stall_timeout => {
-                tracing::info!(watch = name, "the watch has stalled; listing again");
-                version = None;
-                continue;
-            }
-            Ok(()) if started.elapsed() < MIN_WATCH_TIME && !lists => {}
+        if version != resumed_from {
+            failed_resumes = 0;
+        }
+        if !matches!(outcome, Err(WatchError::Unanswered(_) | WatchError::Refused(_))) {
+            refused.reset();
+        }
+        let mut pause = match outcome {
             Ok(()) => {
-                retry.reset();
-                log_once.resolved();
-                continue;
+                // A list proves nothing about the watch that follows.
+                if !lists {
+                    broken.reset();
+                    log_once.resolved();
+                }
+                Duration::ZERO
             }
             Err(WatchError::StreamingUnsupported) => {
                 tracing::info!(watch = name, "the API server does not stream lists; listing in pages");
                 streaming = false;
-                continue;
+                Duration::ZERO
             }
             Err(WatchError::Relist(reason)) => {
                 tracing::info!(watch = name, reason, "listing again");
                 version = None;
+                broken.next_delay()
             }
-            Err(WatchError::Failed(failure)) => {
+            Err(
+                ref error @ (WatchError::Unanswered(ref failure)
+                | WatchError::Refused(ref failure)
+                | WatchError::Broken(ref failure)),
+            ) => {
                 let text = failure.explain(&format!("the watch of {name}"));
                 if log_once.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
                 }
+                failed_resumes += u32::from(!matches!(error, WatchError::Unanswered(_)));
+                match error {
+                    WatchError::Broken(_) => broken.next_delay(),
+                    _ => refused.next_delay(),
+                }
             }
+        };
+        let stalled = last_event.elapsed() > stall_timeout;
+        if version.is_some() && (stalled || failed_resumes >= MAX_FAILED_RESUMES) {
+            let reason = if stalled { "the watch has stalled" } else { "the watch cannot be resumed" };
+            tracing::info!(watch = name, reason, "listing again");
+            version = None;
+            pause = pause.max(broken.next_delay());
         }
-        tokio::time::sleep(retry.next_delay()).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -172,13 +209,13 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch in time.
+    /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch, but not at once.
     async fn watch<T: Watched>(
         &self,
         version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), WatchError> {
-        let listing = version.is_none();
+        let (listing, started) = (version.is_none(), Instant::now());
         let params = WatchParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),
@@ -194,8 +231,12 @@ impl Watcher {
         let request =
             self.request.watch(&params, version.as_deref().unwrap_or_default()).map_err(invalid_request)?;
         let events = self.answer(self.client.request_events::<T>(request)).await?;
-        let events = events.map_err(|error| watch_error(error, listing))?;
-        self.follow(events, version, sink).await
+        let events = events.map_err(|error| refused(error, listing))?;
+        self.follow(events, version, sink).await?;
+        match started.elapsed() < MIN_WATCH_TIME {
+            true => Err(WatchError::Broken(Failure::Unavailable("the watch ended at once".to_owned()))),
+            false => Ok(()),
+        }
     }
 
     async fn follow<T: Watched>(
@@ -215,7 +256,7 @@ impl Watcher {
                     None => Err(WatchError::Relist("the watch ended before the list was complete")),
                 };
             };
-            match event.map_err(|error| watch_error(error, false))? {
+            match event.map_err(broken)? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     advance(version, object.meta());
                     sink(Event::Apply(object));
@@ -235,7 +276,7 @@ impl Watcher {
                         sink(Event::Bookmark);
                     }
                 }
-                WatchEvent::Error(status) => return Err(watch_error(kube::Error::Api(status), false)),
+                WatchEvent::Error(status) => return Err(broken(kube::Error::Api(status))),
             }
         }
     }
@@ -274,7 +315,7 @@ impl Watcher {
             let text = self.answer(self.read_page(request)).await?;
             let metadata = text.and_then(|text| apply_page(&text, sink));
             drop(permit);
-            let metadata = metadata.map_err(|error| watch_error(error, false))?;
+            let metadata = metadata.map_err(|error| refused(error, false))?;
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
                 let listed = metadata.resource_version.unwrap_or_default();
@@ -301,126 +342,31 @@ fn advance(version: &mut ResumeVersion, meta: &Meta) {
     }
 }
 
-fn watch_error(error: kube::Error, listing: bool) -> WatchError {
+/// A request that failed.
+fn refused(error: kube::Error, listing: bool) -> WatchError {
     match &error {
-        kube::Error::Api(status) if status.code == 410 => {
-            WatchError::Relist("the resourceVersion has expired")
-        }
+        kube::Error::Api(status) if status.code == 410 => EXPIRED,
         // "sendInitialEvents is forbidden" where the feature is off.
         kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => {
             WatchError::StreamingUnsupported
         }
-        _ => WatchError::Failed(error.into()),
+        kube::Error::Api(_) => WatchError::Refused(error.into()),
+        kube::Error::SerdeError(_) | kube::Error::ReadEvents(_) => WatchError::Broken(error.into()),
+        _ => WatchError::Unanswered(error.into()),
+    }
+}
+
+/// An answer that failed after it had begun.
+fn broken(error: kube::Error) -> WatchError {
+    match &error {
+        kube::Error::Api(status) if status.code == 410 => EXPIRED,
+        _ => WatchError::Broken(error.into()),
     }
 }
 
 fn invalid_request(error: kube::core::request::Error) -> WatchError {
-    WatchError::Failed(Failure::Unavailable(error.to_string()))
+    WatchError::Refused(Failure::Unavailable(error.to_string()))
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use serde_json::{Value, json};
-    use tokio::{sync::Notify, time::Instant as Clock};
-
-    use super::*;
-    use crate::{
-        object::Object,
-        testing::api::{ApiRequest, api_server, refusal},
-    };
-
-    #[tokio::test]
-    async fn pages_are_small_and_one_at_a_time_is_read_for_all_watches() {
-        let (asked, running) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new((0, 0))));
-        let (pages, load) = (asked.clone(), running.clone());
-        let client = api_server(move |asked: ApiRequest| {
-            let (pages, load) = (pages.clone(), load.clone());
-            async move {
-                if asked.uri.contains("sendInitialEvents") {
-                    return refusal(422, "Invalid");
-                }
-                if asked.uri.contains("watch=true") {
-                    return std::future::pending().await;
-                }
-                pages.lock().unwrap().push(asked.uri.clone());
-                let change = |by: i32| {
-                    let mut load = load.lock().unwrap();
-                    load.0 += by;
-                    load.1 = load.1.max(load.0);
-                };
-                change(1);
-                for _ in 0..100 {
-                    tokio::task::yield_now().await;
-                }
-                change(-1);
-                let last = asked.uri.contains("continue=");
-                let token = if last { "" } else { "more" };
-                let object = json!({"metadata": {"name": if last { "b" } else { "a" }}, "data": {"k": "v"}});
-                (200, json!({"metadata": {"resourceVersion": "7", "continue": token}, "items": [object]}))
-            }
-        });
-        let (sender, mut listed) = tokio::sync::mpsc::unbounded_channel();
-        for n in 0..3 {
-            let (client, sender) = (client.clone(), sender.clone());
-            let spec = WatchSpec {
-                name: format!("watch {n}"),
-                path: "/api/v1/configmaps".to_owned(),
-                label_selector: None,
-                field_selector: None,
-            };
-            tokio::spawn(async move {
-                run(client, spec, |event: Event<Object>| match event {
-                    Event::Apply(object) => sender.send(object.metadata.name).unwrap(),
-                    Event::InitDone(version) => sender.send(version).unwrap(),
-                    Event::Init | Event::Delete(_) | Event::Bookmark => {}
-                })
-                .await;
-            });
-        }
-        let mut received = Vec::new();
-        while received.len() < 9 {
-            let next = tokio::time::timeout(Duration::from_secs(10), listed.recv()).await;
-            received.push(next.expect("in time").unwrap());
-        }
-        received.sort();
-        assert_eq!(received, ["7", "7", "7", "a", "a", "a", "b", "b", "b"]);
-        let asked = asked.lock().unwrap();
-        assert!(asked.len() == 6 && asked.iter().all(|uri| uri.contains("limit=50")), "{asked:?}");
-        assert_eq!(running.lock().unwrap().1, 1, "pages at a time");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn watches_that_end_at_once_back_off_on_a_server_without_streaming_lists() {
-        let (watches, enough) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Notify::new()));
-        let (asked_at, full) = (watches.clone(), enough.clone());
-        let client = api_server(move |asked: ApiRequest| {
-            let answer = if asked.uri.contains("sendInitialEvents") {
-                refusal(422, "Invalid")
-            } else if asked.uri.contains("watch=true") {
-                let mut watches = asked_at.lock().unwrap();
-                watches.push(Clock::now());
-                if watches.len() == 4 {
-                    full.notify_one();
-                }
-                (200, Value::Null)
-            } else {
-                (200, json!({"metadata": {"resourceVersion": "7"}, "items": []}))
-            };
-            async move { answer }
-        });
-        let spec = WatchSpec {
-            name: "a test".to_owned(),
-            path: "/api/v1/configmaps".to_owned(),
-            label_selector: None,
-            field_selector: None,
-        };
-        tokio::select! {
-            () = run(client, spec, |_: Event<Object>| {}) => {}
-            () = enough.notified() => {}
-        }
-        let watches = watches.lock().unwrap();
-        assert!(watches[3] - watches[0] >= (BACKOFF.first * 7) / 2, "{watches:?}");
-    }
-}
+mod tests;

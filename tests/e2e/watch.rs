@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lockstep::{
@@ -43,6 +43,33 @@ async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwa
         lockstep.resume();
         cluster.wait_data(&away, "colors-synced", json!({"sky": color})).await;
     }
+}
+
+#[tokio::test]
+async fn source_created_as_soon_as_a_restarted_api_server_is_ready_is_mirrored_at_once() {
+    let Some(plane) = dedicated_control_plane("restart", &[]) else { return };
+    let cluster = Cluster::on(plane, "restart").await;
+    let lockstep = cluster.start_mirror().await;
+    let home = cluster.namespace("home").await;
+    cluster.source(&home, "before").create().await;
+    cluster.wait_data(&home, "before-synced", json!({"sky": "blue"})).await;
+    let logged = lockstep.log().len();
+    plane.apiserver().unwrap().kill().unwrap();
+    // Long enough for a backoff that grows to ten seconds.
+    eventually("the outage lasts", || async {
+        (lockstep.metric("lockstep_watch_age_seconds{watch=\"namespaces\"}") > 15.0).then_some(())
+    })
+    .await;
+    plane.apiserver().unwrap().restart().unwrap();
+    plane.wait_ready().unwrap();
+    let ready = Instant::now();
+    cluster.source(&home, "after").create().await;
+    cluster.wait_data(&home, "after-synced", json!({"sky": "blue"})).await;
+    let mirrored = ready.elapsed();
+    println!("mirrored {mirrored:?} after the API server was ready");
+    // The restarted server remembers no event of before, so every watch is listed again.
+    assert!(lockstep.log()[logged..].contains("the resourceVersion has expired"));
+    assert!(mirrored < Duration::from_secs(5), "{mirrored:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,158 @@
+//! The loop on an API server that answers as each test says.
+
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::time::Instant as Clock;
+
+use super::*;
+use crate::{
+    object::Object,
+    testing::api::{ApiRequest, api_server, refusal},
+};
+
+#[tokio::test]
+async fn pages_are_small_and_one_at_a_time_is_read_for_all_watches() {
+    let (asked, running) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new((0, 0))));
+    let (pages, load) = (asked.clone(), running.clone());
+    let client = api_server(move |asked: ApiRequest| {
+        let (pages, load) = (pages.clone(), load.clone());
+        async move {
+            if asked.uri.contains("sendInitialEvents") {
+                return refusal(422, "Invalid");
+            }
+            if asked.uri.contains("watch=true") {
+                return std::future::pending().await;
+            }
+            pages.lock().unwrap().push(asked.uri.clone());
+            let change = |by: i32| {
+                let mut load = load.lock().unwrap();
+                load.0 += by;
+                load.1 = load.1.max(load.0);
+            };
+            change(1);
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            change(-1);
+            let last = asked.uri.contains("continue=");
+            let token = if last { "" } else { "more" };
+            let object = json!({"metadata": {"name": if last { "b" } else { "a" }}, "data": {"k": "v"}});
+            (200, json!({"metadata": {"resourceVersion": "7", "continue": token}, "items": [object]}))
+        }
+    });
+    let (sender, mut listed) = tokio::sync::mpsc::unbounded_channel();
+    for n in 0..3 {
+        let (client, sender) = (client.clone(), sender.clone());
+        let spec = WatchSpec {
+            name: format!("watch {n}"),
+            path: "/api/v1/configmaps".to_owned(),
+            label_selector: None,
+            field_selector: None,
+        };
+        tokio::spawn(async move {
+            run(client, spec, |event: Event<Object>| match event {
+                Event::Apply(object) => sender.send(object.metadata.name).unwrap(),
+                Event::InitDone(version) => sender.send(version).unwrap(),
+                Event::Init | Event::Delete(_) | Event::Bookmark => {}
+            })
+            .await;
+        });
+    }
+    let mut received = Vec::new();
+    while received.len() < 9 {
+        let next = tokio::time::timeout(Duration::from_secs(10), listed.recv()).await;
+        received.push(next.expect("in time").unwrap());
+    }
+    received.sort();
+    assert_eq!(received, ["7", "7", "7", "a", "a", "a", "b", "b", "b"]);
+    let asked = asked.lock().unwrap();
+    assert!(asked.len() == 6 && asked.iter().all(|uri| uri.contains("limit=50")), "{asked:?}");
+    assert_eq!(running.lock().unwrap().1, 1, "pages at a time");
+}
+
+fn spec() -> WatchSpec {
+    WatchSpec {
+        name: "a test".to_owned(),
+        path: "/api/v1/configmaps".to_owned(),
+        label_selector: None,
+        field_selector: None,
+    }
+}
+
+/// The first `count` requests of a watch, and when they came. `answer` gets the number of earlier requests and the URI.
+async fn requests(count: usize, answer: impl Fn(usize, &str) -> (u16, Value)) -> Vec<(Clock, String)> {
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+    let client = api_server(move |request: ApiRequest| {
+        let (reply, answered) = tokio::sync::oneshot::channel();
+        sender.send((request.uri, reply)).unwrap();
+        async move { answered.await.unwrap() }
+    });
+    let mut requests = Vec::new();
+    let serve = async {
+        while requests.len() < count {
+            let (uri, reply) = receiver.recv().await.unwrap();
+            reply.send(answer(requests.len(), &uri)).unwrap();
+            requests.push((Clock::now(), uri));
+        }
+    };
+    tokio::select! {
+        biased;
+        () = serve => {}
+        () = run(client, spec(), |_: Event<Object>| {}) => {}
+    }
+    requests
+}
+
+fn is_list(uri: &str) -> bool {
+    uri.contains("sendInitialEvents") || !uri.contains("watch=true")
+}
+
+/// A server without streaming lists, whose lists are empty.
+fn pages(uri: &str, watch: (u16, Value)) -> (u16, Value) {
+    if uri.contains("sendInitialEvents") {
+        refusal(422, "Invalid")
+    } else if is_list(uri) {
+        (200, json!({"metadata": {"resourceVersion": "7"}, "items": []}))
+    } else {
+        watch
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_end_at_once_back_off() {
+    let requests = requests(6, |_, uri| pages(uri, (200, Value::Null))).await;
+    assert!(requests[5].0 - requests[2].0 >= BROKEN_BACKOFF.first * 7 / 2, "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_versions_back_off_although_each_is_followed_by_a_list() {
+    let requests = requests(10, |_, uri| pages(uri, refusal(410, "Expired"))).await;
+    let lists: Vec<Clock> =
+        requests.iter().skip(1).filter(|(_, uri)| is_list(uri)).map(|(at, _)| *at).collect();
+    assert!(lists[3] - lists[0] >= BROKEN_BACKOFF.first * 7 / 2, "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn expired_version_after_an_outage_is_listed_again_at_once() {
+    let requests = requests(13, |n, uri| {
+        let watch = if n < 11 { refusal(503, "ServiceUnavailable") } else { refusal(410, "Expired") };
+        pages(uri, if n > 1 { watch } else { refusal(422, "Invalid") })
+    })
+    .await;
+    let waits: Vec<Duration> = requests.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+    assert!(waits.iter().all(|wait| *wait <= REFUSED_BACKOFF.max), "{waits:?}");
+    let expired = requests.iter().rposition(|(_, uri)| !is_list(uri)).unwrap();
+    assert!(is_list(&requests[expired + 1].1) && waits[expired] <= BROKEN_BACKOFF.first * 2, "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_that_cannot_be_resumed_is_listed_again_in_the_end() {
+    // An event that cannot be decoded comes again with each watch from the same resourceVersion.
+    let undecodable = json!({"type": "ADDED", "object": {"metadata": []}});
+    for answer in [refusal(500, "InternalError"), (200, undecodable)] {
+        let requests = requests(20, |_, uri| pages(uri, answer.clone())).await;
+        let lists = requests.iter().skip(2).filter(|(_, uri)| is_list(uri)).count();
+        assert!((1..=3).contains(&lists), "{requests:?}");
+    }
+}
