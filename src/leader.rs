@@ -22,7 +22,11 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     client::{Failure, with_timeout},
-    ops::{log::LogOnce, metrics::Metrics},
+    ops::{
+        health::{Readiness, Warning},
+        log::LogOnce,
+        metrics::Metrics,
+    },
 };
 
 /// How long a standby waits at most before it reads the Lease again.
@@ -195,6 +199,7 @@ pub fn start(
     config: ElectionConfig,
     annotations: LeaseAnnotations,
     metrics: Metrics,
+    readiness: Readiness,
 ) -> (Claim, Election) {
     let (claim, receiver) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
@@ -206,6 +211,7 @@ pub fn start(
         annotations,
         claim,
         metrics,
+        readiness,
         log_once: LogOnce::default(),
         expiry_logged: false,
     };
@@ -227,6 +233,7 @@ struct Candidate {
     annotations: LeaseAnnotations,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
+    readiness: Readiness,
     log_once: LogOnce,
     /// The log says that the claim has expired.
     expiry_logged: bool,
@@ -261,17 +268,21 @@ impl Candidate {
         let annotates = self.is_holder() && !self.annotations.wanted().is_empty();
         let outcome = match decide(identity, &self.lease, *lease_duration, Instant::now()) {
             LeaseAction::Wait(wait) if !annotates => {
-                self.log_once.resolved();
+                self.resolved();
                 return wait;
             }
-            LeaseAction::Create => self.write(None).await,
+            LeaseAction::Create => match self.write(None).await {
+                // There is no namespace to create it in. To read it again would find out nothing.
+                Err(failure @ Failure::NotFound) => return self.log_failure(&failure),
+                outcome => outcome,
+            },
             LeaseAction::Acquire | LeaseAction::Renew | LeaseAction::Wait(_) => {
                 self.write(self.lease.record.clone().map(|(record, _)| record)).await
             }
         };
         match outcome {
             Ok(()) => {
-                self.log_once.resolved();
+                self.resolved();
                 Duration::ZERO
             }
             // Another replica was faster, or the Lease was annotated or deleted.
@@ -383,17 +394,30 @@ impl Candidate {
         (self.config.lease_duration / 4).min(MAX_REQUEST_TIMEOUT)
     }
 
+    fn resolved(&mut self) {
+        self.log_once.resolved();
+        self.metrics.lease_failing.set(0);
+        self.readiness.warn(Warning::Lease, false);
+    }
+
     /// Logs a failure once until it changes, and returns the pause before the next attempt.
     fn log_failure(&mut self, failure: &Failure) -> Duration {
+        let ElectionConfig { namespace, name, .. } = &self.config;
         let text = match failure {
             Failure::Forbidden(detail) => {
                 format!("no access to the Lease ({detail}): apply the RBAC of `lockstep manifests`")
             }
+            Failure::NotFound => format!(
+                "the Lease {name} cannot be created, because the namespace {namespace} does not exist: apply \
+                 `lockstep manifests`, or choose another --namespace"
+            ),
             other => format!("the Lease cannot be read or written ({other})"),
         };
         if self.log_once.is_new(&text) {
-            tracing::warn!("{text}; retrying");
+            tracing::warn!("{text}; nothing is mirrored by this replica; retrying");
         }
+        self.metrics.lease_failing.set(1);
+        self.readiness.warn(Warning::Lease, true);
         MAX_FAILURE_PAUSE.min(self.config.lease_duration / 8)
     }
 

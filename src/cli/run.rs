@@ -139,7 +139,8 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 stopped(stop.clone()).await;
                 return Ok(());
             }
-            let (claim, election) = claim(&settings, &scope, &client, LeaseAnnotations::default(), &metrics);
+            let (claim, election) =
+                claim(&settings, &scope, &client, LeaseAnnotations::default(), &metrics, &readiness);
             let release = async {
                 if let Some(election) = election {
                     election.release().await;
@@ -168,13 +169,19 @@ fn claim(
     client: &Client,
     annotations: LeaseAnnotations,
     metrics: &Metrics,
+    readiness: &Readiness,
 ) -> (Claim, Option<Election>) {
     if settings.no_leader_elect {
         metrics.leader.set(1);
         return (Claim::permanent(), None);
     }
-    let (claim, election) =
-        leader::start(client.clone(), settings.leader(scope), annotations, metrics.clone());
+    let (claim, election) = leader::start(
+        client.clone(),
+        settings.leader(scope),
+        annotations,
+        metrics.clone(),
+        readiness.clone(),
+    );
     (claim, Some(election))
 }
 
@@ -276,7 +283,8 @@ mod tests {
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
         let annotations = LeaseAnnotations::default();
-        let (claim, _) = claim(&settings, &settings.scope(), &client, annotations, &metrics);
+        let (claim, _) =
+            claim(&settings, &settings.scope(), &client, annotations, &metrics, &Readiness::new([]));
         assert!(claim.is_held());
         assert_eq!(metrics.leader.get(), 1);
     }

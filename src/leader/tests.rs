@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::*;
-use crate::testing::api::{ApiRequest, api_server, refusal};
+use crate::testing::{
+    CapturedLogs,
+    api::{ApiRequest, api_server, refusal},
+};
 
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -184,7 +187,8 @@ async fn leader_writes_annotations_at_once_and_observes_those_of_others_with_its
     let server = LeaseServer::default();
     let annotations = LeaseAnnotations::default();
     let config = ElectionConfig { lease_duration: seconds(1), ..config() };
-    let (_claim, _election) = start(server.client(), config, annotations.clone(), Metrics::new());
+    let (_claim, _election) =
+        start(server.client(), config, annotations.clone(), Metrics::new(), Readiness::new([]));
     let answers = tokio::spawn({
         let server = server.clone();
         async move {
@@ -222,7 +226,8 @@ async fn standby_observes_annotations_and_writes_none() {
     *server.lease.lock().unwrap() = Some(serde_json::from_value(held).unwrap());
     let annotations = LeaseAnnotations::default();
     annotations.set("ours", Some("1".to_owned()));
-    let (_claim, _election) = start(server.client(), config(), annotations.clone(), Metrics::new());
+    let (_claim, _election) =
+        start(server.client(), config(), annotations.clone(), Metrics::new(), Readiness::new([]));
     let mut observed = annotations.observed();
     observed.wait_for(|found| found.contains_key("theirs")).await.unwrap();
     server.edit(|lease| lease.metadata.annotations = None);
@@ -230,10 +235,35 @@ async fn standby_observes_annotations_and_writes_none() {
     assert!(annotations.wanted().is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn lease_without_its_namespace_is_asked_for_at_a_pace_and_named_in_the_log() {
+    let writes = Arc::new(Mutex::new(0));
+    let client = api_server({
+        let writes = writes.clone();
+        move |asked: ApiRequest| {
+            *writes.lock().unwrap() += i32::from(asked.method == Method::POST);
+            async { refusal(404, "NotFound") }
+        }
+    });
+    let (metrics, readiness) = (Metrics::new(), Readiness::new([]));
+    let captured = CapturedLogs::default();
+    let capturing = captured.start("info");
+    let (_claim, _election) =
+        start(client, config(), LeaseAnnotations::default(), metrics.clone(), readiness);
+    tokio::time::sleep(seconds(60)).await;
+    drop(capturing);
+    let writes = *writes.lock().unwrap();
+    assert!((10..=121).contains(&writes), "{writes} creates in a minute");
+    let log = captured.text();
+    assert_eq!(log.matches("the namespace home does not exist").count(), 1, "{log}");
+    assert_eq!(metrics.lease_failing.get(), 1);
+}
+
 #[tokio::test]
 async fn lease_written_while_stopping_is_released() {
     let server = LeaseServer::default();
-    let (_claim, election) = start(server.client(), config(), LeaseAnnotations::default(), Metrics::new());
+    let (_claim, election) =
+        start(server.client(), config(), LeaseAnnotations::default(), Metrics::new(), Readiness::new([]));
     server.arrived.notified().await;
     assert_eq!(server.holder(), "me");
     let answers = async {

@@ -26,12 +26,20 @@ pub enum Condition {
     NotStopping,
 }
 
+/// What `/readyz` says in addition, without effect on its status: the guard must not stop because the mirror does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Warning {
+    /// The last attempt to read or write the Lease failed.
+    Lease,
+}
+
 /// The conditions that are not true yet, and when each watch last received anything.
 #[derive(Clone)]
 pub struct Readiness(Arc<Mutex<ReadinessState>>);
 
 struct ReadinessState {
     unmet: BTreeSet<Condition>,
+    warnings: BTreeSet<Warning>,
     last_received: BTreeMap<&'static str, Instant>,
 }
 
@@ -45,7 +53,7 @@ impl Readiness {
             _ => None,
         };
         let last_received = unmet.iter().filter_map(watch).collect();
-        Self(Arc::new(Mutex::new(ReadinessState { unmet, last_received })))
+        Self(Arc::new(Mutex::new(ReadinessState { unmet, warnings: BTreeSet::new(), last_received })))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut ReadinessState) -> T) -> T {
@@ -76,6 +84,13 @@ impl Readiness {
         self.with(|state| state.unmet.iter().copied().collect())
     }
 
+    pub fn warn(&self, warning: Warning, holds: bool) {
+        self.with(|state| match holds {
+            true => state.warnings.insert(warning),
+            false => state.warnings.remove(&warning),
+        });
+    }
+
     /// Waits until every watch has listed once.
     pub async fn all_listed(&self) {
         while self.unmet().iter().any(|condition| matches!(condition, Condition::Listed(_))) {
@@ -102,6 +117,16 @@ impl fmt::Display for Condition {
     }
 }
 
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lease => f.write_str(
+                "warning: this replica cannot read or write its Lease, so it cannot become the leader: see its log",
+            ),
+        }
+    }
+}
+
 /// `/readyz`. The guard serves it on its own port, too: an answer there proves that the port serves.
 pub fn readyz(readiness: Readiness) -> Router {
     Router::new().route("/readyz", get(|| async move { readyz_response(&readiness) }))
@@ -123,12 +148,19 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
 }
 
 fn readyz_response(readiness: &Readiness) -> impl IntoResponse + use<> {
-    let unmet: Vec<String> = readiness.unmet().iter().map(ToString::to_string).collect();
-    if unmet.is_empty() {
-        (StatusCode::OK, "ok\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", unmet.join("\n")))
-    }
+    let unmet = readiness.unmet();
+    let (status, first) = match unmet.is_empty() {
+        true => (StatusCode::OK, Some("ok".to_owned())),
+        false => (StatusCode::SERVICE_UNAVAILABLE, None),
+    };
+    let warnings = readiness.with(|state| state.warnings.clone());
+    let lines = first.into_iter().chain(unmet.iter().map(ToString::to_string));
+    (
+        status,
+        lines
+            .chain(warnings.iter().map(ToString::to_string))
+            .fold(String::new(), |text, line| text + &line + "\n"),
+    )
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ pub struct Metrics {
     pub events_suppressed: Counter,
     pub ready: Gauge,
     pub leader: Gauge,
+    pub lease_failing: Gauge,
     pub review_seconds: Histogram,
     reviews: Family<VerdictLabel, Counter>,
     denials: Family<ReasonLabel, Counter>,
@@ -160,6 +161,7 @@ impl Metrics {
             ),
             ready: add(r, "ready", "1 while /readyz answers 200"),
             leader: add(r, "leader", "1 while this replica is the leader"),
+            lease_failing: add(r, "lease_failing", "1 while this replica cannot read or write the Lease"),
             review_seconds: duration(
                 r,
                 "review_duration_seconds",

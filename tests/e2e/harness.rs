@@ -507,6 +507,10 @@ impl Lockstep {
         self.0.wait_ready(DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
     }
 
+    pub fn readyz(&self) -> String {
+        self.0.http_get("/readyz")
+    }
+
     pub fn metrics(&self) -> String {
         self.0.http_get("/metrics")
     }

@@ -244,6 +244,37 @@ async fn annotations_and_labels_of_others_on_the_lease_survive_renewals_takeover
 }
 
 #[tokio::test]
+async fn replica_that_cannot_write_its_lease_is_ready_and_says_why_it_does_not_lead() {
+    let setup = Setup::with_replicas("homeless", 0).await;
+    let nowhere = setup.cluster.ns("nowhere");
+    setup.cluster.source(&setup.home, "colors").create().await;
+    for (kubeconfig, remedy) in [
+        (setup.cluster.plane.admin(), format!("the namespace {nowhere} does not exist")),
+        (setup.kubeconfig(), "no access to the Lease".to_owned()),
+    ] {
+        let flags = ["--no-webhook", "--namespace", &nowhere];
+        let mut replica = Lockstep::spawn(&setup.cluster.domain(), &kubeconfig, &flags);
+        replica.wait_ready().await;
+        replica.wait_metric("lockstep_lease_failing", 1.0).await;
+        replica.wait_log(&remedy).await;
+        let readyz = replica.readyz();
+        assert!(
+            readyz.starts_with("HTTP/1.1 200") && readyz.contains("cannot become the leader"),
+            "{readyz}"
+        );
+        assert_eq!(replica.metric("lockstep_leader"), 0.0);
+        // It becomes the leader as soon as it can.
+        if kubeconfig == setup.cluster.plane.admin() {
+            setup.cluster.namespace("nowhere").await;
+            replica.wait_metric("lockstep_leader", 1.0).await;
+            assert_eq!(replica.metric("lockstep_lease_failing"), 0.0);
+            assert!(replica.readyz().ends_with("\r\n\r\nok\n"), "{}", replica.readyz());
+            setup.wait_companion("blue").await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn lease_is_not_taken_over_early_when_clocks_differ_by_minutes() {
     for (test, minutes) in [("ahead", 10), ("behind", -10)] {
         let mut setup = Setup::with_replicas(test, 0).await;
