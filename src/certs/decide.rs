@@ -128,11 +128,11 @@ pub fn decide(
     if all_known {
         actions.memory.published = memory.published.updated(configurations(), now.time);
     }
-    actions.change_secret(settings, &snapshot.secret, leaf, now);
+    let names = names(configurations(), &settings.namespace);
+    actions.change_secret(settings, &snapshot.secret, leaf, &names, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
     let published = &actions.memory.published;
     actions.is_published = published.contains(&cas.current.certificate) == Some(true);
-    let names = names(configurations(), &settings.namespace);
     match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
         Due::Now(reason) => actions.leaf = Some(LeafRequest { reason, ca: cas.current.clone(), names }),
         Due::At(at) => actions.check_at(at, now),
@@ -151,6 +151,7 @@ impl Actions {
         settings: &CertSettings,
         observed: &Observed<SecretObject>,
         leaf: Option<&Leaf>,
+        names: &SubjectNames,
         now: Now,
     ) {
         if observed.is_unknown() {
@@ -165,10 +166,11 @@ impl Actions {
             secret: secret.as_ref(),
             remembered: remembered.as_deref(),
             published: &published,
+            names,
             serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.time)).map(|leaf| &leaf.issuer),
         };
         let due = next_change(inputs, now.time, &settings.lifetimes);
-        if let Some(cas) = usable_cas(due, secret.as_ref(), now.time) {
+        if let Some(cas) = usable_cas(due, inputs, now.time) {
             self.memory.cas = Some(Arc::new(cas));
         }
         let change = match due {

@@ -131,6 +131,9 @@ impl Pair {
         };
         let leaf = Certificate::parse(leaf.clone())
             .map_err(|_| unusable(&files.certificate, "its first certificate cannot be read"))?;
+        if !leaf.for_servers {
+            return Err(unusable(&files.certificate, "its extended key usage does not allow servers"));
+        }
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|_| unusable(&files.key, "there is no private key in it that can be read"))?;
         Ok(Self { chain, leaf, key })

@@ -1,20 +1,28 @@
 //! PURE. Generates CAs and leaves, and parses a CA from its certificate and key. Time is an argument.
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use k8s_openapi::{ByteString, jiff::Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PublicKeyData,
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
+use rustls::{
+    RootCertStore,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier},
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject},
+};
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
 use super::Error;
 use crate::{names::is_subdomain, text};
 
-/// Certificates are valid from this long before they are issued, for clients whose clock is behind ours.
-pub const BACKDATE: Duration = Duration::from_mins(5);
+/// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of
+/// API servers and of other replicas.
+pub const BACKDATE: Duration = Duration::from_hours(24);
+/// How long the leaf is valid that is issued to try a CA.
+const TRIAL_VALIDITY: Duration = Duration::from_mins(1);
 /// A common name has at most 64 characters; a space and 16 random digits follow the instance.
 const MAX_INSTANCE_BYTES: usize = 47;
 
@@ -28,6 +36,8 @@ pub struct Certificate {
     pub subject: String,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
+    /// Its extended key usage allows servers. For a CA: what it signs may be a server's.
+    pub for_servers: bool,
 }
 
 /// A certificate that may sign others, with its key. `Debug` shows the subject only.
@@ -41,6 +51,8 @@ pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
     pub names: SubjectNames,
+    /// When it should be replaced: after two thirds of its lifetime.
+    pub renew_at: Timestamp,
     key: KeyPair,
 }
 
@@ -61,19 +73,25 @@ pub enum UnusableCa {
     Expired,
     #[error("it is not valid yet: check the clocks")]
     NotYetValid,
+    #[error("its extended key usage does not allow servers")]
+    NotForServers,
+    #[error("API servers would not accept the guard's certificate from it: check its name constraints")]
+    Rejected,
 }
 
 impl Certificate {
     pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
-        let (subject, not_before, not_after) = {
+        let (subject, not_before, not_after, for_servers) = {
             let x509 = parse(&der)?;
             let time = |time: ASN1Time| {
                 Timestamp::from_second(time.timestamp()).map_err(|_| UnusableCa::Certificate)
             };
             let validity = x509.validity();
-            (x509.subject().to_string(), time(validity.not_before)?, time(validity.not_after)?)
+            let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
+            let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
+            (x509.subject().to_string(), time(validity.not_before)?, time(validity.not_after)?, for_servers)
         };
-        Ok(Self { der, subject, not_before, not_after })
+        Ok(Self { der, subject, not_before, not_after, for_servers })
     }
 
     /// Every certificate in a PEM text; other PEM sections are skipped.
@@ -106,18 +124,13 @@ impl Certificate {
         text
     }
 
-    /// When it was issued, which is [`BACKDATE`] after `not_before`.
-    #[must_use]
-    pub fn issued_at(&self) -> Timestamp {
-        let issued = later(self.not_before, BACKDATE);
-        // A foreign certificate may be valid for less time than we backdate ours.
-        if issued < self.not_after { issued } else { self.not_before }
-    }
-
-    /// When it should be replaced: after two thirds of its lifetime.
+    /// When a CA should be replaced: after two thirds of its lifetime, which begins [`BACKDATE`] after `not_before`.
     #[must_use]
     pub fn renew_at(&self) -> Timestamp {
-        later(self.issued_at(), between(self.issued_at(), self.not_after) * 2 / 3)
+        let issued = later(self.not_before, BACKDATE);
+        // A foreign certificate may be valid for less time than we backdate ours.
+        let issued = if issued < self.not_after { issued } else { self.not_before };
+        two_thirds(issued, self.not_after)
     }
 
     /// Unlike `!is_valid`: a certificate that is not valid yet by our clock may already be served by another replica.
@@ -146,7 +159,7 @@ impl Ca {
     /// Generates a CA with a subject of its own: clients look an issuer up by its subject.
     pub fn generate(instance: &str, validity: Duration, now: Timestamp) -> Result<Self, Error> {
         let instance = text::prefix(instance, MAX_INSTANCE_BYTES);
-        let mut params = params(now, later(now, validity))?;
+        let mut params = params(earlier(now, BACKDATE), later(now, validity))?;
         params.distinguished_name.push(DnType::CommonName, format!("{instance} {:016x}", fastrand::u64(..)));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -155,7 +168,7 @@ impl Ca {
         Ok(Self { certificate, key })
     }
 
-    /// Parses a pair. [`Certificate::check`] says whether it is valid at a given time.
+    /// Parses a pair. [`Self::check`] says whether it can be used at a given time.
     pub fn parse(certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, UnusableCa> {
         let (Some(certificate), Some(key)) = (certificate, key) else { return Err(UnusableCa::Missing) };
         let mut certificates = Certificate::parse_all(certificate)?;
@@ -186,9 +199,23 @@ impl Ca {
         self.key.serialize_pem()
     }
 
-    /// Issues a leaf for these names. It expires with its CA at the latest.
+    /// Whether API servers accept the guard's certificate from this CA now: issues one for these names and verifies it.
+    pub fn check(&self, names: &SubjectNames, now: Timestamp) -> Result<(), UnusableCa> {
+        self.certificate.check(now)?;
+        // rustls takes a trusted CA for good for any use; Go, and so the API server, does not.
+        if !self.certificate.for_servers {
+            return Err(UnusableCa::NotForServers);
+        }
+        self.issue(names, TRIAL_VALIDITY, now)
+            .ok()
+            .and_then(|leaf| leaf.verify(now))
+            .ok_or(UnusableCa::Rejected)
+    }
+
+    /// Issues a leaf for these names. It is valid from when its CA is, and expires with it at the latest.
     pub fn issue(&self, names: &SubjectNames, validity: Duration, now: Timestamp) -> Result<Leaf, Error> {
-        let mut params = params(now, later(now, validity).min(self.certificate.not_after))?;
+        let end = later(now, validity).min(self.certificate.not_after);
+        let mut params = params(self.certificate.not_before, end)?;
         params.subject_alt_names = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())
             .map_err(Error::Generate)?
             .subject_alt_names;
@@ -200,11 +227,23 @@ impl Ca {
         let key = KeyPair::generate()?;
         let issuer = Issuer::from_ca_cert_der(&self.certificate.der, &self.key)?;
         let certificate = Certificate::parse(params.signed_by(&key, &issuer)?.into())?;
-        Ok(Leaf { certificate, issuer: self.certificate.clone(), names: names.clone(), key })
+        let renew_at = two_thirds(now, certificate.not_after);
+        Ok(Leaf { certificate, issuer: self.certificate.clone(), names: names.clone(), renew_at, key })
     }
 }
 
 impl Leaf {
+    /// Verifies it as a client does that trusts its issuer.
+    fn verify(&self, now: Timestamp) -> Option<()> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.issuer.der.clone()).ok()?;
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()?;
+        let name = ServerName::try_from(self.names.first()?.as_str()).ok()?;
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().ok()?));
+        verifier.verify_server_cert(&self.certificate.der, &[], &name, &[], now).ok().map(drop)
+    }
+
     #[must_use]
     pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
@@ -228,11 +267,11 @@ pub fn subject_name(host: &str) -> Option<String> {
 }
 
 /// Sets the validity, which is 1975–4096 by default.
-fn params(now: Timestamp, end: Timestamp) -> Result<CertificateParams, Error> {
+fn params(start: Timestamp, end: Timestamp) -> Result<CertificateParams, Error> {
     let time = |at: Timestamp| ASN1Time::from_timestamp(at.as_second()).map_err(|_| UnusableCa::Certificate);
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.not_before = time(earlier(now, BACKDATE))?.to_datetime();
+    params.not_before = time(start)?.to_datetime();
     params.not_after = time(end)?.to_datetime();
     Ok(params)
 }
@@ -249,6 +288,10 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Unusabl
 #[must_use]
 pub fn later(at: Timestamp, by: Duration) -> Timestamp {
     at.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {
+    later(from, between(from, to) * 2 / 3)
 }
 
 fn earlier(at: Timestamp, by: Duration) -> Timestamp {

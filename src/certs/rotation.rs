@@ -9,8 +9,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     Due, Error, Lifetimes,
-    issue::{Ca, Certificate, UnusableCa, later},
-    secret::{CaSet, ParsedSecret},
+    issue::{Ca, Certificate, SubjectNames, UnusableCa, later},
+    secret::{CaSet, NextCa, ParsedSecret},
     webhooks::Published,
 };
 
@@ -22,6 +22,8 @@ pub struct Inputs<'a> {
     /// The last usable content of the Secret.
     pub remembered: Option<&'a CaSet>,
     pub published: &'a Published,
+    /// The names that a leaf must have.
+    pub names: &'a SubjectNames,
     /// The CA that signed the leaf being served, while that leaf is valid.
     pub serving: Option<&'a Certificate>,
 }
@@ -35,8 +37,10 @@ pub enum SecretChange {
     RestoreCa(UnusableCa),
     /// Its CA is unusable and we remember none: generate a new one.
     ReplaceCa(UnusableCa),
-    /// A field other than the current CA is malformed or expired.
+    /// A field other than the current CA is malformed.
     RepairFields,
+    /// The next CA cannot be used: remove it.
+    DropNextCa(UnusableCa),
     /// Somebody put another CA there: keep trusting the CAs whose leaves replicas may still serve.
     KeepFormerCas,
     /// The current CA has passed two thirds of its lifetime.
@@ -55,7 +59,14 @@ impl SecretChange {
     /// Whether it undoes damage.
     #[must_use]
     pub const fn is_repair(self) -> bool {
-        matches!(self, Self::RestoreCa(_) | Self::ReplaceCa(_) | Self::RepairFields | Self::KeepFormerCas)
+        matches!(
+            self,
+            Self::RestoreCa(_)
+                | Self::ReplaceCa(_)
+                | Self::RepairFields
+                | Self::DropNextCa(_)
+                | Self::KeepFormerCas
+        )
     }
 
     /// Whether the content of the Secret must not be published or used before this change is made.
@@ -82,7 +93,10 @@ impl fmt::Display for SecretChange {
             Self::ReplaceCa(why) => {
                 return write!(f, "the CA in the CA Secret was unusable ({why}); replaced it by a new one");
             }
-            Self::RepairFields => "the CA Secret had malformed or expired fields; repaired it",
+            Self::RepairFields => "the CA Secret had malformed fields; repaired it",
+            Self::DropNextCa(why) => {
+                return write!(f, "the next CA in the CA Secret was unusable ({why}); removed it");
+            }
             Self::KeepFormerCas => {
                 "somebody put another CA into the CA Secret; former CAs stay trusted until it is published and used"
             }
@@ -100,17 +114,21 @@ impl fmt::Display for SecretChange {
 pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
     use SecretChange as Change;
     let Some(secret) = inputs.secret else { return Due::Now(Change::Create) };
-    let current = match usable(secret, now) {
+    let (names, usable_next) = (inputs.names, |next: &NextCa| next.ca.check(inputs.names, now));
+    let current = match usable(secret, names, now) {
         Ok(current) => current,
         // Even if it is not published everywhere yet: no other CA could sign a leaf.
-        Err(UnusableCa::Expired) if secret.next.as_ref().is_some_and(|next| is_valid(&next.ca, now)) => {
+        Err(UnusableCa::Expired) if secret.next.as_ref().is_some_and(|next| usable_next(next).is_ok()) => {
             return Due::Now(Change::PromoteNextCa);
         }
-        Err(why) if still_valid(inputs.remembered, now).is_some() => return Due::Now(Change::RestoreCa(why)),
+        Err(why) if still_usable(inputs, now).is_some() => return Due::Now(Change::RestoreCa(why)),
         Err(why) => return Due::Now(Change::ReplaceCa(why)),
     };
     if secret.malformed {
         return Due::Now(Change::RepairFields);
+    }
+    if let Some(Err(why)) = secret.next.as_ref().map(usable_next) {
+        return Due::Now(Change::DropNextCa(why));
     }
     let cas = secret.with_current(current.clone());
     if maybe_served(inputs, &cas, now).any(|certificate| !cas.trusts(certificate)) {
@@ -121,7 +139,6 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
     match &cas.next {
         None if now >= current.certificate.renew_at() => return Due::Now(Change::AddNextCa),
         None => check_at = check_at.min(current.certificate.renew_at()),
-        Some(next) if next.ca.certificate.has_expired(now) => return Due::Now(Change::RepairFields),
         Some(next) => {
             // A time further in the future than clocks differ was written by a wrong clock.
             let recorded = next.published.filter(|at| *at <= later(now, delay));
@@ -156,7 +173,7 @@ pub fn contents_after(
 ) -> Result<Option<CaSet>, Error> {
     use SecretChange as Change;
     let new_ca = || Ca::generate(instance, lifetimes.ca_validity, now).map(Arc::new);
-    let remembered = still_valid(inputs.remembered, now);
+    let remembered = still_usable(inputs, now);
     let parsed = inputs.secret.and_then(|secret| Some(secret.with_current(secret.current.clone().ok()?)));
     Ok(match change {
         Change::Create | Change::RestoreCa(_) if remembered.is_some() => remembered,
@@ -177,6 +194,7 @@ pub fn contents_after(
             };
             remembered.filter(same_ca).or(parsed)
         }
+        Change::DropNextCa(_) => parsed.map(|cas| CaSet { next: None, ..cas }),
         Change::KeepFormerCas => parsed.map(|cas| {
             let former: Vec<_> = maybe_served(inputs, &cas, now).cloned().collect();
             former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate, now))
@@ -203,19 +221,19 @@ pub fn contents_after(
 
 /// The CAs to publish and to sign with: those in the Secret, unless a change must be made first.
 #[must_use]
-pub fn usable_cas(due: Due<SecretChange>, secret: Option<&ParsedSecret>, now: Timestamp) -> Option<CaSet> {
-    let secret = secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
-    Some(secret.with_current(usable(secret, now).ok()?.clone()))
+pub fn usable_cas(due: Due<SecretChange>, inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
+    let secret = inputs.secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
+    Some(secret.with_current(usable(secret, inputs.names, now).ok()?.clone()))
 }
 
-fn usable(secret: &ParsedSecret, now: Timestamp) -> Result<&Arc<Ca>, UnusableCa> {
+fn usable<'a>(
+    secret: &'a ParsedSecret,
+    names: &SubjectNames,
+    now: Timestamp,
+) -> Result<&'a Arc<Ca>, UnusableCa> {
     let ca = secret.current.as_ref().map_err(|why| *why)?;
-    ca.certificate.check(now)?;
+    ca.check(names, now)?;
     Ok(ca)
-}
-
-fn is_valid(ca: &Ca, now: Timestamp) -> bool {
-    ca.certificate.is_valid(now)
 }
 
 /// Whether `old.since` was written by a clock that was ahead. The old CAs would be trusted for too long.
@@ -223,9 +241,10 @@ fn is_ahead(since: Timestamp, now: Timestamp, lifetimes: &Lifetimes) -> bool {
     since > later(now, lifetimes.retire_after())
 }
 
-/// The remembered CAs without expired ones; none if the current one cannot sign any more.
-fn still_valid(remembered: Option<&CaSet>, now: Timestamp) -> Option<CaSet> {
-    remembered.filter(|cas| is_valid(&cas.current, now)).map(|cas| cas.without_expired(now))
+/// The remembered CAs without expired ones; none if the current one cannot be used any more.
+fn still_usable(inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
+    let remembered = inputs.remembered.filter(|cas| cas.current.check(inputs.names, now).is_ok());
+    remembered.map(|cas| cas.without_expired(now))
 }
 
 /// The CAs whose leaves may be served although the Secret may not list them: our leaf's, and, if the Secret has a

@@ -34,6 +34,27 @@ pub fn ca_at(now: Timestamp, lifetimes: &Lifetimes) -> Arc<Ca> {
     Arc::new(Ca::generate("lockstep.workshop.io", lifetimes.ca_validity, now).unwrap())
 }
 
+/// A CA that signs for clients only.
+pub fn client_ca() -> Arc<Ca> {
+    restricted_ca(|params| params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth])
+}
+
+/// A CA that signs only for names under this one.
+pub fn constrained_ca(name: &str) -> Arc<Ca> {
+    let permitted_subtrees = vec![rcgen::GeneralSubtree::DnsName(name.to_owned())];
+    let constraints = rcgen::NameConstraints { permitted_subtrees, excluded_subtrees: Vec::new() };
+    restricted_ca(|params| params.name_constraints = Some(constraints))
+}
+
+fn restricted_ca(restrict: impl FnOnce(&mut rcgen::CertificateParams)) -> Arc<Ca> {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    restrict(&mut params);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap().pem();
+    Arc::new(Ca::parse(Some(certificate.as_bytes()), Some(key.serialize_pem().as_bytes())).unwrap())
+}
+
 pub fn ca() -> Arc<Ca> {
     ca_at(at(0), &LIFETIMES)
 }

@@ -398,6 +398,55 @@ async fn foreign_ca_is_published_before_it_signs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn ca_that_the_api_server_would_not_accept_is_neither_adopted_nor_published() {
+    let fixture = Fixture::new("unfit").await;
+    let replica = fixture.ready_replica(LONG).await;
+    let ours = fixture.settled().await;
+    let right = fixture.secret().await.unwrap();
+    let clients_only = restricted(|params| {
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    });
+    let elsewhere = restricted(|params| {
+        let permitted_subtrees = vec![rcgen::GeneralSubtree::DnsName("example.com".to_owned())];
+        params.name_constraints =
+            Some(rcgen::NameConstraints { permitted_subtrees, excluded_subtrees: vec![] });
+    });
+    let early = restricted(|params| {
+        params.not_before += Duration::from_hours(48);
+        params.not_after += Duration::from_hours(48);
+    });
+    let damages = [&clients_only, &elsewhere, &early].into_iter().flat_map(|(certificate, key)| {
+        let [certificate, key] = [certificate, key].map(|text| encoded(text));
+        [json!({"next.crt": certificate, "next.key": key}), json!({"ca.crt": certificate, "ca.key": key})]
+    });
+    for damage in damages {
+        fixture.tamper(damage).await;
+        eventually("the Secret is as it was", || async {
+            for bundle in fixture.bundles().await {
+                assert_eq!(bundle, from_ref(&ours), "a CA that cannot serve was published");
+            }
+            (fixture.secret().await? == right).then_some(())
+        })
+        .await;
+        assert_eq!(replica.handshake(from_ref(&ours), HOST).await, Ok(()));
+    }
+}
+
+/// A CA with restrictions, as PEM, and its key.
+fn restricted(restrict: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) {
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+    let now = std::time::SystemTime::now();
+    params.not_before = now.into();
+    params.not_after = (now + days(9)).into();
+    restrict(&mut params);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("a certificate");
+    (certificate.pem(), key.serialize_pem())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn removed_or_replaced_ca_bundle_is_restored_within_seconds() {
     let fixture = Fixture::new("wiped").await;
     let replica = fixture.ready_replica(LONG).await;

@@ -9,6 +9,8 @@ use x509_parser::extensions::GeneralName;
 use super::*;
 use crate::certs::resolver::{Resolver, server_config};
 
+/// In seconds.
+const DAY: i64 = 24 * 3600;
 const HOUR: Duration = Duration::from_hours(1);
 
 fn at(second: i64) -> Timestamp {
@@ -31,8 +33,9 @@ fn seconds(certificate: &Certificate) -> (i64, i64) {
 #[test]
 fn generated_ca_may_sign_and_has_the_requested_validity() {
     let ca = ca(HOUR);
-    assert_eq!(seconds(&ca.certificate), (-300, 3600));
-    assert_eq!((ca.certificate.issued_at(), ca.certificate.renew_at()), (at(0), at(2400)));
+    assert_eq!(seconds(&ca.certificate), (-DAY, 3600));
+    assert_eq!(ca.certificate.renew_at(), at(2400));
+    assert_eq!(ca.check(&names(&["guard.example", "10.0.0.1", "::1"]), at(0)), Ok(()));
     let x509 = parse(ca.certificate.der()).unwrap();
     assert!(x509.basic_constraints().unwrap().unwrap().value.ca);
     let usage = x509.key_usage().unwrap().unwrap().value;
@@ -55,8 +58,8 @@ fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
     let ca = ca(HOUR);
     let wanted = names(&["guard.example", "10.0.0.1", "::1"]);
     let leaf = ca.issue(&wanted, Duration::from_mins(10), at(60)).unwrap();
-    assert_eq!(seconds(&leaf.certificate), (60 - 300, 60 + 600));
-    assert_eq!((leaf.certificate.issued_at(), leaf.certificate.renew_at()), (at(60), at(60 + 400)));
+    assert_eq!(seconds(&leaf.certificate), (-DAY, 60 + 600));
+    assert_eq!(leaf.renew_at, at(60 + 400));
     assert_eq!(leaf.issuer, ca.certificate);
 
     let x509 = parse(leaf.certificate.der()).unwrap();
@@ -70,6 +73,16 @@ fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
 
     let late = ca.issue(&wanted, Duration::from_mins(10), at(3500)).unwrap();
     assert_eq!(late.certificate.not_after, ca.certificate.not_after);
+}
+
+#[test]
+fn ca_and_leaf_of_a_replica_whose_clock_is_hours_ahead_are_valid_at_once() {
+    let ours = ca(48 * HOUR);
+    let ahead = at(20 * 3600);
+    let leaf = ours.issue(&names(&["guard.example"]), HOUR, ahead).unwrap();
+    assert!(leaf.certificate.is_valid(at(0)));
+    let theirs = Ca::generate("lockstep.workshop.io", HOUR, ahead).unwrap();
+    assert_eq!(theirs.check(&names(&["guard.example"]), at(0)), Ok(()));
 }
 
 #[test]
@@ -107,8 +120,8 @@ fn unusable_pairs_are_refused_with_the_reason() {
         let found = Ca::parse(certificate.map(str::as_bytes), key.map(str::as_bytes)).err();
         assert_eq!(found, Some(expected));
     }
-    assert_eq!(one.certificate.check(at(-301)), Err(UnusableCa::NotYetValid));
-    assert_eq!(one.certificate.check(at(-300)), Ok(()));
+    assert_eq!(one.certificate.check(at(-DAY - 1)), Err(UnusableCa::NotYetValid));
+    assert_eq!(one.certificate.check(at(-DAY)), Ok(()));
     assert_eq!(one.certificate.check(at(3599)), Ok(()));
     assert_eq!(one.certificate.check(at(3600)), Err(UnusableCa::Expired));
 }
@@ -128,9 +141,9 @@ fn key_in_the_certificate_field_is_not_published() {
 #[test]
 fn foreign_certificate_shorter_than_the_backdating_is_renewed_before_it_expires() {
     let short = Certificate { not_before: at(0), not_after: at(60), ..ca(HOUR).certificate };
-    assert_eq!((short.issued_at(), short.renew_at()), (at(0), at(40)));
+    assert_eq!(short.renew_at(), at(40));
     let seconds = ca(Duration::from_secs(24)).certificate;
-    assert_eq!((seconds.issued_at(), seconds.renew_at()), (at(0), at(16)));
+    assert_eq!(seconds.renew_at(), at(16));
 }
 
 #[test]
@@ -205,10 +218,10 @@ fn client_that_trusts_the_ca_accepts_its_leaf_for_its_names_while_it_is_valid() 
     let handshake_with = |root: &Ca, host, now| handshake(&resolver, &root.certificate, host, at(now));
     assert_eq!(handshake_with(&ca, "guard.example", 0), Ok(()));
     assert_eq!(handshake_with(&ca, "127.0.0.1", 0), Ok(()));
-    assert_eq!(handshake_with(&ca, "guard.example", -299), Ok(()), "the client's clock is behind");
+    assert_eq!(handshake_with(&ca, "guard.example", 1 - DAY), Ok(()), "the client's clock is behind");
     assert_eq!(handshake_with(&ca, "guard.example", 599), Ok(()));
     assert!(handshake_with(&ca, "guard.example", 601).unwrap_err().contains("xpired"));
-    assert!(handshake_with(&ca, "guard.example", -301).unwrap_err().contains("not valid yet"));
+    assert!(handshake_with(&ca, "guard.example", -DAY - 1).unwrap_err().contains("not valid yet"));
     assert!(handshake_with(&ca, "elsewhere.example", 0).unwrap_err().contains("not valid for name"));
     assert!(handshake_with(&other, "guard.example", 0).unwrap_err().contains("UnknownIssuer"));
 }

@@ -5,7 +5,7 @@ use k8s_openapi::ByteString;
 use super::{SecretChange as Change, *};
 use crate::certs::{
     secret::SecretData,
-    testing::{LIFETIMES, at, ca, ca_at, cas, data, published},
+    testing::{LIFETIMES, at, ca, ca_at, cas, client_ca, constrained_ca, data, published},
 };
 
 const DAY: u64 = 24 * 3600;
@@ -17,6 +17,7 @@ struct Scenario {
     data: Option<SecretData>,
     remembered: Option<CaSet>,
     published: Published,
+    names: SubjectNames,
     serving: Option<Certificate>,
     lifetimes: Lifetimes,
 }
@@ -27,6 +28,7 @@ impl Scenario {
             data: Some(data(cas)),
             remembered: None,
             published: Published::Unknown,
+            names: SubjectNames::from(["localhost".to_owned(), "lockstep.home.svc".to_owned()]),
             serving: None,
             lifetimes: LIFETIMES,
         }
@@ -62,6 +64,7 @@ impl Scenario {
             secret: secret.as_ref(),
             remembered: self.remembered.as_ref(),
             published: &self.published,
+            names: &self.names,
             serving: self.serving.as_ref(),
         };
         let due = next_change(inputs, at(now), &self.lifetimes);
@@ -233,17 +236,38 @@ fn expired_ca_is_replaced_and_so_is_one_that_is_not_valid_yet() {
     let scenario = Scenario::of(&cas).remembering(&cas);
     assert_eq!(scenario.change(24_000), Due::Now(Change::ReplaceCa(UnusableCa::Expired)));
     assert!(scenario.after(24_000).old.is_empty(), "no leaf of it can be valid");
-    assert_eq!(scenario.change(-301_000), Due::Now(Change::ReplaceCa(UnusableCa::NotYetValid)));
+    assert_eq!(scenario.change(-86_401_000), Due::Now(Change::ReplaceCa(UnusableCa::NotYetValid)));
     // Our clock may be wrong: other replicas serve its leaves.
-    assert_eq!(scenario.after(-301_000).old, std::slice::from_ref(&cas.current.certificate));
+    assert_eq!(scenario.after(-86_401_000).old, std::slice::from_ref(&cas.current.certificate));
     let serving = Some(cas.current.certificate.clone());
     assert_eq!(
-        Scenario { serving, ..Scenario::of(&CaSet::new(ca_at(at(-310_000), &DAYS))) }.change(-301_000),
+        Scenario { serving, ..Scenario::of(&CaSet::new(ca_at(at(-86_410_000), &DAYS))) }.change(-86_401_000),
         Due::Now(Change::KeepFormerCas)
     );
     let next = cas.with_next(ca_at(at(310_000), &LIFETIMES));
     assert!(matches!(Scenario::of(&next).change(0), Due::At(_)), "nor is the next one replaced");
     assert!(matches!(scenario.change(-299_000), Due::At(_)), "clocks differ by this much");
+}
+
+#[test]
+fn ca_that_api_servers_would_not_accept_is_restored_or_replaced() {
+    for (ca, why) in
+        [(client_ca(), UnusableCa::NotForServers), (constrained_ca("example.com"), UnusableCa::Rejected)]
+    {
+        let scenario = Scenario::of(&CaSet::new(ca));
+        assert_eq!(scenario.change(0), Due::Now(Change::ReplaceCa(why)));
+        let ours = cas();
+        let scenario = scenario.remembering(&ours);
+        assert_eq!(scenario.change(0), Due::Now(Change::RestoreCa(why)));
+        assert!(same(&scenario.after(0), &ours));
+    }
+    // It depends on the names that the webhooks call. What is remembered must be usable, too, or it is restored for ever.
+    let svc = CaSet::new(constrained_ca("svc"));
+    let mut scenario = Scenario::of(&svc).remembering(&svc);
+    scenario.names = SubjectNames::from(["lockstep.home.svc".to_owned()]);
+    assert!(matches!(scenario.change(0), Due::At(_)));
+    scenario.names.insert("guard.example".to_owned());
+    assert_eq!(scenario.change(0), Due::Now(Change::ReplaceCa(UnusableCa::Rejected)));
 }
 
 #[test]
@@ -293,11 +317,18 @@ fn malformed_fields_are_repaired_and_the_current_ca_is_kept() {
     assert_eq!(Scenario::of(&rich).without("old.since").after(10_000).old_since, Some(at(10_000)));
     // Without `next.published` the next CA counts as not published yet.
     assert!(matches!(Scenario::of(&rich).without("next.published").change(10_000), Due::At(_)));
-    // An expired next CA is removed.
-    let expired = ca_at(at(-20_000), &LIFETIMES);
-    rich.next.as_mut().unwrap().ca = expired;
-    assert_eq!(Scenario::of(&rich).change(10_000), Due::Now(Change::RepairFields));
-    assert!(Scenario::of(&rich).after(10_000).next.is_none());
+    // A next CA that cannot be used is removed.
+    for (ca, why) in [
+        (ca_at(at(-20_000), &LIFETIMES), UnusableCa::Expired),
+        (ca_at(at(2 * 24 * 3_600_000), &LIFETIMES), UnusableCa::NotYetValid),
+        (client_ca(), UnusableCa::NotForServers),
+        (constrained_ca("example.com"), UnusableCa::Rejected),
+    ] {
+        rich.next.as_mut().unwrap().ca = ca;
+        assert_eq!(Scenario::of(&rich).change(10_000), Due::Now(Change::DropNextCa(why)));
+        assert!(Scenario::of(&rich).after(10_000).next.is_none());
+    }
+    assert!(Change::DropNextCa(UnusableCa::Rejected).blocks_use(), "otherwise it would be published");
     // Foreign keys are ignored.
     assert!(matches!(Scenario::of(&stable).with("notes", "nonsense").change(0), Due::At(_)));
 }
