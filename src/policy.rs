@@ -247,9 +247,7 @@ impl Targets {
                 Pattern::Exact(name) if names::is_label(&name) => {
                     self.names.insert(name);
                 }
-                Pattern::Prefix(prefix) if prefix.is_empty() || is_prefix(&prefix) => {
-                    self.prefixes.push(prefix);
-                }
+                Pattern::Prefix(prefix) if prefix.is_empty() || is_prefix(&prefix) => self.add_prefix(prefix),
                 other => {
                     return Err(format!(
                         "`{other}` is neither `.`, a namespace nor a prefix such as `team-*`"
@@ -267,6 +265,20 @@ impl Targets {
             return Err(format!("{} prefixes, {MAX_ITEMS} are allowed: use a selector", self.prefixes.len()));
         }
         Ok(())
+    }
+
+    /// Keeps no prefix that another one covers: every prefix is a walk over namespaces.
+    fn add_prefix(&mut self, prefix: String) {
+        if !self.prefixes.iter().any(|known| prefix.starts_with(known.as_str())) {
+            self.prefixes.retain(|known| !known.starts_with(prefix.as_str()));
+            self.prefixes.push(prefix);
+        }
+    }
+
+    /// Without prefixes and selector.
+    #[must_use]
+    pub fn listed_by_name(&self) -> Self {
+        Self { own: self.own, names: self.names.clone(), ..Self::default() }
     }
 
     /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels.
@@ -523,6 +535,14 @@ mod tests {
     }
 
     #[test]
+    fn prefixes_that_another_one_covers_are_merged() {
+        let prefixes = |text: &str| parse(&[("target-namespaces", text)]).unwrap().targets.prefixes;
+        assert_eq!(prefixes("team-a*,b*,team-*,team-b*,b*"), ["b", "team-"]);
+        assert_eq!(prefixes(&["*"; 50].join(",")), [""]);
+        assert_eq!(prefixes("a*,*,b*"), [""]);
+    }
+
+    #[test]
     fn selector_alone_does_not_match_the_own_namespace() {
         assert!(!parse(&[("target-selector", "env=dev")]).unwrap().targets.own);
     }
@@ -530,7 +550,7 @@ mod tests {
     #[test]
     fn fault_of_a_malformed_annotation_names_it() {
         let fifty_one = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
-        let prefixes = fifty_one.replace(',', "*,") + "*";
+        let prefixes = (10..61).map(|n| format!("n{n}*")).collect::<Vec<_>>().join(",");
         let hundred_one = (0..101).map(|n| format!("k{n}")).collect::<Vec<_>>().join(",");
         let long = "x".repeat(250_000);
         for (key, value) in [

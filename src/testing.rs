@@ -57,6 +57,10 @@ pub struct ObjectBuilder {
 }
 
 /// A ConfigMap that is neither source nor companion.
+/// When test objects are created, and when terminating ones are deleted.
+pub const CREATED: &str = "2026-01-01T00:00:00Z";
+pub const DELETED: &str = "2026-01-01T00:00:10Z";
+
 #[must_use]
 pub fn object(namespace: &str, name: &str) -> ObjectBuilder {
     let metadata = Meta {
@@ -64,6 +68,7 @@ pub fn object(namespace: &str, name: &str) -> ObjectBuilder {
         namespace: namespace.to_owned(),
         uid: format!("uid-of-{name}"),
         resource_version: "1".to_owned(),
+        creation_timestamp: Some(CREATED.to_owned()),
         ..Meta::default()
     };
     let object = Object { metadata, data: None, binary_data: None, type_: None, immutable: None };
@@ -144,7 +149,7 @@ impl ObjectBuilder {
 
     #[must_use]
     pub fn terminating(mut self) -> Self {
-        self.object.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".to_owned());
+        self.object.metadata.deletion_timestamp = Some(DELETED.to_owned());
         self
     }
 

@@ -36,6 +36,13 @@ pub struct CompanionAccess {
     pub name: String,
 }
 
+impl CompanionAccess {
+    /// A create request has no resource name for RBAC to match.
+    fn reviewed_name(&self) -> Option<&str> {
+        (self.verb != "create").then_some(&*self.name)
+    }
+}
+
 /// Why a user does not have the required access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessError {
@@ -113,33 +120,45 @@ struct UserCheck<'a> {
 }
 
 impl UserCheck<'_> {
-    /// Fails with the first access that the user does not have.
+    /// Fails with the first access that the user does not have. What is known is looked at first: a user without
+    /// rights who repeats a request causes no more calls.
     async fn all(&self, accesses: Vec<CompanionAccess>) -> Result<(), AccessError> {
-        let mut results = stream::iter(accesses)
-            .map(|access| self.cached(access))
-            .buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
+        let mut unknown = Vec::new();
+        for access in accesses {
+            match self.cached(&access) {
+                Some(true) => {}
+                Some(false) => return Err(AccessError::Forbidden(access)),
+                None => unknown.push(access),
+            }
+        }
+        let mut results =
+            stream::iter(unknown).map(|access| self.ask(access)).buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
         while let Some(result) = results.next().await {
             result?;
         }
         Ok(())
     }
 
-    async fn cached(&self, access: CompanionAccess) -> Result<(), AccessError> {
-        let key = (self.fingerprint, access);
-        let cached = self.checker.cache().get(&key).copied();
-        let allowed = match cached {
-            Some((allowed, when)) if when.elapsed() < CACHE_TTL => allowed,
-            _ => {
-                let allowed = self.call(&key.1).await?;
-                let mut cache = self.checker.cache();
-                if cache.len() >= MAX_CACHE_ENTRIES {
-                    cache.clear();
-                }
-                cache.insert(key.clone(), (allowed, Instant::now()));
-                allowed
-            }
-        };
-        if allowed { Ok(()) } else { Err(AccessError::Forbidden(key.1)) }
+    fn cached(&self, access: &CompanionAccess) -> Option<bool> {
+        let cached = self.checker.cache().get(&self.cache_key(access)).copied();
+        cached.filter(|(_, when)| when.elapsed() < CACHE_TTL).map(|(allowed, _)| allowed)
+    }
+
+    async fn ask(&self, access: CompanionAccess) -> Result<(), AccessError> {
+        let allowed = self.call(&access).await?;
+        let mut cache = self.checker.cache();
+        if cache.len() >= MAX_CACHE_ENTRIES {
+            cache.clear();
+        }
+        cache.insert(self.cache_key(&access), (allowed, Instant::now()));
+        drop(cache);
+        if allowed { Ok(()) } else { Err(AccessError::Forbidden(access)) }
+    }
+
+    /// The same for every access that is checked with the same SubjectAccessReview.
+    fn cache_key(&self, access: &CompanionAccess) -> (Digest, CompanionAccess) {
+        let name = access.reviewed_name().map(str::to_owned).unwrap_or_default();
+        (self.fingerprint, CompanionAccess { name, ..access.clone() })
     }
 
     async fn call(&self, access: &CompanionAccess) -> Result<bool, AccessError> {
@@ -164,8 +183,7 @@ fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Ve
 }
 
 fn spec(user: &User, access: &CompanionAccess) -> SubjectAccessReviewSpec {
-    // A create request has no resource name for RBAC to match.
-    let name = (access.verb != "create").then(|| access.name.clone());
+    let name = access.reviewed_name().map(str::to_owned);
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),

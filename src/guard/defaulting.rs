@@ -10,8 +10,12 @@ use super::{
 use crate::{
     patch,
     policy::{Protect, Targets, selector},
+    text::shorten,
     world::World,
 };
+
+/// How much of a default a warning quotes: the API server may cut warnings to 256 characters.
+const MAX_QUOTED_CHARS: usize = 60;
 
 /// The defaults that are added to a source, and warnings. Present values are never changed, so this is
 /// idempotent.
@@ -51,10 +55,13 @@ pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, 
                 selector::parse(text).map(drop).map_err(|error| error.to_string())
             });
         match (names, selector) {
-            (None, None) => added.put(&keys.target_namespaces, &rules.default_targets),
+            (None, None) => added.put_targets(&keys.target_namespaces, &rules.default_targets),
             (names, selector) => {
-                names.into_iter().for_each(|text| added.put(&keys.target_namespaces, text));
-                selector.into_iter().for_each(|text| added.put(&keys.target_selector, text));
+                names.into_iter().for_each(|text| added.put_targets(&keys.target_namespaces, text));
+                selector.into_iter().for_each(|text| {
+                    added.put(&keys.target_selector, text);
+                    added.warn_of_targets(&keys.target_selector, text);
+                });
             }
         }
     }
@@ -77,6 +84,23 @@ struct Added<'a> {
 impl Added<'_> {
     fn put(&mut self, key: &str, value: &str) {
         self.values.push((key.to_owned(), value.to_owned()));
+    }
+
+    fn put_targets(&mut self, key: &str, value: &str) {
+        self.put(key, value);
+        let home = |item: &str| item.is_empty() || item == "." || item == self.namespace;
+        if !value.split(',').map(str::trim).all(home) {
+            self.warn_of_targets(key, value);
+        }
+    }
+
+    /// The author did not write these targets, and must see where the content goes.
+    fn warn_of_targets(&mut self, key: &str, value: &str) {
+        self.warnings.push(format!(
+            "{key} is set to `{}`, a default: this source is mirrored to other namespaces than {}",
+            shorten(value, MAX_QUOTED_CHARS),
+            self.namespace
+        ));
     }
 
     /// Leaves out an invalid default: the source would be denied for something that its author never wrote.

@@ -25,7 +25,7 @@ use super::{
     log_rate_limit::LogRateLimit,
     request::{Request, User},
     required_access::RequiredAccess,
-    review::{Case, Rules, Verdict},
+    review::{Case, Rules, Scope, Verdict},
     wire,
 };
 use crate::{
@@ -168,7 +168,7 @@ impl Guard {
             Verdict::Allow { warnings } => Ok(warnings),
             Verdict::CheckAccess { required, then } => {
                 match self.check_access(caller, &user, kind, &required).await {
-                    Ok(()) => then,
+                    Ok(()) => self.world.read(|world| then.decide(world, Scope::All)),
                     Err(error) => Err(access_denial(&namespace, &user, error)),
                 }
             }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
-    plan::{plan, targets},
+    plan::{Decision, plan_companion, targets},
     policy::{Fault, Policy, Protect, list::MAX_ITEMS},
     world::{Eligibility, World},
 };
@@ -36,21 +36,42 @@ pub struct Rules {
 }
 
 /// The decision about a request. The variants are in the order in which they are decided.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub enum Verdict {
     /// Denied whatever the user's rights are: a protected companion, forged marks, a malformed source, a
     /// deputy.
     Deny(Denial),
     /// Denied unless the user has the required access. With that access, `then` decides: allowed with
-    /// warnings, or denied after all. `then` may name sources in other namespaces, so a user without the
-    /// required access must not see it.
+    /// warnings, or denied after all. It may name sources in other namespaces, so a user without the
+    /// required access must not see it; and it may look at every namespace, so nobody without that access
+    /// must cause it.
     CheckAccess {
         required: RequiredAccess,
-        then: Result<Vec<String>, Denial>,
+        then: Claims,
     },
     Allow {
         warnings: Vec<String>,
     },
+}
+
+/// What a source asks for, to be decided once it is known that its author may. Without content: the check of the
+/// access may take seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claims {
+    key: ObjectKey,
+    /// None if the source keeps its settings.
+    new_policy: Option<Policy>,
+    /// About the object as a companion.
+    warnings: Vec<String>,
+}
+
+/// The targets that a decision looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Those that the source lists by name: at most [`MAX_ITEMS`], and the source's own namespace.
+    ListedByName,
+    /// Every namespace that matches.
+    All,
 }
 
 impl Verdict {
@@ -152,7 +173,9 @@ impl<'a> Case<'a> {
         let Some(source) = self.companion_of(world, old) else {
             return self.change_of_source(world, Vec::new());
         };
-        if world.namespaces().is_terminating(&self.request.namespace) || old.metadata.is_terminating() {
+        if world.namespaces().is_terminating_with(&self.request.namespace, &old.metadata)
+            || old.metadata.is_terminating()
+        {
             return Ok(Verdict::ALLOWED);
         }
         let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
@@ -194,7 +217,7 @@ impl<'a> Case<'a> {
         new: &Object,
         source: ObjectKey,
     ) -> Result<Vec<String>, Denial> {
-        if world.namespaces().is_terminating(&self.request.namespace) {
+        if world.namespaces().is_terminating_with(&self.request.namespace, &old.metadata) {
             return Ok(Vec::new());
         }
         let at = self.key.clone();
@@ -232,32 +255,31 @@ impl<'a> Case<'a> {
 
     /// Decides about a source that is created, changed, unlabelled or deleted. `warnings` are those about the
     /// object as a companion.
-    fn change_of_source(&self, world: &World, mut warnings: Vec<String>) -> Result<Verdict, Denial> {
+    fn change_of_source(&self, world: &World, warnings: Vec<String>) -> Result<Verdict, Denial> {
         let is_source = self.before.is_some() || self.after.is_some();
         // The delete of a terminating source was reviewed when it began, and its companions are no longer
         // written.
         if !is_source || self.terminating {
             return Ok(Verdict::Allow { warnings });
         }
-        let own_warnings = match &self.after {
+        let new_policy = match &self.after {
             Some(Err(fault)) if self.settings_changed => {
                 return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
             }
-            Some(Ok(policy)) if self.settings_changed => self.claim_targets(world, policy),
-            // `in_step` only distinguishes heals from other updates: the troubles are the same without it.
-            Some(Ok(_)) => {
-                Ok(plan(world, &self.key, None).troubles.iter().map(ToString::to_string).collect())
-            }
-            Some(Err(_)) | None => Ok(Vec::new()),
+            Some(Ok(policy)) if self.settings_changed => Some(policy.clone()),
+            Some(_) | None => None,
         };
-        let then = own_warnings.map(|own_warnings| {
-            warnings.extend(own_warnings);
-            warnings
-        });
+        let claims = Claims { key: self.key.clone(), new_policy, warnings };
         let required =
             if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
         if required.is_empty() {
-            return then.map(|warnings| Verdict::Allow { warnings });
+            // Anybody may repeat such a request, so it must not look at every namespace.
+            let warnings = if self.after.is_some() {
+                claims.decide(world, Scope::ListedByName)?
+            } else {
+                claims.warnings
+            };
+            return Ok(Verdict::Allow { warnings });
         }
         if self.is_by_deputy() {
             return Err(Denial::Deputy {
@@ -266,36 +288,7 @@ impl<'a> Case<'a> {
                 namespace: required.first_namespace().map(str::to_owned),
             });
         }
-        Ok(Verdict::CheckAccess { required, then })
-    }
-
-    /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
-    fn claim_targets(&self, world: &World, policy: &Policy) -> Result<Vec<String>, Denial> {
-        let home = &*self.key.namespace;
-        let mut warnings = Vec::new();
-        for target in targets(world, home, &policy.targets) {
-            warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
-            let namespace = target.namespace;
-            if target.eligibility == Eligibility::Absent && target.explicit {
-                warnings.push(format!(
-                    "namespace {namespace} does not exist or is terminating: it gets a companion once it exists"
-                ));
-            }
-            if target.eligibility != Eligibility::Eligible {
-                continue;
-            }
-            let at = ObjectKey::new(self.key.kind, namespace, &policy.companion);
-            match world.competing_source(&at, Some(&self.key)) {
-                None => {}
-                Some(of) if of.namespace == self.key.namespace => {
-                    warnings.push(format!(
-                        "{at} is the companion of {of}; it is handed over once {of} no longer wants it"
-                    ));
-                }
-                Some(of) => return Err(Denial::Taken { at, of }),
-            }
-        }
-        Ok(warnings)
+        Ok(Verdict::CheckAccess { required, then: claims })
     }
 
     /// Everything that the mirror would do because of this request.
@@ -315,9 +308,9 @@ impl<'a> Case<'a> {
         // that name, unless they are terminating anyway.
         let leftover: BTreeSet<&ObjectKey> = world
             .companions_of(&self.key)
+            .filter(|(at, _)| !required.covers(at))
             .filter(|(at, found)| !found.terminating && !world.namespaces().is_terminating(&at.namespace))
             .map(|(at, _)| at)
-            .filter(|at| !required.covers(at))
             .collect();
         let many = leftover.len() > MAX_ITEMS;
         for at in leftover {
@@ -343,6 +336,96 @@ impl<'a> Case<'a> {
 
     fn is_by_deputy(&self) -> bool {
         self.rules.deputies.contain(&self.request.user)
+    }
+}
+
+impl Claims {
+    /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
+    pub fn decide(mut self, world: &World, scope: Scope) -> Result<Vec<String>, Denial> {
+        let policy = match &self.new_policy {
+            Some(policy) => policy,
+            None => match world.source(&self.key).and_then(|source| source.active_policy()) {
+                Some(policy) => policy,
+                None => return Ok(self.warnings),
+            },
+        };
+        let listed;
+        let wanted = match scope {
+            Scope::All => &policy.targets,
+            Scope::ListedByName => {
+                listed = policy.targets.listed_by_name();
+                &listed
+            }
+        };
+        let home = &*self.key.namespace;
+        let (mut warnings, mut conflicts) = (Vec::new(), Conflicts::default());
+        for target in targets(world, home, wanted) {
+            warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
+            let namespace = target.namespace;
+            if target.eligibility == Eligibility::Absent && target.explicit && self.new_policy.is_some() {
+                warnings.push(format!(
+                    "namespace {namespace} does not exist or is terminating: it gets a companion once it exists"
+                ));
+            }
+            if target.eligibility != Eligibility::Eligible {
+                continue;
+            }
+            let at = ObjectKey::new(self.key.kind, namespace, &policy.companion);
+            if self.new_policy.is_none() {
+                if let Decision::Trouble(trouble) = plan_companion(world, &self.key, &at, None) {
+                    warnings.push(trouble.to_string());
+                }
+                continue;
+            }
+            match world.competing_source(&at, Some(&self.key)) {
+                None => {}
+                // Whoever can create a source in a matched namespace could otherwise keep this one out of all.
+                Some(of) if !target.explicit => conflicts.add(&at, &of),
+                Some(of) if of.namespace == self.key.namespace => {
+                    warnings.push(format!(
+                        "{at} is the companion of {of}; it is handed over once {of} no longer wants it"
+                    ));
+                }
+                Some(of) => return Err(Denial::Taken { at, of }),
+            }
+        }
+        warnings.extend(conflicts.warning());
+        self.warnings.extend(warnings);
+        Ok(self.warnings)
+    }
+}
+
+/// Companions of other sources that have the name of this one's, where a pattern matches.
+#[derive(Default)]
+struct Conflicts {
+    number: usize,
+    first: Vec<String>,
+}
+
+impl Conflicts {
+    const MAX_NAMED: usize = 3;
+
+    fn add(&mut self, at: &ObjectKey, of: &ObjectKey) {
+        self.number += 1;
+        if self.number <= Self::MAX_NAMED {
+            self.first.push(format!("{at} of {of}"));
+        }
+    }
+
+    fn warning(&self) -> Option<String> {
+        let more = match self.number.checked_sub(Self::MAX_NAMED) {
+            Some(more @ 1..) => format!(" and {more} more"),
+            _ => String::new(),
+        };
+        let Self { number, first } = self;
+        let namespaces = if *number == 1 { "namespace" } else { "namespaces" };
+        (*number > 0).then(|| {
+            format!(
+                "{number} {namespaces} that a pattern matches have a companion of this name from another source and \
+                 keep it: {}{more}; all others get one of this source",
+                first.join(", ")
+            )
+        })
     }
 }
 

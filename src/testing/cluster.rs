@@ -272,6 +272,7 @@ impl CompanionApi for Store {
         let mut object: Object = serde_json::from_slice(&body).expect("an object");
         assert_eq!(ObjectKey::of(at.kind, &object.metadata), *at);
         object.metadata.uid = format!("uid-{}", objects.clock);
+        object.metadata.creation_timestamp = Some(super::CREATED.to_owned());
         set_manager(&mut object, &keys().instance);
         Ok(objects.store(at, Some(object)).expect("it was stored"))
     }

@@ -33,7 +33,7 @@ pub struct Namespaces {
 #[derive(Debug, Clone)]
 pub struct Namespace {
     labels: BTreeMap<String, String>,
-    terminating: bool,
+    deletion_timestamp: Option<String>,
     excluded: bool,
     accept_from: Patterns,
     /// What is wrong with its `accept-from`, if anything.
@@ -117,7 +117,7 @@ impl Namespaces {
         let Some(target) = self.get(name) else { return Eligibility::Absent };
         if target.excluded || name == self.rules.own_namespace {
             Eligibility::Never
-        } else if target.terminating {
+        } else if target.is_terminating() {
             Eligibility::Absent
         } else if self.needs_acceptance(name) && !target.accept_from.matches(home) {
             Eligibility::NotAccepted
@@ -150,13 +150,24 @@ impl Namespaces {
 
     #[must_use]
     pub fn is_terminating(&self, name: &str) -> bool {
-        self.get(name).is_some_and(|known| known.terminating)
+        self.get(name).is_some_and(|known| known.is_terminating())
+    }
+
+    /// Whether an object is deleted with its namespace. Nothing can be created in a terminating namespace: an object
+    /// that is younger than the deletion is in a namespace of the same name that this watch has not shown yet.
+    #[must_use]
+    pub fn is_terminating_with(&self, name: &str, object: &Meta) -> bool {
+        let Some(deleted) = self.get(name).and_then(|known| known.deletion_timestamp.as_ref()) else {
+            return false;
+        };
+        // The API server writes every time in UTC with whole seconds, so the texts compare like the times.
+        object.creation_timestamp.as_ref().is_some_and(|created| created <= deleted)
     }
 
     /// Whether the namespace controller deletes what is in a namespace, or has done so.
     #[must_use]
     pub fn is_gone_or_terminating(&self, name: &str) -> bool {
-        self.get(name).is_none_or(|known| known.terminating)
+        self.get(name).is_none_or(|known| known.is_terminating())
     }
 
     /// Takes in a namespace that the watch shows; none if nothing that we use has changed.
@@ -193,7 +204,7 @@ impl Namespace {
         let labels = meta.labels.iter().take(MAX_LABELS);
         Self {
             labels: labels.map(|(key, value)| (key.clone(), value.clone())).collect(),
-            terminating: meta.is_terminating(),
+            deletion_timestamp: meta.deletion_timestamp.clone(),
             excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
             accept_from,
             fault,
@@ -211,9 +222,13 @@ impl Namespace {
         targets.wants(home, name, &self.labels)
     }
 
+    const fn is_terminating(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
     fn is_same(&self, other: &Self) -> bool {
-        let Self { labels, terminating, excluded, accept_from, fault, defaults, epoch: _ } = self;
-        (labels, *terminating, *excluded) == (&other.labels, other.terminating, other.excluded)
+        let Self { labels, deletion_timestamp, excluded, accept_from, fault, defaults, epoch: _ } = self;
+        (labels, deletion_timestamp, *excluded) == (&other.labels, &other.deletion_timestamp, other.excluded)
             && (accept_from, fault, defaults) == (&other.accept_from, &other.fault, &other.defaults)
     }
 }

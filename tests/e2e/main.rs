@@ -33,5 +33,6 @@ mod slow_webhook;
 mod startup_errors;
 mod subject_access;
 mod tcp_proxy;
+mod tenants;
 mod users;
 mod watch;

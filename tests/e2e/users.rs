@@ -110,6 +110,10 @@ pub fn all_verbs() -> Value {
 }
 
 impl User {
+    pub fn kubeconfig(&self) -> &std::path::Path {
+        &self.kubeconfig
+    }
+
     /// The subject for a role binding.
     pub fn subject(&self) -> Value {
         json!({"kind": "User", "name": self.name})

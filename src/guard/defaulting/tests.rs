@@ -61,7 +61,28 @@ fn namespace_defaults_override_the_flags() {
             "workshop.io/protect": "none",
         })
     );
-    assert!(warnings.is_empty());
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn default_targets_beyond_the_own_namespace_are_a_warning() {
+    let warnings = |key: &str, value: &str| {
+        with_defaults(&rules(), namespace("home").annotate(key, value), source("home", "colors")).1
+    };
+    for own in [".", "home", " ., home,"] {
+        assert_eq!(warnings("default-target-namespaces", own), Vec::<String>::new(), "{own}");
+    }
+    for (key, value) in [("namespaces", "away"), ("namespaces", ".,*"), ("selector", "home")] {
+        assert_eq!(
+            warnings(&format!("default-target-{key}"), value),
+            [format!(
+                "workshop.io/target-{key} is set to `{value}`, a default: this source is mirrored to other \
+                 namespaces than home"
+            )]
+        );
+    }
+    let flag = Rules { default_targets: "*".into(), ..rules() };
+    assert_eq!(with_defaults(&flag, namespace("home"), source("home", "colors")).1.len(), 1);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Requests of every kind, sent through the router.
 
+mod flood;
 mod fuzz;
 
 use std::{convert::Infallible, future::pending};
@@ -308,6 +309,29 @@ async fn source_is_denied_when_access_cannot_be_checked() {
 async fn source_is_denied_to_a_user_without_access() {
     let guard = guard(Access::Denied);
     assert_eq!(reason(&answered(&guard, &a_source()).await), "no_right");
+}
+
+#[tokio::test]
+async fn user_without_access_who_tries_other_names_causes_no_more_access_reviews() {
+    let guard = guard(Access::Denied);
+    let calls = || {
+        let text = guard.metrics.render();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("lockstep_access_reviews_total{result=\"denied\"} "));
+        line.map_or(0, |number| number.parse::<u64>().unwrap())
+    };
+    assert_eq!(reason(&answered(&guard, &a_source()).await), "no_right");
+    let first = calls();
+    assert!(first > 0, "{}", guard.metrics.render());
+    for number in 0..20 {
+        let other = object(&format!("other-{number}"), "managed", &json!({}));
+        let response = answered(&guard, &review_of("CREATE", &Value::Null, &other)).await;
+        assert_eq!(reason(&response), "no_right");
+        let message = response["status"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("other-{number}-synced")), "{message}");
+    }
+    assert_eq!(calls(), first);
 }
 
 #[tokio::test(start_paused = true)]

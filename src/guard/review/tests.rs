@@ -5,7 +5,8 @@ use crate::{
     guard::request::{KUBERNETES_CLEANUP_USERS, User},
     object::Kind,
     testing::{
-        OWN_NAMESPACE, ObjectBuilder, cluster::Cluster, companion, configmap, keys, namespace, object, source,
+        CREATED, DELETED, OWN_NAMESPACE, ObjectBuilder, cluster::Cluster, companion, configmap, keys,
+        namespace, object, source,
     },
 };
 
@@ -35,24 +36,26 @@ fn judge(cluster: &Cluster, request: &Request) -> Verdict {
 }
 
 /// What becomes of the request of a user who has the required access.
-fn outcome(verdict: &Verdict) -> Result<&[String], &Denial> {
+fn outcome(cluster: &Cluster, verdict: &Verdict) -> Result<Vec<String>, Denial> {
     match verdict {
-        Verdict::Deny(denial) => Err(denial),
-        Verdict::CheckAccess { then, .. } => then.as_deref(),
-        Verdict::Allow { warnings } => Ok(warnings),
+        Verdict::Deny(denial) => Err(denial.clone()),
+        Verdict::CheckAccess { then, .. } => {
+            cluster.world.read(|world| then.clone().decide(world, Scope::All))
+        }
+        Verdict::Allow { warnings } => Ok(warnings.clone()),
     }
 }
 
-fn denied(verdict: &Verdict) -> &'static str {
-    outcome(verdict).map_or_else(Denial::label, |_| "allowed")
+fn denied(cluster: &Cluster, verdict: &Verdict) -> &'static str {
+    outcome(cluster, verdict).map_or_else(|denial| denial.label(), |_| "allowed")
 }
 
-fn warnings(verdict: &Verdict) -> &[String] {
-    outcome(verdict).expect("an allowed request")
+fn warnings(cluster: &Cluster, verdict: &Verdict) -> Vec<String> {
+    outcome(cluster, verdict).expect("an allowed request")
 }
 
-fn message(verdict: &Verdict) -> String {
-    outcome(verdict).expect_err("a denial").message(&keys())
+fn message(cluster: &Cluster, verdict: &Verdict) -> String {
+    outcome(cluster, verdict).expect_err("a denial").message(&keys())
 }
 
 /// `colors` in `home`, with companions there and in `away`.
@@ -140,7 +143,7 @@ fn user_or_group_with_a_similar_name_is_not_exempt() {
         let user = User { name: name.into(), groups: vec![group.into()], ..User::default() };
         let operation = update(old.clone(), |new| new.data = None);
         assert_eq!(
-            denied(&judge(&cluster, &Request { user, ..by_alice("away", operation) })),
+            denied(&cluster, &judge(&cluster, &Request { user, ..by_alice("away", operation) })),
             "edit",
             "{name}"
         );
@@ -156,7 +159,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
         new.data = Some([("sky".to_owned(), "green".to_owned())].into());
     });
     assert_eq!(
-        message(&verdict),
+        message(&cluster, &verdict),
         "configmap away/colors-synced is a companion, kept equal to home/colors by Lockstep. \
          Change the source instead: kubectl edit configmap colors -n home"
     );
@@ -170,7 +173,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
     ];
     for edit in edits {
         for place in ["home", "away"] {
-            assert_eq!(denied(&edit_companion(&cluster, place, edit)), "edit");
+            assert_eq!(denied(&cluster, &edit_companion(&cluster, place, edit)), "edit");
         }
     }
 }
@@ -188,8 +191,8 @@ fn update_that_removes_the_companion_label_is_denied() {
     let cluster = mirrored(colors());
     let strip = |new: &mut Object| drop(new.metadata.labels.remove("workshop.io/companion"));
     let verdict = edit_companion(&cluster, "away", strip);
-    assert_eq!(denied(&verdict), "strip");
-    let text = message(&verdict);
+    assert_eq!(denied(&cluster, &verdict), "strip");
+    let text = message(&cluster, &verdict);
     assert!(text.contains("kubectl label configmap colors -n home workshop.io/managed-"), "{text}");
 }
 
@@ -198,7 +201,7 @@ fn companion_cannot_be_turned_into_a_source() {
     let cluster = mirrored(colors());
     let label =
         |new: &mut Object| drop(new.metadata.labels.insert("workshop.io/managed".into(), "true".into()));
-    assert_eq!(denied(&edit_companion(&cluster, "away", label)), "edit");
+    assert_eq!(denied(&cluster, &edit_companion(&cluster, "away", label)), "edit");
 }
 
 #[test]
@@ -210,7 +213,7 @@ fn create_of_an_object_with_marks_is_denied() {
         object("third", "x").annotate("source-uid", "uid-of-colors"),
         source("third", "x").label("companion", "true"),
     ] {
-        assert_eq!(denied(&create(&cluster, forged)), "forged");
+        assert_eq!(denied(&cluster, &create(&cluster, forged)), "forged");
     }
 }
 
@@ -221,7 +224,7 @@ fn marks_cannot_be_added_to_an_existing_object() {
     let old = cluster.object(&key).expect("the object exists").clone();
     let operation =
         update(old, |new| drop(new.metadata.labels.insert("workshop.io/companion".into(), "true".into())));
-    assert_eq!(denied(&judge(&cluster, &by_alice("third", operation))), "forged");
+    assert_eq!(denied(&cluster, &judge(&cluster, &by_alice("third", operation))), "forged");
 }
 
 #[test]
@@ -232,12 +235,12 @@ fn marks_cannot_be_added_one_by_one() {
     let old = cluster.object(&key).expect("the object exists").clone();
     let label =
         |new: &mut Object| drop(new.metadata.labels.insert("workshop.io/companion".into(), "true".into()));
-    assert_eq!(denied(&judge(&cluster, &by_alice("third", update(old, label)))), "forged");
+    assert_eq!(denied(&cluster, &judge(&cluster, &by_alice("third", update(old, label)))), "forged");
     // Nor for a label that was set while the guard was down.
     let key = cluster.put(object("third", "y").label("companion", "true"));
     let old = cluster.object(&key).expect("the object exists").clone();
     let point = |new: &mut Object| annotate(new, "source", "home/colors");
-    assert_eq!(denied(&judge(&cluster, &by_alice("third", update(old, point)))), "forged");
+    assert_eq!(denied(&cluster, &judge(&cluster, &by_alice("third", update(old, point)))), "forged");
 }
 
 #[test]
@@ -251,7 +254,10 @@ fn object_that_names_a_source_cannot_become_a_source() {
             new.metadata.labels.insert("workshop.io/managed".into(), "true".into());
             annotate(new, "target-namespaces", "away");
         };
-        assert_eq!(denied(&judge(&cluster, &by_alice("third", update(old, label)))), "is_companion");
+        assert_eq!(
+            denied(&cluster, &judge(&cluster, &by_alice("third", update(old, label)))),
+            "is_companion"
+        );
     }
 }
 
@@ -259,7 +265,7 @@ fn object_that_names_a_source_cannot_become_a_source() {
 fn marks_are_protected_even_with_protect_none() {
     let cluster = mirrored(colors().annotate("protect", "none"));
     let point = |new: &mut Object| annotate(new, "source", "third/other");
-    assert_eq!(denied(&edit_companion(&cluster, "away", point)), "edit");
+    assert_eq!(denied(&cluster, &edit_companion(&cluster, "away", point)), "edit");
 }
 
 #[test]
@@ -272,7 +278,7 @@ fn companion_turned_into_a_source_where_edits_are_allowed_requires_access() {
     let mut cluster = mirrored(colors().annotate("protect", "none"));
     let verdict = edit_companion(&cluster, "away", turn);
     assert_eq!(
-        (required(&verdict), warnings(&verdict).len()),
+        (required(&verdict), warnings(&cluster, &verdict).len()),
         (vec!["all third/colors-synced-synced".to_owned()], 1)
     );
     cluster.namespace(namespace("away").terminating());
@@ -293,8 +299,8 @@ fn object_with_the_label_but_no_source_is_not_protected() {
 fn create_with_the_name_of_a_wanted_companion_is_denied() {
     let mut cluster = Cluster::with(&["home", "away", "third"]);
     cluster.put(colors());
-    assert_eq!(denied(&create(&cluster, object("away", "colors-synced"))), "squatting");
-    assert_eq!(denied(&create(&cluster, source("away", "colors-synced"))), "squatting");
+    assert_eq!(denied(&cluster, &create(&cluster, object("away", "colors-synced"))), "squatting");
+    assert_eq!(denied(&cluster, &create(&cluster, source("away", "colors-synced"))), "squatting");
     assert_eq!(create(&cluster, object("third", "colors-synced")), Verdict::ALLOWED);
     assert_eq!(create(&cluster, object("away", "flavors-synced")), Verdict::ALLOWED);
     let secret = ObjectBuilder { kind: Kind::Secret, ..object("away", "colors-synced") };
@@ -314,9 +320,9 @@ fn delete_of_companion_is_allowed_with_a_warning_that_it_is_created_again() {
     for protect in ["edits", "none"] {
         let cluster = mirrored(colors().annotate("protect", protect));
         let verdict = delete(&cluster, "away", "colors-synced");
-        assert_eq!(denied(&verdict), "allowed");
+        assert_eq!(denied(&cluster, &verdict), "allowed");
         assert_eq!(
-            warnings(&verdict),
+            warnings(&cluster, &verdict),
             [
                 "away/colors-synced is a companion: Lockstep creates it again for as long as home/colors wants it"
             ]
@@ -328,8 +334,8 @@ fn delete_of_companion_is_allowed_with_a_warning_that_it_is_created_again() {
 fn delete_of_companion_is_denied_with_protect_all() {
     let cluster = mirrored(colors().annotate("protect", "all"));
     let verdict = delete(&cluster, "away", "colors-synced");
-    assert_eq!(denied(&verdict), "delete");
-    let text = message(&verdict);
+    assert_eq!(denied(&cluster, &verdict), "delete");
+    let text = message(&cluster, &verdict);
     assert!(
         text.contains("kubectl annotate --overwrite configmap colors -n home workshop.io/protect=edits"),
         "{text}"
@@ -343,9 +349,9 @@ fn delete_of_companion_whose_name_lacks_the_suffix_is_denied_unless_protect_is_n
         let named = colors().annotate("companion-name", "palette").annotate("protect", protect);
         let mut cluster = mirrored(named);
         let verdict = delete(&cluster, "away", "palette");
-        assert_eq!(denied(&verdict), expected, "{protect}");
+        assert_eq!(denied(&cluster, &verdict), expected, "{protect}");
         if expected == "delete" {
-            let text = message(&verdict);
+            let text = message(&cluster, &verdict);
             assert!(
                 text.ends_with("kubectl annotate configmap colors -n home workshop.io/companion-name-"),
                 "{text}"
@@ -355,7 +361,11 @@ fn delete_of_companion_whose_name_lacks_the_suffix_is_denied_unless_protect_is_n
         let old = find(&cluster, "away", "palette");
         cluster.delete(&configmap("home", "colors"));
         let orphan = judge(&cluster, &by_alice("away", Operation::Delete { old }));
-        assert_eq!(denied(&orphan), if protect == "all" { "delete" } else { "allowed" }, "{protect}");
+        assert_eq!(
+            denied(&cluster, &orphan),
+            if protect == "all" { "delete" } else { "allowed" },
+            "{protect}"
+        );
     }
 }
 
@@ -364,15 +374,15 @@ fn protection_comes_from_the_source_not_from_the_companion() {
     let cluster = mirrored(colors().annotate("protect", "all"));
     let mut old = find(&cluster, "away", "colors-synced");
     annotate(&mut old, "protect", "none");
-    assert_eq!(denied(&judge(&cluster, &by_alice("away", Operation::Delete { old }))), "delete");
+    assert_eq!(denied(&cluster, &judge(&cluster, &by_alice("away", Operation::Delete { old }))), "delete");
 }
 
 #[test]
 fn edit_of_companion_is_allowed_with_a_warning_with_protect_none() {
     let cluster = mirrored(colors().annotate("protect", "none"));
     let verdict = edit_companion(&cluster, "away", |new| new.data = None);
-    assert_eq!(denied(&verdict), "allowed");
-    assert_eq!(warnings(&verdict).len(), 1);
+    assert_eq!(denied(&cluster, &verdict), "allowed");
+    assert_eq!(warnings(&cluster, &verdict).len(), 1);
 }
 
 #[test]
@@ -381,7 +391,24 @@ fn companion_in_a_terminating_namespace_is_not_protected() {
     cluster.namespace(namespace("away").terminating());
     assert_eq!(delete(&cluster, "away", "colors-synced"), Verdict::ALLOWED);
     assert_eq!(edit_companion(&cluster, "away", |new| new.data = None), Verdict::ALLOWED);
-    assert_eq!(denied(&edit_companion(&cluster, "home", |new| new.data = None)), "edit");
+    assert_eq!(denied(&cluster, &edit_companion(&cluster, "home", |new| new.data = None)), "edit");
+}
+
+#[test]
+fn companion_that_is_younger_than_the_deletion_of_its_namespace_is_protected() {
+    let mut cluster = mirrored(colors().annotate("protect", "all"));
+    // The watch has not shown yet that the namespace was made anew.
+    cluster.namespace(namespace("away").terminating());
+    for (created, terminating) in
+        [(CREATED, true), (DELETED, true), ("2026-01-01T00:00:11Z", false), ("2026-10-01T00:00:00Z", false)]
+    {
+        let mut old = find(&cluster, "away", "colors-synced");
+        old.metadata.creation_timestamp = Some(created.to_owned());
+        let edit = judge(&cluster, &by_alice("away", update(old.clone(), |new| new.data = None)));
+        let delete = judge(&cluster, &by_alice("away", Operation::Delete { old }));
+        let expected = if terminating { ["allowed", "allowed"] } else { ["edit", "delete"] };
+        assert_eq!([denied(&cluster, &edit), denied(&cluster, &delete)], expected, "{created}");
+    }
 }
 
 #[test]
@@ -419,8 +446,8 @@ fn faulty_source_is_denied_with_a_message_of_one_line() {
         (source("lockstep-system", "c"), "refused", "own namespace"),
     ] {
         let verdict = create(&cluster, draft);
-        assert_eq!(denied(&verdict), reason);
-        let text = message(&verdict);
+        assert_eq!(denied(&cluster, &verdict), reason);
+        let text = message(&cluster, &verdict);
         assert!(text.contains(says) && !text.contains('\n'), "{text}");
     }
 }
@@ -432,7 +459,7 @@ fn update_of_a_faulty_source_that_keeps_its_settings_is_allowed() {
     let verdict = edit_source(&cluster, |new| new.data = Some([("sky".into(), "green".into())].into()));
     assert_eq!(verdict, Verdict::ALLOWED);
     let verdict = edit_source(&cluster, |new| annotate(new, "paused", "true"));
-    assert_eq!(denied(&verdict), "malformed");
+    assert_eq!(denied(&cluster, &verdict), "malformed");
 }
 
 #[test]
@@ -440,13 +467,13 @@ fn name_of_another_sources_companion_is_denied_or_handed_over() {
     let mut cluster = mirrored(colors());
     // From another namespace: denied.
     let other = source("third", "colors").annotate("target-namespaces", "away");
-    assert_eq!(denied(&create(&cluster, other)), "taken");
+    assert_eq!(denied(&cluster, &create(&cluster, other)), "taken");
     // From the same namespace: handed over later, as kustomize's hashed names need it.
     let sibling = source("home", "colors-7f2").annotate("companion-name", "colors-synced");
     let verdict = create(&cluster, sibling);
-    assert_eq!(denied(&verdict), "allowed");
+    assert_eq!(denied(&cluster, &verdict), "allowed");
     assert_eq!(
-        warnings(&verdict),
+        warnings(&cluster, &verdict),
         [
             "home/colors-synced is the companion of home/colors; it is handed over once home/colors no longer wants it"
         ]
@@ -454,7 +481,48 @@ fn name_of_another_sources_companion_is_denied_or_handed_over() {
     // A terminating source has no claim to the name any more.
     cluster.put(colors().terminating());
     let other = source("third", "colors").annotate("target-namespaces", "away");
-    assert_eq!(denied(&create(&cluster, other)), "allowed");
+    assert_eq!(denied(&cluster, &create(&cluster, other)), "allowed");
+}
+
+#[test]
+fn pattern_that_meets_companions_of_other_sources_is_a_warning_and_a_name_is_denied() {
+    let mut cluster = mirrored(colors());
+    let everywhere = |name: &str| source("third", name).annotate("target-namespaces", "*");
+    let verdict = create(&cluster, everywhere("colors"));
+    assert_eq!(denied(&cluster, &verdict), "allowed");
+    assert_eq!(
+        warnings(&cluster, &verdict),
+        [
+            "2 namespaces that a pattern matches have a companion of this name from another source and keep it: \
+          away/colors-synced of home/colors, home/colors-synced of home/colors; all others get one of this source"
+        ]
+    );
+    // Only the first are named.
+    (0..60).for_each(|n| cluster.namespace(namespace(&format!("team-{n}"))));
+    let key = cluster.put(source("home", "colors").annotate("target-namespaces", "team-*"));
+    cluster.reconcile(&key);
+    let verdict = create(&cluster, everywhere("colors"));
+    let [warning] = &*warnings(&cluster, &verdict) else { panic!("{verdict:?}") };
+    assert!(warning.starts_with("60 namespaces") && warning.contains(" and 57 more;"), "{warning}");
+    // A name that is written outright is denied, even if a pattern matches it too.
+    let both = source("third", "colors").annotate("target-namespaces", "*,team-7");
+    assert_eq!(denied(&cluster, &create(&cluster, both)), "taken");
+    // Without a conflict there is no warning.
+    assert!(warnings(&cluster, &create(&cluster, everywhere("shapes"))).is_empty());
+}
+
+#[test]
+fn update_that_needs_no_access_looks_only_at_namespaces_listed_by_name() {
+    let mut cluster = Cluster::with(&["home", "away", "third"]);
+    for namespace in ["away", "third"] {
+        cluster.put(companion(namespace, "colors-synced").of("other/colors"));
+    }
+    cluster.put(source("home", "colors").annotate("target-namespaces", "*,away"));
+    let trouble = |verdict: Verdict| warnings(&cluster, &verdict);
+    let unaffected = trouble(edit_source(&cluster, |new| annotate(new, "note", "x")));
+    assert!(unaffected.iter().all(|warning| warning.starts_with("away/")), "{unaffected:?}");
+    let content = trouble(edit_source(&cluster, |new| new.data = Some([("a".into(), "b".into())].into())));
+    assert_eq!(content.len(), 2, "{content:?}");
 }
 
 #[test]
@@ -463,9 +531,8 @@ fn user_without_access_does_not_learn_that_the_name_is_taken() {
     let other = source("third", "colors").annotate("target-namespaces", "away");
     let verdict = create(&cluster, other);
     // The denial is behind the check of their access.
-    let Verdict::CheckAccess { then: Err(Denial::Taken { .. }), .. } = &verdict else {
-        panic!("{verdict:?}")
-    };
+    assert!(matches!(verdict, Verdict::CheckAccess { .. }), "{verdict:?}");
+    assert_eq!(denied(&cluster, &verdict), "taken");
     assert_eq!(required(&verdict), ["all away/colors-synced"]);
 }
 
@@ -481,11 +548,11 @@ fn standby_warns_about_the_troubles_of_a_source() {
         "home/colors-synced: the name is held by the companion of third/colors; nothing was overwritten",
     ];
     let verdict = edit_source(&cluster, |new| new.data = None);
-    assert_eq!(denied(&verdict), "allowed");
-    assert_eq!(warnings(&verdict), troubles);
+    assert_eq!(denied(&cluster, &verdict), "allowed");
+    assert_eq!(warnings(&cluster, &verdict), troubles);
     // The troubles end once the source no longer asks for these namespaces.
     let moved = edit_source(&cluster, |new| annotate(new, "target-namespaces", "third"));
-    assert!(!warnings(&moved).iter().any(|text| troubles.contains(&&**text)));
+    assert!(!warnings(&cluster, &moved).iter().any(|text| troubles.contains(&&**text)));
 }
 
 #[test]
@@ -494,8 +561,8 @@ fn targets_that_get_no_companion_are_a_warning() {
     cluster.namespace(namespace("closed").label("exclude", "true"));
     let verdict =
         create(&cluster, source("home", "c").annotate("target-namespaces", "closed,kube-system,nowhere"));
-    assert_eq!(denied(&verdict), "allowed");
-    assert_eq!(warnings(&verdict).len(), 3, "{:?}", warnings(&verdict));
+    assert_eq!(denied(&cluster, &verdict), "allowed");
+    assert_eq!(warnings(&cluster, &verdict).len(), 3, "{:?}", warnings(&cluster, &verdict));
 }
 
 // --- required access
@@ -689,7 +756,7 @@ fn deputy_needs_accept_from_in_every_target_namespace() {
             ("op*", "deputy"),
         ] {
             let verdict = verdict(targets);
-            assert_eq!((denied(&verdict), required(&verdict)), (expected, vec![]), "{targets}");
+            assert_eq!((denied(&cluster, &verdict), required(&verdict)), (expected, vec![]), "{targets}");
         }
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     guard::{
         request::Operation,
-        review::{Case, Verdict},
+        review::{Case, Scope, Verdict},
     },
     object::Object,
 };
@@ -300,7 +300,9 @@ async fn try_input(guard: &Arc<Guard>, has_access: bool, input: &Input, log: &Ca
             let expected = match case.map(|case| guard.world.read(|world| case.judge(world))) {
                 None | Some(Verdict::Allow { .. }) => true,
                 Some(Verdict::Deny(_)) => false,
-                Some(Verdict::CheckAccess { then, .. }) => has_access && then.is_ok(),
+                Some(Verdict::CheckAccess { then, .. }) => {
+                    has_access && guard.world.read(|world| then.decide(world, Scope::All)).is_ok()
+                }
             };
             // The guard compares objects as JSON texts: equal values may be written differently.
             let equal_values = matches!(request.operation, Operation::Update { unchanged: true, .. });
