@@ -208,16 +208,10 @@ async fn wait_metric(lockstep: &LockstepProcess, metric: &str, value: f64) {
 
 /// The resident memory of a process, in KiB.
 fn resident(lockstep: &LockstepProcess) -> u64 {
-    process_status(lockstep, "VmRSS:")
+    lockstep.memory_kib("VmRSS")
 }
 
 /// The peak of the resident memory of a process, in KiB.
 fn peak(lockstep: &LockstepProcess) -> u64 {
-    process_status(lockstep, "VmHWM:")
-}
-
-fn process_status(lockstep: &LockstepProcess, field: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", lockstep.id())).expect("a status");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect(field);
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    lockstep.memory_kib("VmHWM")
 }

@@ -47,6 +47,10 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub writes: u16,
 
+    /// How much content of sources is kept in memory; what exceeds it is read when it is written
+    #[arg(long, env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
+    pub source_cache: usize,
+
     /// How often every source is reconciled even if nothing changed
     #[arg(long, env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
@@ -258,6 +262,25 @@ fn targets(text: &str) -> Result<String, String> {
     Targets::default().add(text).map(|()| text.to_owned())
 }
 
+/// `0`, `64Mi`, `1G`: a quantity of Kubernetes in whole bytes.
+fn bytes(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, usize); 6] = [
+        ("Ki", 1 << 10),
+        ("Mi", 1 << 20),
+        ("Gi", 1 << 30),
+        ("k", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+    ];
+    let unit = UNITS.iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, *bytes)));
+    let (number, unit) = unit.unwrap_or((text, 1));
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse::<usize>().ok().filter(|_| digits);
+    number
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| "expected a number of bytes such as `64Mi`, or `0`".to_owned())
+}
+
 /// `90s`, `5m`, `1h30m`, `365d`.
 fn duration(text: &str) -> Result<Duration, String> {
     let bad = || "expected a duration such as `30s`, `5m` or `365d`".to_owned();
@@ -304,6 +327,16 @@ mod tests {
             assert!(validity(text).is_err(), "{text}");
         }
         assert_eq!(validity("5s"), Ok(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn sizes_are_quantities_in_whole_bytes() {
+        for (text, size) in [("0", 0), ("1024", 1024), ("64Mi", 64 << 20), ("2G", 2_000_000_000)] {
+            assert_eq!(bytes(text), Ok(size), "{text}");
+        }
+        for text in ["", "Mi", "-1", "+1", "1.5Mi", "64 Mi", "64MB", "99999999999Gi"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
     }
 
     #[test]

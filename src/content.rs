@@ -27,7 +27,7 @@ pub struct Hasher(Context);
 
 /// Content serialised once, to be sent to any number of targets.
 #[derive(Clone)]
-pub struct Payload {
+pub struct PackedContent {
     pub data: Option<Box<RawValue>>,
     pub binary: Option<Box<RawValue>>,
     pub type_: Option<Box<str>>,
@@ -84,6 +84,14 @@ impl Content {
         hasher.finish()
     }
 
+    /// A digest of the type alone. Kubernetes does not limit the length of a Secret's type.
+    #[must_use]
+    pub fn type_digest(&self) -> Digest {
+        let mut hasher = Hasher::new();
+        hasher.text("type", self.type_.as_deref().unwrap_or_default());
+        hasher.finish()
+    }
+
     /// The names of the first ten keys, for logs.
     #[must_use]
     pub fn key_names(&self) -> String {
@@ -98,13 +106,13 @@ impl Content {
     }
 
     #[must_use]
-    pub fn to_payload(&self) -> Payload {
+    pub fn pack(&self) -> PackedContent {
         let json = |map: &BTreeMap<String, String>| {
             serde_json::value::to_raw_value(map)
                 .unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
         };
         let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| json(map));
-        Payload {
+        PackedContent {
             data: raw(&self.data),
             binary: raw(&self.binary),
             type_: self.type_.as_deref().map(Into::into),
@@ -156,11 +164,12 @@ impl fmt::Debug for Digest {
     }
 }
 
-impl Payload {
-    /// Length of the serialised maps in bytes.
+impl PackedContent {
+    /// Length of its texts in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        [&self.data, &self.binary].into_iter().flatten().map(|raw| raw.get().len()).sum()
+        let maps = [&self.data, &self.binary].into_iter().flatten();
+        maps.map(|raw| raw.get().len()).sum::<usize>() + self.type_.as_deref().map_or(0, str::len)
     }
 
     #[must_use]
@@ -169,9 +178,9 @@ impl Payload {
     }
 }
 
-impl fmt::Debug for Payload {
+impl fmt::Debug for PackedContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Payload(…)")
+        f.write_str("PackedContent(…)")
     }
 }
 
@@ -269,8 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_of_payload_shows_no_content() {
-        let packed = content(&[("key", "hush")]).to_payload();
+    fn debug_output_of_packed_content_shows_none_of_it() {
+        let packed = content(&[("key", "hush")]).pack();
         assert!(!format!("{packed:?}").contains("hush"));
     }
 

@@ -7,12 +7,14 @@
 //! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
 //! | [`writes`] | started writes: fair between sources, bounded for each namespace |
 //! | [`apply`] | carries out one write: [`request`] builds it, [`api`] sends it |
+//! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
 //! | [`report`], [`events`] | logs, metrics and Events |
 
 pub mod api;
 pub mod apply;
 pub mod brake;
 pub mod events;
+pub mod live_reads;
 pub mod queue;
 pub mod reconcile;
 pub mod report;

@@ -318,16 +318,16 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
     let desired = source.desired.as_ref().ok()?;
     let owners = marks::owners_digest(&marks::expected_owners(&source.key, &source.uid, &at.namespace));
     if found.content != desired.content {
-        Some(if found.type_.as_deref() != desired.payload.type_.as_deref() {
+        Some(if found.type_ != desired.type_ {
             Heal::Type
-        } else if found.immutable != desired.payload.immutable {
+        } else if found.immutable != desired.immutable {
             Heal::Immutable
         } else {
             Heal::Content
         })
     } else if !found.labelled {
         Some(Heal::Label)
-    } else if found.marks != desired.marks_digest {
+    } else if found.marks != desired.marks {
         Some(Heal::Marks)
     } else if found.owners != owners {
         Some(Heal::Owner)
@@ -341,8 +341,7 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
 /// The API server lets no update change immutable content or a Secret's type: delete and create.
 fn must_recreate(source: &Source, found: &Companion) -> bool {
     source.desired.as_ref().is_ok_and(|desired| {
-        (found.immutable && found.content != desired.content)
-            || found.type_.as_deref() != desired.payload.type_.as_deref()
+        (found.immutable && found.content != desired.content) || found.type_ != desired.type_
     })
 }
 

@@ -23,11 +23,6 @@ use pattern::{BadPattern, Pattern, Patterns};
 
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
-/// The maximum length of a Secret's type. Kubernetes has no limit, and the type is kept for every companion.
-pub const MAX_TYPE_BYTES: usize = 253;
-/// The maximum length of all labels, and of all annotations, that are copied, with their keys. They are kept for every
-/// source.
-const MAX_COPIED_BYTES: usize = 8 * 1024;
 /// How much of an annotation a message quotes.
 const MAX_QUOTED_BYTES: usize = 60;
 /// The maximum length of what a message says about an annotation.
@@ -88,8 +83,6 @@ pub enum Fault {
     SecretType(String),
     #[error("a Secret of type {type_} needs the key {missing}: add it to the annotation {key}")]
     KeysBreakType { type_: String, missing: &'static str, key: String },
-    #[error("the Secret's type has {0} characters, {MAX_TYPE_BYTES} are allowed")]
-    TypeTooLong(usize),
     #[error("sources are not allowed in Lockstep's own namespace: move this one to another namespace")]
     OwnNamespace,
 }
@@ -105,7 +98,6 @@ impl Fault {
             Self::ReservedName { .. }
             | Self::SecretType(_)
             | Self::KeysBreakType { .. }
-            | Self::TypeTooLong(_)
             | Self::OwnNamespace => "refused",
         }
     }
@@ -119,9 +111,6 @@ impl Policy {
         }
         let policy = Self::parse(keys, &object.metadata)?;
         policy.check_secret(keys, key.kind, object)?;
-        let Meta { labels, annotations, .. } = &object.metadata;
-        check_copied(keys, &keys.copy_labels, &policy.copy_labels, labels)?;
-        check_copied(keys, &keys.copy_annotations, &policy.copy_annotations, annotations)?;
         Ok(policy)
     }
 
@@ -157,9 +146,6 @@ impl Policy {
         let type_ = object.type_.as_deref().unwrap_or_default();
         if matches!(type_, "kubernetes.io/service-account-token" | "bootstrap.kubernetes.io/token") {
             return Err(Fault::SecretType(type_.to_owned()));
-        }
-        if type_.len() > MAX_TYPE_BYTES {
-            return Err(Fault::TypeTooLong(type_.len()));
         }
         let copied = |key: &&str| self.keys.selected(object.data.as_ref()).any(|(to, _)| to == *key);
         match required_keys(type_).find(|alternatives| !alternatives.iter().any(copied)) {
@@ -197,18 +183,6 @@ pub fn copied<'a>(
     from: &'a BTreeMap<String, String>,
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
     from.iter().filter(|(key, _)| patterns.matches(key) && keys.may_copy(key))
-}
-
-fn check_copied(
-    keys: &Keys,
-    key: &str,
-    patterns: &Patterns,
-    from: &BTreeMap<String, String>,
-) -> Result<(), Fault> {
-    match copied(keys, patterns, from).map(|(key, value)| key.len() + value.len()).sum() {
-        0..=MAX_COPIED_BYTES => Ok(()),
-        bytes => Err(fault(key, &format!("it copies {bytes} bytes, {MAX_COPIED_BYTES} are allowed"))),
-    }
 }
 
 /// The keys that the API server requires for a type of Secret: at least one of each group.
@@ -499,39 +473,6 @@ mod tests {
         ] {
             assert_eq!(policy.targets.wants("home", namespace, labels), expected, "{namespace}");
         }
-    }
-
-    #[test]
-    fn more_labels_annotations_or_type_than_may_be_kept_for_each_source_is_a_fault() {
-        let refused = |kind, object: &Object| {
-            let key = ObjectKey::of(kind, &object.metadata);
-            Policy::of(&keys(), "lockstep-system", &key, object).err().map(|fault| fault.to_string())
-        };
-        let many: BTreeMap<_, _> = (0..200).map(|n| (format!("example.com/{n}"), "x".repeat(63))).collect();
-        let object = |metadata, type_: &str| Object {
-            metadata,
-            data: None,
-            binary_data: None,
-            type_: Some(type_.to_owned()),
-            immutable: None,
-        };
-        for (annotation, metadata) in [
-            ("copy-labels", Meta { labels: many.clone(), ..Meta::default() }),
-            ("copy-annotations", Meta { annotations: many, ..Meta::default() }),
-        ] {
-            let Meta { annotations, .. } = source(&[(annotation, "example.com/*")]);
-            let mut large = object(metadata, "");
-            assert_eq!(refused(Kind::ConfigMap, &large), None, "{annotation}: copies nothing");
-            large.metadata.annotations.extend(annotations);
-            let refused = refused(Kind::ConfigMap, &large).expect(annotation);
-            assert_eq!(
-                refused,
-                format!("annotation workshop.io/{annotation}: it copies 15490 bytes, 8192 are allowed")
-            );
-        }
-        assert_eq!(refused(Kind::Secret, &object(source(&[]), &"t".repeat(253))), None);
-        let refused = refused(Kind::Secret, &object(source(&[]), &"t".repeat(900_000)));
-        assert_eq!(refused.as_deref(), Some("the Secret's type has 900000 characters, 253 are allowed"));
     }
 
     #[test]

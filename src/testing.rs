@@ -17,9 +17,11 @@ use crate::{
     keys::Keys,
     object::{Kind, ManagedFields, Meta, Object, ObjectKey, OwnerReference},
     policy::pattern::Patterns,
-    world::{NamespaceRules, ObservedCompanion, Source, World},
+    world::{NamespaceRules, ObservedCompanion, ObservedSource, World},
 };
 
+/// How many bytes of payloads the world of a test keeps: all.
+pub const SOURCE_CACHE: usize = 64 << 20;
 pub const OWN_NAMESPACE: &str = "lockstep-system";
 
 #[must_use]
@@ -29,7 +31,13 @@ pub fn keys() -> Arc<Keys> {
 
 #[must_use]
 pub fn world() -> World {
-    World::new(keys(), rules())
+    world_with_source_cache(SOURCE_CACHE)
+}
+
+/// A world that keeps so many bytes of payloads.
+#[must_use]
+pub fn world_with_source_cache(bytes: usize) -> World {
+    World::new(keys(), rules(), bytes)
 }
 
 #[must_use]
@@ -39,8 +47,8 @@ pub fn rules() -> NamespaceRules {
 
 /// Reads an object as the watch of sources does.
 #[must_use]
-pub fn read_source(kind: Kind, object: Object) -> Source {
-    Source::read(&keys(), &rules(), kind, object)
+pub fn read_source(kind: Kind, object: Object) -> ObservedSource {
+    ObservedSource::read(&keys(), &rules(), kind, object)
 }
 
 /// Reads an object as the watch of companions does.

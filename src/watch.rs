@@ -4,19 +4,18 @@
 //! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a stalled watch from its last version,
 //! and after a restore of etcd that watch stays silent.
 
+mod list;
 pub mod object;
 
 use std::time::{Duration, Instant};
 
-use futures::{AsyncReadExt, StreamExt};
+use futures::{AsyncBufReadExt, StreamExt};
 use kube::{
     Client,
     api::{ListParams, WatchEvent, WatchParams},
     core::{ListMeta, Request},
 };
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::value::RawValue;
-use tokio::sync::Semaphore;
+use serde::de::DeserializeOwned;
 
 use crate::{
     backoff::{Backoff, Retry},
@@ -24,6 +23,7 @@ use crate::{
     object::Meta,
     ops::log::LogOnce,
 };
+use list::ListSplitter;
 
 /// `timeoutSeconds` of a watch: the API server ends it then, and the next one resumes where it ended.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,10 +32,8 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 const STALL_TIMEOUT: Duration = Duration::from_secs(180);
 /// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed off.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
-/// `limit` of a list, on servers that cannot stream lists. An object can have 1.5 MiB, so a page can have 75 MiB.
+/// `limit` of a list, on servers that cannot stream lists. They hold a whole page in memory.
 const PAGE_SIZE: u32 = 50;
-/// One page at a time is in memory, whichever watch lists. The list of a single object needs no permit.
-static PAGE: Semaphore = Semaphore::const_new(1);
 /// The pauses after requests that were not answered or answered with an error, which cost the server little. They are
 /// short, because an API server that was restarted answers like this until it is ready.
 const REFUSED_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_millis(1500));
@@ -83,14 +81,6 @@ impl Watched for crate::object::NamespaceObject {
     fn meta(&self) -> &Meta {
         &self.metadata
     }
-}
-
-/// A page of a list, whose objects are parsed one by one: parsed, a page has twice its size.
-#[derive(Deserialize)]
-struct Page<'a> {
-    metadata: ListMeta,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
 }
 
 /// Why a watch ended.
@@ -285,12 +275,23 @@ impl Watcher {
         tokio::time::timeout(self.stall_timeout, response).await.map_err(|_| WatchError::Relist("no answer"))
     }
 
-    /// `Client::request` would copy the answer before it parses it.
-    async fn read_page(&self, request: http::Request<Vec<u8>>) -> kube::Result<Vec<u8>> {
-        let mut text = Vec::new();
+    /// Hands on the objects of a page while it is received.
+    async fn page<T: Watched>(
+        &self,
+        request: http::Request<Vec<u8>>,
+        sink: &mut impl FnMut(Event<T>),
+    ) -> kube::Result<ListMeta> {
+        let mut list = ListSplitter::default();
         let mut answer = std::pin::pin!(self.client.request_stream(request).await?);
-        answer.read_to_end(&mut text).await.map_err(kube::Error::ReadEvents)?;
-        Ok(text)
+        loop {
+            let received = answer.fill_buf().await.map_err(kube::Error::ReadEvents)?;
+            if received.is_empty() {
+                return list.finish().map_err(kube::Error::SerdeError);
+            }
+            list.push(received, |object| sink(Event::Apply(object))).map_err(kube::Error::SerdeError)?;
+            let length = received.len();
+            answer.consume_unpin(length);
+        }
     }
 
     /// Lists in pages; the next watch resumes from there.
@@ -308,14 +309,8 @@ impl Watcher {
         .limit(PAGE_SIZE);
         loop {
             let request = self.request.list(&params).map_err(invalid_request)?;
-            let permit = match self.spec.field_selector {
-                None => PAGE.acquire().await.ok(),
-                Some(_) => None,
-            };
-            let text = self.answer(self.read_page(request)).await?;
-            let metadata = text.and_then(|text| apply_page(&text, sink));
-            drop(permit);
-            let metadata = metadata.map_err(|error| refused(error, false))?;
+            let page = self.answer(self.page(request, sink)).await?;
+            let metadata = page.map_err(|error| refused(error, false))?;
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
                 let listed = metadata.resource_version.unwrap_or_default();
@@ -325,14 +320,6 @@ impl Watcher {
             }
         }
     }
-}
-
-fn apply_page<T: Watched>(text: &[u8], sink: &mut impl FnMut(Event<T>)) -> kube::Result<ListMeta> {
-    let page: Page<'_> = serde_json::from_slice(text).map_err(kube::Error::SerdeError)?;
-    for object in page.items.unwrap_or_default() {
-        sink(Event::Apply(serde_json::from_str(object.get()).map_err(kube::Error::SerdeError)?));
-    }
-    Ok(page.metadata)
 }
 
 /// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.

@@ -5,6 +5,7 @@
 //! | [`informer`] | feeds the world from the watches and enqueues sources |
 //! | [`state`] | the state that watches and our own writes have shown; pure, like all below |
 //! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
+//! | [`payloads`] | what is written to companions, within a budget |
 //! | `index` | companions by source, sources by the name they want |
 //! | `relist` | distinguishes new states from old ones, across lists and our own writes |
 
@@ -12,13 +13,15 @@ pub mod companion;
 mod index;
 pub mod informer;
 pub mod namespaces;
+pub mod payloads;
 mod relist;
 pub mod source;
 pub mod state;
 
 pub use companion::{Companion, ObservedCompanion};
 pub use namespaces::{Defaults, Eligibility, Namespace};
-pub use source::{Desired, Source};
+pub use payloads::Payload;
+pub use source::{Desired, ObservedSource, Source};
 pub use state::{Effect, SourceEvent, World};
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -85,8 +88,8 @@ impl From<World> for SharedWorld {
 
 impl SharedWorld {
     #[must_use]
-    pub fn new(scope: &Scope) -> Self {
-        World::new(scope.keys.clone(), scope.rules.clone()).into()
+    pub fn new(scope: &Scope, source_cache: usize) -> Self {
+        World::new(scope.keys.clone(), scope.rules.clone(), source_cache).into()
     }
 
     pub fn read<T>(&self, f: impl FnOnce(&World) -> T) -> T {

@@ -75,7 +75,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         webhook = webhook_address,
         "lockstep starts"
     );
-    let world = SharedWorld::new(&scope);
+    let world = SharedWorld::new(&scope, settings.source_cache);
     let queue: Arc<Queue<ObjectKey>> = Arc::default();
     let requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync> = {
         let queue = queue.clone();

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::{api::CompanionApi, queue::Queue, request, retry::RetryPolicy, writes::namespace_limit};
+use super::{
+    api::CompanionApi, live_reads::LiveReads, queue::Queue, request, retry::RetryPolicy,
+    writes::namespace_limit,
+};
 use crate::{
     client::Failure,
     content::Digest,
@@ -14,11 +17,14 @@ use crate::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, first_difference,
         plan_companion,
     },
-    world::{Effect, ObservedCompanion, SharedWorld, Source},
+    world::{Effect, NamespaceRules, ObservedCompanion, ObservedSource, Payload, SharedWorld, Source},
 };
 
 /// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
 /// of all requests is bounded, and large writes that hang leave permits for others.
+///
+/// A write holds up to six times its content: the payload, read live if it is not kept, the request, and the answer as it
+/// was received and as it was parsed. With the default of `--writes`, four writes of 1.5 MiB run at a time: 36 MiB.
 const BYTES_PER_PERMIT: usize = 64 * 1024;
 /// A create may find an object, which has to be recreated, and the create after that may find another one.
 const MAX_ATTEMPTS: usize = 4;
@@ -76,9 +82,23 @@ enum Next {
     Try(Action),
 }
 
+/// What is written, and for which state of its source.
+struct Content {
+    source: Arc<Source>,
+    payload: Arc<Payload>,
+}
+
+/// What an attempt starts with. A delete has no content.
+struct Planned {
+    action: Action,
+    content: Option<Content>,
+}
+
 pub struct Applier<A> {
     api: A,
     keys: Arc<Keys>,
+    rules: NamespaceRules,
+    live_reads: LiveReads,
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
     permits: Semaphore,
@@ -95,28 +115,31 @@ impl<A: CompanionApi> Applier<A> {
         queue: Arc<Queue<ObjectKey>>,
         writes: usize,
     ) -> Self {
-        let max_permits = namespace_limit(writes);
-        Self { api, keys, world, queue, permits: Semaphore::new(writes), max_permits }
+        let rules = world.read(|world| world.namespaces().rules().clone());
+        Self {
+            api,
+            keys,
+            rules,
+            live_reads: LiveReads::default(),
+            world,
+            queue,
+            permits: Semaphore::new(writes),
+            max_permits: namespace_limit(writes),
+        }
     }
 
     /// Makes one companion right. `None`: it is right already, or the plan has changed since the write was queued, and the
     /// next reconcile handles it.
     pub async fn apply(&self, write: &PlannedWrite, history: History) -> Result<Option<Done>, ApplyError> {
-        let _permit = self.reserve_memory(write).await;
-        // Decided now, not when the write was queued: content that was superseded meanwhile is never written.
-        let (source, decision) = self.world.read(|world| {
-            let PlannedWrite { source: key, at, .. } = write;
-            (world.source(key).cloned(), plan_companion(world, key, at, history.in_step))
-        });
-        let Decision::Change(change) = decision else { return Ok(None) };
-        if change.action.is_delete() != write.delete {
+        let permit = self.reserve_memory(write).await;
+        let permits = permit.as_ref().map_or(0, SemaphorePermit::num_permits);
+        let Some(Planned { mut action, content }) = self.plan(write, history, permits).await? else {
             return Ok(None);
-        }
-        let mut action = if history.failed { change.action.without_heal() } else { change.action };
+        };
         let mut manager = None;
         for _ in 0..MAX_ATTEMPTS {
             manager = action.other_manager().map(str::to_owned).or(manager);
-            match self.attempt(source.as_deref(), write, action, history.in_step).await? {
+            match self.attempt(content.as_ref(), write, action, history.in_step).await? {
                 Next::Done(applied) => return Ok(applied.map(|applied| Done { applied, manager })),
                 Next::Try(next) => action = next,
             }
@@ -148,6 +171,75 @@ impl<A: CompanionApi> Applier<A> {
         })
     }
 
+    /// Decides now, not when the write was queued: content that was superseded meanwhile is never written. A payload that the
+    /// world does not keep is read live, and then the companion is planned once more, with what was read.
+    async fn plan(
+        &self,
+        write: &PlannedWrite,
+        history: History,
+        permits: usize,
+    ) -> Result<Option<Planned>, ApplyError> {
+        let PlannedWrite { source: key, at, delete } = write;
+        let plan = || {
+            let (decision, source, kept) = self.world.read(|world| {
+                let source = world.source(key);
+                let kept = source.and_then(|source| world.payload(source));
+                (plan_companion(world, key, at, history.in_step), source.cloned(), kept)
+            });
+            let Decision::Change(change) = decision else { return None };
+            let action = if history.failed { change.action.without_heal() } else { change.action };
+            (action.is_delete() == *delete).then_some((action, source, kept))
+        };
+        let Some((action, source, kept)) = plan() else { return Ok(None) };
+        let Some(source) = source.filter(|_| !delete) else {
+            return Ok(Some(Planned { action, content: None }));
+        };
+        if let Some(payload) = kept {
+            return Ok(Some(Planned { action, content: Some(Content { source, payload }) }));
+        }
+        let Some((digest, payload)) = self.read_live(&source).await? else { return Ok(None) };
+        match plan() {
+            Some((action, Some(source), _)) if source.digest == digest => {
+                // If it has grown beyond what was reserved, it is enqueued because it has changed.
+                let fits = self.permits_for(key, *delete) <= permits;
+                let content = Some(Content { source, payload });
+                Ok(fits.then_some(Planned { action, content }))
+            }
+            // The world knows another state than the one that was read.
+            Some(_) => Err(ApplyError::StaleCache),
+            None => Ok(None),
+        }
+    }
+
+    /// Reads a source live, and returns the digest and payload of what was read. `None` if it has become malformed. The
+    /// world is told, so that what is planned next is what was read.
+    async fn read_live(&self, source: &Source) -> Result<Option<(Digest, Arc<Payload>)>, ApplyError> {
+        let key = &source.key;
+        let live_read = self.live_reads.of(key);
+        let mut live_read = live_read.lock().await;
+        if let Some(payload) = live_read.get(source.digest) {
+            return Ok(Some((source.digest, payload)));
+        }
+        let object = match self.api.get(key).await {
+            Ok(object)
+                if object.metadata.uid == source.uid && self.keys.is_source(&object.metadata.labels) =>
+            {
+                object
+            }
+            // The watch will show that it is gone, or no source any more.
+            Ok(_) | Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
+            Err(failure) => return Err(error(key, failure)),
+        };
+        let observed = ObservedSource::read(&self.keys, &self.rules, key.kind, object);
+        let (digest, payload) = (observed.source.digest, observed.payload.clone());
+        let effect = self.world.write(|world| world.source_read(observed));
+        self.queue.push_all(effect.requeue);
+        Ok(payload.map(|payload| {
+            live_read.set(digest, &payload);
+            (digest, payload)
+        }))
+    }
+
     /// Waits until there is memory for a request.
     async fn reserve_memory(&self, write: &PlannedWrite) -> Option<SemaphorePermit<'_>> {
         loop {
@@ -166,13 +258,13 @@ impl<A: CompanionApi> Applier<A> {
         if delete {
             return 1;
         }
-        let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_len()));
+        let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_bytes()));
         (1 + bytes / BYTES_PER_PERMIT).min(self.max_permits)
     }
 
     async fn attempt(
         &self,
-        source: Option<&Source>,
+        content: Option<&Content>,
         PlannedWrite { source: key, at, .. }: &PlannedWrite,
         action: Action,
         in_step: Option<Digest>,
@@ -183,13 +275,10 @@ impl<A: CompanionApi> Applier<A> {
             self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
-        let Some((source, desired)) = source.and_then(|source| Some((source, source.desired.as_ref().ok()?)))
-        else {
-            return Ok(Next::Done(None));
-        };
+        let Some(Content { source, payload }) = content else { return Ok(Next::Done(None)) };
         let (written, reason) = match action {
             Action::Create { reason } => {
-                let body = request::body(source, desired, at).map_err(|failure| error(at, failure))?;
+                let body = request::body(source, payload, at).map_err(|failure| error(at, failure))?;
                 match self.api.create(at, body).await {
                     Ok(object) => (object, reason),
                     Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
@@ -200,7 +289,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Action::Update { reason, known } => {
                 let operations =
-                    request::update(source, desired, at, &known).map_err(|failure| error(at, failure))?;
+                    request::update(source, payload, at, &known).map_err(|failure| error(at, failure))?;
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
                     Err(Failure::NotFound) => {
@@ -324,3 +413,6 @@ impl Applied {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,10 +11,10 @@ use serde_json::{Value, json, value::RawValue};
 
 use crate::{
     client::Failure,
-    marks::{self, RemovableKeys},
+    marks::{RemovableKeys, expected_owners},
     object::{Kind, ObjectKey, OwnerReference},
     patch,
-    world::{Companion, Desired, Source},
+    world::{Companion, Payload, Source},
 };
 
 /// Content is spliced in as it was packed, not parsed again.
@@ -46,22 +46,22 @@ struct BodyMeta<'a> {
 }
 
 /// The companion of a source, for a create.
-pub fn body(source: &Source, desired: &Desired, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
-    let payload = &desired.payload;
+pub fn body(source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
+    let Payload { content, marks } = payload;
     serde_json::to_vec(&Body {
         api_version: "v1",
         kind: at.kind.as_str(),
         metadata: BodyMeta {
             namespace: &at.namespace,
             name: &at.name,
-            labels: &desired.marks.labels,
-            annotations: &desired.marks.annotations,
-            owner_references: marks::expected_owners(&source.key, &source.uid, &at.namespace),
+            labels: &marks.labels,
+            annotations: &marks.annotations,
+            owner_references: expected_owners(&source.key, &source.uid, &at.namespace),
         },
-        data: payload.data.as_deref(),
-        binary_data: payload.binary.as_deref(),
-        type_: payload.type_.as_deref(),
-        immutable: payload.immutable.then_some(true),
+        data: content.data.as_deref(),
+        binary_data: content.binary.as_deref(),
+        type_: content.type_.as_deref(),
+        immutable: content.immutable.then_some(true),
     })
     .map_err(unserialisable)
 }
@@ -71,10 +71,11 @@ pub fn body(source: &Source, desired: &Desired, at: &ObjectKey) -> Result<Vec<u8
 /// `add` replaces what is there; a null value removes a field.
 pub fn update(
     source: &Source,
-    desired: &Desired,
+    payload: &Payload,
     at: &ObjectKey,
     known: &Companion,
 ) -> Result<Operations, Failure> {
+    let Payload { content, marks } = payload;
     let mut ops = vec![patch::only_if_version(&known.resource_version)];
     if known.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
@@ -86,19 +87,19 @@ pub fn update(
         Some(raw) => serde_json::from_str::<Value>(raw.get()).map_err(unserialisable),
         None => Ok(Value::Null),
     };
-    ops.push(patch::add(&["data"], raw(desired.payload.data.as_deref())?));
+    ops.push(patch::add(&["data"], raw(content.data.as_deref())?));
     if at.kind == Kind::ConfigMap {
-        ops.push(patch::add(&["binaryData"], raw(desired.payload.binary.as_deref())?));
+        ops.push(patch::add(&["binaryData"], raw(content.binary.as_deref())?));
     }
-    let immutable = if desired.payload.immutable { json!(true) } else { Value::Null };
+    let immutable = if content.immutable { json!(true) } else { Value::Null };
     ops.push(patch::add(&["immutable"], immutable));
-    let owners = marks::expected_owners(&source.key, &source.uid, &at.namespace);
+    let owners = expected_owners(&source.key, &source.uid, &at.namespace);
     ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners)));
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    set_map(&mut ops, "labels", &desired.marks.labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &desired.marks.annotations, known.has_annotations, &extras.annotations);
+    set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
 }
 

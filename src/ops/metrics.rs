@@ -28,6 +28,7 @@ pub struct Metrics {
     fights: Family<ManagerLabel, Counter>,
     managers: Arc<Mutex<HashSet<String>>>,
     pub sources: Gauge,
+    pub source_cache: Gauge,
     pub companions: Gauge,
     pub deletes_held: Gauge,
     watch_age: Family<WatchLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
@@ -144,6 +145,7 @@ impl Metrics {
             fights: add(r, "fights", "Heals that were delayed because another field manager overwrites them"),
             managers: Arc::default(),
             sources: add(r, "sources", "Sources"),
+            source_cache: add(r, "source_cache_bytes", "Content of sources that is kept in memory"),
             companions: add(r, "companions", "Companions"),
             deletes_held: add(
                 r,

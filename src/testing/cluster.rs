@@ -9,7 +9,7 @@ use std::{
 use futures::FutureExt;
 use serde_json::{Value, json};
 
-use super::{ObjectBuilder, keys, namespace, world};
+use super::{ObjectBuilder, SOURCE_CACHE, keys, namespace, world_with_source_cache};
 use crate::{
     client::Failure,
     content::{Content, Digest},
@@ -24,6 +24,7 @@ use crate::{
 
 pub struct Cluster {
     pub world: SharedWorld,
+    source_cache: usize,
     store: Store,
     applier: Applier<Store>,
     /// The digests of sources whose companions were right, as the mirror remembers them.
@@ -39,6 +40,8 @@ struct Objects {
     objects: BTreeMap<ObjectKey, Object>,
     namespaces: BTreeMap<String, Meta>,
     clock: u64,
+    /// How often an object was read.
+    reads: usize,
     /// Events that the watches have not shown yet.
     events: Vec<WatchEvent>,
     /// By UID: the sources that an object ever named in its annotation.
@@ -56,11 +59,17 @@ pub type Failed = (ObjectKey, Option<Trouble>);
 impl Cluster {
     #[must_use]
     pub fn with(namespaces: &[&str]) -> Self {
+        Self::with_source_cache(namespaces, SOURCE_CACHE)
+    }
+
+    /// A cluster whose world keeps so many bytes of payloads.
+    #[must_use]
+    pub fn with_source_cache(namespaces: &[&str], source_cache: usize) -> Self {
         let store = Store::default();
         store.lock().clock = 100;
-        let shared = SharedWorld::from(world());
+        let shared = SharedWorld::from(world_with_source_cache(source_cache));
         let applier = Applier::new(store.clone(), keys(), shared.clone(), Arc::default(), 4);
-        let mut cluster = Self { world: shared, store, applier, in_step: HashMap::new() };
+        let mut cluster = Self { world: shared, source_cache, store, applier, in_step: HashMap::new() };
         namespaces.iter().for_each(|name| cluster.namespace(namespace(name)));
         cluster
     }
@@ -117,6 +126,19 @@ impl Cluster {
         }
     }
 
+    /// As [`Self::edit`], before the watch shows it.
+    pub fn edit_unseen(&mut self, key: &ObjectKey, edit: impl FnOnce(&mut Object)) {
+        let objects = &mut self.store.lock();
+        let mut after = objects.objects.get(key).cloned().expect("an object to edit");
+        edit(&mut after);
+        objects.store(key, Some(after));
+    }
+
+    /// The watches show what has changed.
+    pub fn show(&mut self) {
+        show(&self.world, &mut self.store.lock());
+    }
+
     pub fn delete(&mut self, key: &ObjectKey) {
         let objects = &mut self.store.lock();
         objects.delete(key);
@@ -142,7 +164,7 @@ impl Cluster {
         self.in_step.clear();
         let objects = self.store.lock();
         self.world.write(|known| {
-            *known = world();
+            *known = world_with_source_cache(self.source_cache);
             for meta in objects.namespaces.values() {
                 known.apply_namespace(meta);
             }
@@ -252,6 +274,12 @@ impl Cluster {
 }
 
 impl Store {
+    /// How often an object was read.
+    #[must_use]
+    pub fn reads(&self) -> usize {
+        self.lock().reads
+    }
+
     fn lock(&self) -> MutexGuard<'_, Objects> {
         self.0.lock().expect("no test panicked while it held the lock")
     }
@@ -259,7 +287,9 @@ impl Store {
 
 impl CompanionApi for Store {
     async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.lock().objects.get(key).cloned().ok_or(Failure::NotFound)
+        let mut objects = self.lock();
+        objects.reads += 1;
+        objects.objects.get(key).cloned().ok_or(Failure::NotFound)
     }
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {

@@ -5,7 +5,6 @@ use crate::{
     keys::Keys,
     marks::{self, Marks, RemovableKeys},
     object::{Kind, Object, ObjectKey, OwnerReference},
-    policy, text,
 };
 
 /// What is kept of a companion: its identity and digests of its content and marks, never the content.
@@ -24,7 +23,7 @@ pub struct Companion {
     /// Its source is among its owners, so the garbage collector deletes it after the source.
     pub owned_by_source: bool,
     pub extras: Option<Box<RemovableKeys>>,
-    pub type_: Option<String>,
+    pub type_: Digest,
     pub immutable: bool,
     pub finalizers: bool,
     pub terminating: bool,
@@ -88,8 +87,7 @@ impl ObservedCompanion {
             owned_by_source: false,
             controller_uid: meta.controller().map(|owner| owner.uid.clone()),
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
-            // One byte more than a source's type may have: a longer one never equals it.
-            type_: content.type_.map(|type_| text::prefix(&type_, policy::MAX_TYPE_BYTES + 1).to_owned()),
+            type_: content.type_digest(),
             immutable: content.immutable,
             finalizers: !meta.finalizers.is_empty(),
             terminating: meta.is_terminating(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::task::JoinSet;
 
-use super::{Effect, ObservedCompanion, Scope, SharedWorld, Source, SourceEvent, WatchId, World};
+use super::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId, World};
 use crate::{
     keys::Keys,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
@@ -74,10 +74,12 @@ impl Informer {
         let scope = &self.shared.scope;
         self.handle(
             event,
-            |object| Source::read(&scope.keys, &scope.rules, kind, object),
+            |object| ObservedSource::read(&scope.keys, &scope.rules, kind, object),
             World::apply_source,
             |world, object| world.delete_source(kind, &object.metadata),
         );
+        let kept = self.shared.world.read(World::payload_bytes);
+        self.shared.metrics.source_cache.set(kept.try_into().unwrap_or(i64::MAX));
     }
 
     fn companion(&self, kind: Kind, event: Event<Object>) {
@@ -175,7 +177,7 @@ mod tests {
         let watch = WatchId::Namespaces;
         let scope = Scope { keys: testing::keys(), rules: testing::rules(), kinds: Kind::ALL.to_vec() };
         let shared = Informers {
-            world: SharedWorld::new(&scope),
+            world: SharedWorld::new(&scope, 0),
             scope,
             requeue: Arc::new(|_| {}),
             readiness: Readiness::new([Condition::Listed(watch.as_str())]),

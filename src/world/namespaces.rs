@@ -78,6 +78,11 @@ impl Namespaces {
     }
 
     #[must_use]
+    pub const fn rules(&self) -> &NamespaceRules {
+        &self.rules
+    }
+
+    #[must_use]
     pub fn get(&self, name: &str) -> Option<&Namespace> {
         self.namespaces.get(name)
     }

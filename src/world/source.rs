@@ -1,14 +1,16 @@
-//! PURE. A source, reduced to what is needed to plan and to write its companions.
+//! PURE. A source, reduced to what is needed to plan its companions. Its payload is kept apart, in [`super::payloads`].
+
+use std::sync::Arc;
 
 use crate::{
-    content::{Content, Digest, Hasher, Payload},
+    content::{Content, Digest, Hasher},
     keys::Keys,
     marks::Marks,
     object::{Kind, Meta, Object, ObjectKey},
     policy::{Fault, Policy},
 };
 
-use super::NamespaceRules;
+use super::{NamespaceRules, payloads::Payload};
 
 #[derive(Debug)]
 pub struct Source {
@@ -25,37 +27,51 @@ pub struct Source {
     pub(super) epoch: u32,
 }
 
-/// What companions of a source must be.
+/// A source as it was read, with what is written to its companions. A malformed source has no payload.
+#[derive(Debug)]
+pub struct ObservedSource {
+    pub source: Source,
+    pub payload: Option<Arc<Payload>>,
+}
+
+/// What companions of a source must be, as digests.
 #[derive(Debug)]
 pub struct Desired {
     pub policy: Policy,
-    pub payload: Payload,
     pub content: Digest,
-    pub marks: Marks,
-    pub marks_digest: Digest,
+    pub type_: Digest,
+    pub immutable: bool,
+    pub marks: Digest,
+    pub payload_bytes: usize,
     /// The names of the keys, for logs.
     pub key_names: String,
 }
 
-impl Source {
+impl ObservedSource {
     #[must_use]
     pub fn read(keys: &Keys, rules: &NamespaceRules, kind: Kind, object: Object) -> Self {
         let key = ObjectKey::of(kind, &object.metadata);
         let policy = Policy::of(keys, &rules.own_namespace, &key, &object);
         let (meta, content) = Content::split(object);
-        let desired = policy.map(|policy| Desired::new(keys, &key, &meta, policy, content));
+        let (desired, payload) = match policy {
+            Ok(policy) => {
+                let (desired, payload) = Desired::new(keys, &key, &meta, policy, content);
+                (Ok(desired), Some(Arc::new(payload)))
+            }
+            Err(fault) => (Err(fault), None),
+        };
         let mut hasher = Hasher::new();
         hasher.text("uid", &meta.uid);
         match &desired {
             Ok(desired) => {
                 hasher.digest("content", &desired.content);
-                hasher.digest("marks", &desired.marks_digest);
+                hasher.digest("marks", &desired.marks);
                 // The policy is what these annotations say.
                 hasher.map("policy", meta.annotations.iter().filter(|(key, _)| keys.is_ours(key)));
             }
             Err(fault) => hasher.text("fault", &fault.to_string()),
         }
-        Self {
+        let source = Source {
             key,
             terminating: meta.is_terminating(),
             desired,
@@ -64,7 +80,8 @@ impl Source {
             epoch: 0,
             uid: meta.uid,
             resource_version: meta.resource_version,
-        }
+        };
+        Self { source, payload }
     }
 }
 
@@ -82,25 +99,29 @@ impl Source {
         self.desired.as_ref().ok().map(|desired| &desired.key_names)
     }
 
-    /// How many bytes of content each companion gets.
+    /// How many bytes are written to each companion.
     #[must_use]
-    pub fn payload_len(&self) -> usize {
-        self.desired.as_ref().map_or(0, |desired| desired.payload.len())
+    pub fn payload_bytes(&self) -> usize {
+        self.desired.as_ref().map_or(0, |desired| desired.payload_bytes)
     }
 }
 
 impl Desired {
-    fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> Self {
+    fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> (Self, Payload) {
         let content = content.select(&policy.keys);
         let digest = content.digest();
         let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
-        Self {
+        let marks_digest = marks.digest();
+        let payload = Payload { content: content.pack(), marks };
+        let desired = Self {
             policy,
-            payload: content.to_payload(),
             content: digest,
-            marks_digest: marks.digest(),
-            marks,
+            type_: content.type_digest(),
+            immutable: content.immutable,
+            marks: marks_digest,
+            payload_bytes: payload.bytes(),
             key_names: content.key_names(),
-        }
+        };
+        (desired, payload)
     }
 }

@@ -10,8 +10,9 @@ use super::{
     companion::{Companion, ObservedCompanion},
     index::Index,
     namespaces::{Eligibility, Namespaces},
+    payloads::{Payload, Payloads},
     relist::WatchProgress,
-    source::Source,
+    source::{ObservedSource, Source},
 };
 use crate::{
     keys::Keys,
@@ -37,6 +38,7 @@ pub struct Effect {
 
 pub struct World {
     sources: HashMap<ObjectKey, Arc<Source>>,
+    payloads: Payloads,
     companions: HashMap<ObjectKey, Companion>,
     index: Index,
     namespaces: Namespaces,
@@ -55,10 +57,12 @@ struct LostCompanion {
 }
 
 impl World {
+    /// Keeps at most `source_cache` bytes of sources' payloads.
     #[must_use]
-    pub fn new(keys: Arc<Keys>, rules: NamespaceRules) -> Self {
+    pub fn new(keys: Arc<Keys>, rules: NamespaceRules, source_cache: usize) -> Self {
         Self {
             sources: HashMap::new(),
+            payloads: Payloads::new(source_cache),
             companions: HashMap::new(),
             index: Index::default(),
             namespaces: Namespaces::new(keys, rules),
@@ -78,6 +82,18 @@ impl World {
     #[must_use]
     pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
         self.sources.get(key)
+    }
+
+    /// What is written to the companions of a source, if it is kept.
+    #[must_use]
+    pub fn payload(&self, source: &Source) -> Option<Arc<Payload>> {
+        self.payloads.get(&source.key, source.digest)
+    }
+
+    /// How many bytes of payloads are kept.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> usize {
+        self.payloads.bytes()
     }
 
     #[must_use]
@@ -263,17 +279,39 @@ impl World {
 
     // --- sources
 
+    /// A live read shows a source. Whether it exists is for the watch to say: one that the world does not know, by now, was
+    /// deleted after the read.
+    pub fn source_read(&mut self, ObservedSource { source, payload }: ObservedSource) -> Effect {
+        match self.sources.get(&source.key) {
+            Some(known) if known.uid == source.uid && known.version <= source.version => {
+                let source = Source { epoch: known.epoch, ..source };
+                self.put_source(source, payload)
+            }
+            _ => Effect::default(),
+        }
+    }
+
     /// A watch or a list shows a source.
-    pub fn apply_source(&mut self, source: Source) -> Effect {
-        let key = source.key.clone();
-        let epoch = self.progress.epoch(WatchId::Sources(key.kind));
+    pub fn apply_source(&mut self, ObservedSource { source, payload }: ObservedSource) -> Effect {
+        let epoch = self.progress.epoch(WatchId::Sources(source.key.kind));
         let source = Source { epoch, ..source };
-        let known = self.sources.get(&key);
         // An older state never replaces a newer one, unless a fresh list shows it: after an etcd restore, versions run
         // backwards.
+        let known = self.sources.get(&source.key);
         if known.is_some_and(|known| known.epoch == epoch && source.version < known.version) {
             return Effect::default();
         }
+        self.put_source(source, payload)
+    }
+
+    fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
+        let key = source.key.clone();
+        // Nothing is written for a source that is paused or being deleted.
+        match payload.filter(|_| source.active_policy().is_some()) {
+            Some(payload) => self.payloads.put(&key, source.digest, payload),
+            None => self.payloads.remove(&key),
+        }
+        let known = self.sources.get(&key);
         let event = match known {
             None => SourceEvent::Added,
             Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
@@ -305,6 +343,7 @@ impl World {
         if let Some(source) = self.sources.remove(key) {
             self.index.remove_source(&source);
         }
+        self.payloads.remove(key);
         let requeue = self.drop_lost(key);
         Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
     }

@@ -519,7 +519,7 @@ fn long_annotations_and_many_labels_of_a_namespace_are_not_kept() {
 #[test]
 fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     let rules = NamespaceRules { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
-    let mut world = World::new(crate::testing::keys(), rules);
+    let mut world = World::new(crate::testing::keys(), rules, 0);
     see_namespace(&mut world, &namespace("infra-a"));
     see_namespace(&mut world, &namespace("infra-b").annotate("accept-from", "home"));
     assert_eq!(world.namespaces().eligibility("home", "infra-a"), Eligibility::NotAccepted);
@@ -575,4 +575,48 @@ fn version_reused_after_an_etcd_restore_is_not_taken_for_our_own_write() {
     let effect = see(&mut world, synced().data("sky", "red").version(10));
     world.list_ends(COMPANIONS, 10);
     assert_eq!(effect.requeue, [colors_key()]);
+}
+
+#[test]
+fn live_read_replaces_an_older_state_of_the_same_source_and_nothing_else() {
+    let text = |world: &World| {
+        let source = world.source(&configmap("home", "colors"))?;
+        Some((source.resource_version.clone(), world.payload(source).is_some()))
+    };
+    let read = |draft: ObjectBuilder| read_source(draft.kind, draft.object());
+    let draft = |version| source("home", "colors").version(version).data("sky", &version.to_string());
+    let mut world = testing::world();
+    assert_eq!(world.source_read(read(draft(5))), Effect::default(), "it was deleted after the read");
+    assert_eq!(text(&world), None);
+
+    world.apply_source(read(draft(5)));
+    world.source_read(read(draft(4)));
+    assert_eq!(text(&world), Some(("5".to_owned(), true)));
+    world.source_read(read(draft(6).uid("another")));
+    assert_eq!(text(&world), Some(("5".to_owned(), true)));
+    let effect = world.source_read(read(draft(6)));
+    assert_eq!(effect.requeue, [configmap("home", "colors")]);
+    assert_eq!(text(&world), Some(("6".to_owned(), true)));
+
+    // Whether it exists is for the list to say, although it was read while that was under way.
+    world.list_begins(WatchId::Sources(Kind::ConfigMap));
+    world.source_read(read(draft(7)));
+    world.list_ends(WatchId::Sources(Kind::ConfigMap), 8);
+    assert_eq!(text(&world), None);
+    assert_eq!(world.payload_bytes(), 0);
+}
+
+#[test]
+fn payload_is_kept_only_while_it_may_be_written() {
+    let mut world = testing::world();
+    let mut keeps = |draft: ObjectBuilder| {
+        world.apply_source(read_source(draft.kind, draft.data("sky", "blue").object()));
+        world.payload_bytes() > 0
+    };
+    assert!(keeps(source("home", "colors").version(1)));
+    assert!(!keeps(source("home", "colors").version(2).annotate("paused", "true")));
+    assert!(keeps(source("home", "colors").version(3)));
+    assert!(!keeps(source("home", "colors").version(4).annotate("protect", "everything")));
+    assert!(keeps(source("home", "colors").version(5)));
+    assert!(!keeps(source("home", "colors").version(6).terminating()));
 }

@@ -527,9 +527,7 @@ impl Lockstep {
 
     /// The most memory that it has had resident so far, in bytes.
     pub fn peak_memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("lockstep runs");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM");
-        peak.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+        self.0.memory_kib("VmHWM") << 10
     }
 
     /// SIGKILL: it neither finishes its work nor releases the Lease.

@@ -19,6 +19,7 @@ mod kubectl_commands;
 mod leader_election;
 mod least_privilege;
 mod manifests;
+mod memory;
 mod mirroring;
 mod odd_objects;
 mod other_admission;

@@ -248,7 +248,9 @@ impl CompanionEdit {
 }
 
 fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
-    let mut cluster = Cluster::with(&NAMESPACES);
+    // With an even number of operations no payload is kept, and each write reads its source live.
+    let source_cache = if history.len().is_multiple_of(2) { 0 } else { crate::testing::SOURCE_CACHE };
+    let mut cluster = Cluster::with_source_cache(&NAMESPACES, source_cache);
     for operation in history {
         perform(&mut cluster, operation, &mut reconcile);
     }

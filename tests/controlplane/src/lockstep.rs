@@ -128,6 +128,17 @@ impl LockstepProcess {
         self.child.id()
     }
 
+    /// A field of `/proc/<pid>/status` in KiB: `VmRSS` is its resident memory, `VmHWM` the peak of that.
+    ///
+    /// # Panics
+    /// When the process has ended, or there is no such field.
+    #[must_use]
+    pub fn memory_kib(&self, field: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id())).expect("a running process");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.and_then(|value| value.trim().trim_end_matches(" kB").parse().ok()).expect("a size in kB")
+    }
+
     /// Sends a signal.
     ///
     /// # Errors

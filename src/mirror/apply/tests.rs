@@ -1,0 +1,154 @@
+//! Payloads that the world does not keep.
+
+use json_patch::Patch as Operations;
+use tokio::sync::Semaphore as Gate;
+
+use super::*;
+use crate::{
+    object::Object,
+    testing::{
+        cluster::{Cluster, Store},
+        configmap, keys, object, source,
+    },
+    world::Companion,
+};
+
+/// Creates wait for a permit of the gate.
+struct Gated {
+    store: Store,
+    creates: Gate,
+}
+
+impl CompanionApi for Arc<Gated> {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.store.get(key).await
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        self.creates.acquire().await.unwrap().forget();
+        self.store.create(at, body).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
+        self.store.patch(at, operations).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        self.store.delete(at, known).await
+    }
+}
+
+/// An applier for a source in `home` with this text and targets `a` and `b`, whose world keeps so many bytes of payloads.
+fn fixture(source_cache: usize, text: &str) -> (Cluster, Arc<Gated>, Applier<Arc<Gated>>) {
+    let mut cluster = Cluster::with_source_cache(&["home", "a", "b"], source_cache);
+    cluster.put(source("home", "colors").annotate("target-namespaces", "a,b").data("text", text));
+    let store = cluster.api();
+    let api = Arc::new(Gated { store, creates: Gate::new(100) });
+    let applier = Applier::new(api.clone(), keys(), cluster.world.clone(), Arc::default(), 64);
+    (cluster, api, applier)
+}
+
+fn write_to(namespace: &str) -> PlannedWrite {
+    PlannedWrite {
+        source: configmap("home", "colors"),
+        at: configmap(namespace, "colors-synced"),
+        delete: false,
+    }
+}
+
+const NEW: History = History { in_step: None, failed: false };
+
+fn text_in(cluster: &Cluster, namespace: &str) -> Option<String> {
+    cluster.object(&configmap(namespace, "colors-synced"))?.data?.remove("text")
+}
+
+#[tokio::test]
+async fn no_source_is_read_while_the_budget_suffices() {
+    let (cluster, api, applier) = fixture(1 << 20, "blue");
+    for namespace in ["a", "b"] {
+        assert!(applier.apply(&write_to(namespace), NEW).await.unwrap().is_some());
+        assert_eq!(text_in(&cluster, namespace).as_deref(), Some("blue"));
+    }
+    assert_eq!(api.store.reads(), 0);
+}
+
+#[tokio::test]
+async fn payload_that_is_not_kept_is_read_once_for_all_writes_in_flight() {
+    let (cluster, api, applier) = fixture(0, "blue");
+    api.creates.forget_permits(100);
+    let (to_a, to_b) = (write_to("a"), write_to("b"));
+    let both = async { tokio::join!(applier.apply(&to_a, NEW), applier.apply(&to_b, NEW)) };
+    let release = async {
+        // Both have their payload, for neither create has been answered.
+        while api.store.reads() == 0 {
+            tokio::task::yield_now().await;
+        }
+        api.creates.add_permits(2);
+    };
+    let ((first, second), ()) = tokio::join!(both, release);
+    assert!(first.unwrap().is_some() && second.unwrap().is_some());
+    assert_eq!(text_in(&cluster, "a").zip(text_in(&cluster, "b")), Some(("blue".into(), "blue".into())));
+    assert_eq!(api.store.reads(), 1);
+
+    // Nobody uses it any more, and nothing of it is left.
+    assert!(applier.live_reads.of(&configmap("home", "other")).lock().await.get(Digest::default()).is_none());
+    assert_eq!(applier.live_reads.count(), 1);
+}
+
+#[tokio::test]
+async fn what_a_live_read_returns_is_written_and_planned_with() {
+    let (mut cluster, api, applier) = fixture(0, "blue");
+    let key = configmap("home", "colors");
+    let edited = |object: &mut Object| {
+        object.data.get_or_insert_default().insert("text".to_owned(), "red".to_owned());
+    };
+    cluster.edit_unseen(&key, edited);
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    assert_eq!(text_in(&cluster, "a").as_deref(), Some("red"));
+    assert!(applier.queue.depth() == 0 && cluster.plan_companion(&key, &write_to("a").at).is_none());
+    cluster.show();
+    assert!(cluster.plan_companion(&key, &write_to("a").at).is_none());
+    assert_eq!(api.store.reads(), 1);
+}
+
+#[tokio::test]
+async fn source_that_grew_before_its_live_read_is_written_with_enough_permits() {
+    let (mut cluster, _, applier) = fixture(0, "blue");
+    let large = "x".repeat(3 * BYTES_PER_PERMIT);
+    let grown = large.clone();
+    cluster.edit_unseen(&configmap("home", "colors"), |object| {
+        object.data.get_or_insert_default().insert("text".to_owned(), grown);
+    });
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none());
+    assert_eq!(text_in(&cluster, "a"), None);
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    assert_eq!(text_in(&cluster, "a"), Some(large));
+}
+
+#[tokio::test]
+async fn source_that_is_gone_replaced_or_unlabelled_at_its_live_read_is_not_written() {
+    let unlabelled = |object: &mut Object| object.metadata.labels.clear();
+    let replaced = |object: &mut Object| object.metadata.uid = "another".to_owned();
+    let gone = |object: &mut Object| object.metadata.deletion_timestamp = Some(String::new());
+    for change in [unlabelled, replaced, gone] {
+        let (mut cluster, api, applier) = fixture(0, "blue");
+        cluster.edit_unseen(&configmap("home", "colors"), change);
+        let outcome = applier.apply(&write_to("a"), NEW).await;
+        assert!(matches!(outcome, Err(ApplyError::StaleCache)), "{outcome:?}");
+        assert_eq!(text_in(&cluster, "a"), None);
+        assert_eq!(api.store.reads(), 1);
+    }
+}
+
+#[tokio::test]
+async fn source_that_became_malformed_or_paused_is_not_written() {
+    for (annotation, value) in [("protect", "everything"), ("paused", "true")] {
+        let (mut cluster, _, applier) = fixture(0, "blue");
+        let draft = object("home", "colors").annotate(annotation, value);
+        cluster.edit_unseen(&configmap("home", "colors"), |object| {
+            object.metadata.annotations = draft.object.metadata.annotations;
+        });
+        assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none());
+        assert_eq!(text_in(&cluster, "a"), None);
+    }
+}
