@@ -84,8 +84,8 @@ impl Mirror {
         let reconciler =
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
         let (mut tasks, mut workers) = (JoinSet::new(), JoinSet::new());
+        tasks.spawn(resync(world, queue, claim.clone(), settings.resync));
         tasks.spawn(follow_leadership(claim, reconciler.clone()));
-        tasks.spawn(resync(world, queue, settings.resync));
         for _ in 0..settings.workers {
             let reconciler = reconciler.clone();
             workers.spawn(async move {
@@ -130,12 +130,22 @@ async fn follow_leadership<A: CompanionApi>(mut claim: Claim, reconciler: Reconc
     }
 }
 
-/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free.
-async fn resync(world: SharedWorld, queue: Arc<Queue<ObjectKey>>, every: Duration) -> &'static str {
+/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free. A standby
+/// looks for no lost companions, and forgets them.
+async fn resync(
+    world: SharedWorld,
+    queue: Arc<Queue<ObjectKey>>,
+    claim: Claim,
+    every: Duration,
+) -> &'static str {
     let mut ticks = tokio::time::interval(every);
     loop {
         ticks.tick().await;
-        queue.push_all(world.read(World::all_sources));
+        if claim.is_held() {
+            queue.push_all(world.read(World::all_sources));
+        } else {
+            world.write(World::forget_unwanted_lost);
+        }
     }
 }
 

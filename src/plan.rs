@@ -14,7 +14,7 @@ use crate::{
     marks,
     object::ObjectKey,
     policy::Targets,
-    world::{Companion, Eligibility, Source, World},
+    world::{Companion, Eligibility, LostCompanion, Source, World, uid_digest},
 };
 
 /// What is missing for one source.
@@ -34,10 +34,26 @@ pub struct Change {
 /// `known` is the state that the change was decided on; the write is conditional on it.
 #[derive(Debug, Clone)]
 pub enum Action {
-    Create { reason: WriteReason },
-    Update { reason: WriteReason, known: Box<Companion> },
-    Recreate { reason: WriteReason, known: Box<Companion> },
-    Delete { reason: DeleteReason, known: Box<Companion> },
+    Create {
+        reason: WriteReason,
+    },
+    Update {
+        reason: WriteReason,
+        known: Box<Companion>,
+    },
+    Recreate {
+        reason: WriteReason,
+        known: Box<Companion>,
+    },
+    Delete {
+        reason: DeleteReason,
+        known: Box<Companion>,
+    },
+    /// Looks for a companion that no watch shows. If it is there, another plan deletes it.
+    DeleteLost {
+        reason: DeleteReason,
+        lost: Box<LostCompanion>,
+    },
 }
 
 /// Why a companion is written.
@@ -123,10 +139,10 @@ impl Target<'_> {
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let mut plan = Plan::default();
     let Some(source) = world.source(key) else {
-        let deletes = world
-            .companions_of(key)
-            .filter_map(|(at, found)| delete(world, at, found, DeleteReason::SourceGone));
+        let reason = DeleteReason::SourceGone;
+        let deletes = world.companions_of(key).filter_map(|(at, found)| delete(world, at, found, reason));
         plan.changes.extend(deletes);
+        plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
         return plan;
     };
     if source.terminating {
@@ -136,6 +152,10 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
         Ok(desired) => desired,
         Err(fault) => {
             plan.troubles.push(Trouble::Fault(fault.clone()));
+            let reason = DeleteReason::SourceGone;
+            let former = world.companions_of(key).filter(|(_, found)| is_of_former_source(source, found));
+            plan.changes.extend(former.filter_map(|(at, found)| delete(world, at, found, reason)));
+            plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
             return plan;
         }
     };
@@ -161,29 +181,49 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     }
     let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
     plan.changes.extend(unwanted.filter_map(|(at, found)| delete(world, at, found, DeleteReason::NotWanted)));
+    let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
+    plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, DeleteReason::NotWanted)));
     plan
 }
 
 /// The part of [`plan`] about one companion.
 #[must_use]
 pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
-    let reason = match world.source(key) {
-        None => DeleteReason::SourceGone,
-        Some(source) => {
-            let Some(policy) = source.active_policy() else { return Decision::Nothing };
-            if *at.name == *policy.companion && world.wants(key, &at.namespace) {
-                match world.namespaces().eligibility(&key.namespace, &at.namespace) {
-                    Eligibility::Absent => return Decision::Nothing,
-                    Eligibility::Eligible if at == key => return Decision::Nothing,
-                    Eligibility::Eligible => return decide_in(world, source, at, in_step),
-                    Eligibility::NotAccepted | Eligibility::Never => {}
-                }
-            }
-            DeleteReason::NotWanted
-        }
-    };
     let ours = world.companion(at).filter(|found| found.source.as_ref() == Some(key));
-    ours.and_then(|found| delete(world, at, found, reason)).map_or(Decision::Nothing, Decision::Change)
+    let (reason, found) = match world.source(key) {
+        None => (DeleteReason::SourceGone, ours),
+        Some(source) if source.terminating => return Decision::Nothing,
+        Some(source) => match &source.desired {
+            Err(_) => (DeleteReason::SourceGone, ours.filter(|found| is_of_former_source(source, found))),
+            Ok(desired) if desired.policy.paused => return Decision::Nothing,
+            Ok(desired) => {
+                if *at.name == *desired.policy.companion && world.wants(key, &at.namespace) {
+                    match world.namespaces().eligibility(&key.namespace, &at.namespace) {
+                        Eligibility::Absent => return Decision::Nothing,
+                        Eligibility::Eligible if at == key => return Decision::Nothing,
+                        Eligibility::Eligible => return decide_in(world, source, at, in_step),
+                        Eligibility::NotAccepted | Eligibility::Never => {}
+                    }
+                }
+                (DeleteReason::NotWanted, ours)
+            }
+        },
+    };
+    let change = match found {
+        Some(found) => delete(world, at, found, reason),
+        None => world.unwanted_lost_at(key, at).map(|lost| delete_lost(at, lost, reason)),
+    };
+    change.map_or(Decision::Nothing, Decision::Change)
+}
+
+/// Whether a companion belongs to a source that had the name of this one and another UID. The marks that say so are
+/// ours only if we wrote them.
+fn is_of_former_source(source: &Source, found: &Companion) -> bool {
+    found.written_by_us && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid))
+}
+
+fn delete_lost(at: &ObjectKey, lost: &LostCompanion, reason: DeleteReason) -> Change {
+    Change { at: at.clone(), action: Action::DeleteLost { reason, lost: Box::new(lost.clone()) } }
 }
 
 /// Deletes a companion, unless it is being deleted already, alone or with its namespace.
@@ -363,7 +403,17 @@ impl Action {
 
     #[must_use]
     pub const fn is_delete(&self) -> bool {
-        matches!(self, Self::Delete { .. })
+        match self {
+            Self::Delete { .. } => true,
+            Self::DeleteLost { lost, .. } => lost.is_found(),
+            Self::Create { .. } | Self::Update { .. } | Self::Recreate { .. } => false,
+        }
+    }
+
+    /// Whether it sends content.
+    #[must_use]
+    pub const fn has_content(&self) -> bool {
+        !matches!(self, Self::Delete { .. } | Self::DeleteLost { .. })
     }
 
     #[must_use]
@@ -372,7 +422,7 @@ impl Action {
             Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
                 matches!(reason, WriteReason::Healed(_))
             }
-            Self::Delete { .. } => false,
+            Self::Delete { .. } | Self::DeleteLost { .. } => false,
         }
     }
 
@@ -386,7 +436,7 @@ impl Action {
     #[must_use]
     pub fn other_manager(&self) -> Option<&str> {
         match self {
-            Self::Create { .. } => None,
+            Self::Create { .. } | Self::DeleteLost { .. } => None,
             Self::Update { known, .. } | Self::Recreate { known, .. } | Self::Delete { known, .. } => {
                 known.other_manager.as_deref()
             }

@@ -7,18 +7,21 @@
 //! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
 //! | [`payloads`] | what is written to companions, within a budget |
 //! | `index` | companions by source, sources by the name they want |
+//! | `lost` | companions that vanished without our doing |
 //! | `relist` | distinguishes new states from old ones, across lists and our own writes |
 
 pub mod companion;
 mod index;
 pub mod informer;
+mod lost;
 pub mod namespaces;
 pub mod payloads;
 mod relist;
 pub mod source;
 pub mod state;
 
-pub use companion::{Companion, ObservedCompanion};
+pub use companion::{Companion, ObservedCompanion, uid_digest};
+pub use lost::LostCompanion;
 pub use namespaces::{Defaults, Eligibility, Namespace};
 pub use payloads::Payload;
 pub use source::{Desired, ObservedSource, Source};

@@ -17,7 +17,10 @@ use crate::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, first_difference,
         plan_companion,
     },
-    world::{Effect, NamespaceRules, ObservedCompanion, ObservedSource, Payload, SharedWorld, Source},
+    world::{
+        Effect, LostCompanion, NamespaceRules, ObservedCompanion, ObservedSource, Payload, SharedWorld,
+        Source,
+    },
 };
 
 /// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
@@ -191,7 +194,7 @@ impl<A: CompanionApi> Applier<A> {
             (action.is_delete() == *delete).then_some((action, source, kept))
         };
         let Some((action, source, kept)) = plan() else { return Ok(None) };
-        let Some(source) = source.filter(|_| !delete) else {
+        let Some(source) = source.filter(|_| action.has_content()) else {
             return Ok(Some(Planned { action, content: None }));
         };
         if let Some(payload) = kept {
@@ -275,6 +278,9 @@ impl<A: CompanionApi> Applier<A> {
             self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
+        if let Action::DeleteLost { reason, lost } = action {
+            return self.delete_lost(key, at, reason, &lost).await;
+        }
         let Some(Content { source, payload }) = content else { return Ok(Next::Done(None)) };
         let (written, reason) = match action {
             Action::Create { reason } => {
@@ -305,7 +311,7 @@ impl<A: CompanionApi> Applier<A> {
                 return Ok(Next::Try(Action::Create { reason }));
             }
             // Handled above.
-            Action::Delete { .. } => return Ok(Next::Done(None)),
+            Action::Delete { .. } | Action::DeleteLost { .. } => return Ok(Next::Done(None)),
         };
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let stored = written.companion();
@@ -325,6 +331,38 @@ impl<A: CompanionApi> Applier<A> {
     /// Enqueues the other sources that want the place. The writer's own is reconciled again only if need be.
     fn requeue_others(&self, own: &ObjectKey, effect: Effect) {
         self.queue.push_all(effect.requeue.into_iter().filter(|key| key != own));
+    }
+
+    /// Reads a companion that no watch shows, and deletes it if an earlier read has found it: only then has the brake
+    /// been asked, and the source been read.
+    async fn delete_lost(
+        &self,
+        key: &ObjectKey,
+        at: &ObjectKey,
+        reason: DeleteReason,
+        lost: &LostCompanion,
+    ) -> Result<Next, ApplyError> {
+        let found = match self.api.get(at).await {
+            Ok(object) => Some(ObservedCompanion::read(&self.keys, at.kind, object)),
+            Err(Failure::NotFound) => None,
+            Err(failure) => return Err(error(at, failure)),
+        };
+        let found = found.as_ref().map(ObservedCompanion::companion).filter(|found| lost.is(found));
+        let applied = match found {
+            Some(_) if !lost.is_found() => {
+                self.world.write(|world| world.lost_found(at));
+                self.queue.push_all([key.clone()]);
+                return Ok(Next::Done(None));
+            }
+            Some(found) => {
+                self.api.delete(at, found).await.map_err(|failure| error(at, failure))?;
+                Some(Applied::Deleted(reason))
+            }
+            None => None,
+        };
+        let effect = self.world.write(|world| world.lost_gone(at));
+        self.requeue_others(key, effect);
+        Ok(Next::Done(applied))
     }
 
     /// A create met an object that no watch of ours had shown: reads it and decides again.

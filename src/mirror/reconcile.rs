@@ -476,7 +476,7 @@ impl<A: CompanionApi> Inner<A> {
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
         self.metrics.reconcile_seconds.observe(reconcile.started.elapsed().as_secs_f64());
         let idle = latest && !state.retry.is_in_flight() && state.reported.is_empty();
-        let has_companions = || self.world.read(|world| world.companions_of(key).next().is_some());
+        let has_companions = || self.world.read(|world| world.has_companions(key));
         if idle && reconcile.digest.is_none() && !has_companions() {
             state.closed = true;
             self.forget(key, &reconcile.state);

@@ -5,12 +5,13 @@ mod limits;
 mod properties;
 
 use super::*;
+use crate::object::Object;
 use crate::testing::{
     ObjectBuilder,
     cluster::{Cluster, Planned, planned},
     configmap, full, namespace, object, source,
 };
-use Planned::{Create, Delete, Recreate, Update};
+use Planned::{Create, Delete, DeleteLost, Recreate, Update};
 
 /// A source with companions in its own namespace and in `away`.
 fn colors() -> ObjectBuilder {
@@ -268,7 +269,120 @@ fn companions_of_a_paused_source_stay_until_it_is_deleted() {
     cluster.delete(&home());
     assert_nothing(&cluster, &key);
     cluster.delete(&key);
-    expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::SourceGone))]);
+    let (gone, lost) = (Delete(DeleteReason::SourceGone), DeleteLost(DeleteReason::SourceGone));
+    expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", lost)]);
+    cluster.reconcile(&key);
+    assert_nothing(&cluster, &key);
+}
+
+// --- companions that lost their marks while nobody could heal them
+
+/// Reconciles a source that is gone, twice: a lost companion is looked for, and then deleted.
+fn reconcile_twice(cluster: &mut Cluster, key: &ObjectKey) {
+    (0..2).for_each(|_| assert_eq!(cluster.reconcile(key), []));
+    assert_nothing(cluster, key);
+}
+
+#[test]
+fn companion_that_lost_its_marks_while_paused_goes_with_its_source() {
+    for strip_annotations in [false, true] {
+        for gone in [true, false] {
+            let (mut cluster, key) = mirrored();
+            cluster.put(colors().annotate("paused", "true"));
+            cluster.edit(&away(), |object| {
+                object.metadata.labels.clear();
+                if strip_annotations {
+                    object.metadata.annotations.clear();
+                }
+            });
+            assert_nothing(&cluster, &key);
+            if gone {
+                cluster.delete(&key);
+            } else {
+                // It is resumed, and no longer wants this place.
+                cluster.put(colors().annotate("target-namespaces", "."));
+            }
+            reconcile_twice(&mut cluster, &key);
+            assert!(cluster.object(&away()).is_none());
+        }
+    }
+}
+
+#[test]
+fn lost_companion_is_known_after_a_restart_only_by_the_uid_of_its_source_and_our_entry() {
+    let no_edit = |_: &mut Object| {};
+    let no_entry = |object: &mut Object| object.metadata.managed_fields.clear();
+    let no_uid = |object: &mut Object| drop(object.metadata.annotations.remove(&full("source-uid")));
+    let a_source = |object: &mut Object| {
+        object.metadata.annotations.remove(&full("source"));
+        object.metadata.labels.insert(full("managed"), "true".to_owned());
+    };
+    for (edit, deleted) in
+        [(&no_edit as &dyn Fn(&mut Object), true), (&no_entry, false), (&no_uid, false), (&a_source, false)]
+    {
+        let (mut cluster, key) = mirrored();
+        cluster.put(colors().annotate("paused", "true"));
+        cluster.edit(&away(), |object| {
+            object.metadata.labels.clear();
+            edit(object);
+        });
+        cluster.restart();
+        cluster.delete(&key);
+        reconcile_twice(&mut cluster, &key);
+        assert_eq!(cluster.object(&away()).is_none(), deleted);
+    }
+}
+
+#[test]
+fn exported_copy_in_the_place_of_a_lost_companion_is_left_alone() {
+    let (mut cluster, key) = mirrored();
+    cluster.put(colors().annotate("paused", "true"));
+    let mut copy = cluster.object(&away()).unwrap();
+    copy.metadata.labels.clear();
+    copy.metadata.managed_fields.clear();
+    cluster.put_anew(ObjectBuilder { kind: key.kind, object: copy });
+    cluster.delete(&key);
+    reconcile_twice(&mut cluster, &key);
+    assert!(cluster.object(&away()).is_some());
+}
+
+#[test]
+fn companion_that_loses_its_label_after_its_source_is_gone_is_deleted() {
+    let (mut cluster, key) = mirrored();
+    cluster.delete(&key);
+    cluster.edit(&away(), |object| object.metadata.labels.clear());
+    reconcile_twice(&mut cluster, &key);
+    assert!(cluster.object(&away()).is_none());
+}
+
+#[test]
+fn companions_of_a_source_recreated_with_a_malformed_policy_are_deleted() {
+    let malformed = || colors().annotate("protect", "everything");
+    for (strip, restart) in [(false, false), (true, false), (false, true)] {
+        let (mut cluster, key) = mirrored();
+        if strip {
+            cluster.put(colors().annotate("paused", "true"));
+            cluster.edit(&away(), |object| object.metadata.labels.clear());
+        }
+        cluster.put_anew(malformed());
+        if restart {
+            cluster.restart();
+        }
+        cluster.reconcile(&key);
+        cluster.reconcile(&key);
+        assert!(cluster.object(&away()).is_none() && cluster.object(&home()).is_none());
+        let plan = cluster.plan(&key);
+        assert!(planned(&plan).is_empty() && plan.troubles.len() == 1);
+    }
+    // The same source that becomes malformed keeps them, a lost one included.
+    let (mut cluster, key) = mirrored();
+    cluster.put(malformed());
+    cluster.edit(&away(), |object| object.metadata.labels.clear());
+    assert_eq!(planned(&cluster.plan(&key)), []);
+    cluster.put(colors());
+    cluster.reconcile(&key);
+    assert_nothing(&cluster, &key);
+    assert!(cluster.companion(&away()).is_some());
 }
 
 // --- what an update cannot do

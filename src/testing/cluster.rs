@@ -46,6 +46,8 @@ struct Objects {
     events: Vec<WatchEvent>,
     /// By UID: the sources that an object ever named in its annotation.
     marked_for: HashMap<String, BTreeSet<String>>,
+    /// By UID: the source for which the mirror created an object.
+    created_for: HashMap<String, ObjectKey>,
 }
 
 enum WatchEvent {
@@ -212,6 +214,13 @@ impl Cluster {
             || objects.is_known_by_entry_only(at)
     }
 
+    /// The source for which the mirror created an object.
+    #[must_use]
+    pub fn created_for(&self, at: &ObjectKey) -> Option<ObjectKey> {
+        let objects = self.store.lock();
+        objects.created_for.get(&objects.objects.get(at)?.metadata.uid).cloned()
+    }
+
     /// Whether nothing but our label and our entry in `managedFields` says that an object is ours.
     #[must_use]
     pub fn is_known_by_entry_only(&self, at: &ObjectKey) -> bool {
@@ -304,6 +313,8 @@ impl CompanionApi for Store {
         object.metadata.uid = format!("uid-{}", objects.clock);
         object.metadata.creation_timestamp = Some(super::CREATED.to_owned());
         set_manager(&mut object, &keys().instance);
+        let named = ObjectKey::parse(at.kind, &object.metadata.annotations[&keys().source]);
+        objects.created_for.insert(object.metadata.uid.clone(), named.expect("a source"));
         Ok(objects.store(at, Some(object)).expect("it was stored"))
     }
 
@@ -480,6 +491,7 @@ pub enum Planned {
     Update(WriteReason),
     Recreate(WriteReason),
     Delete(DeleteReason),
+    DeleteLost(DeleteReason),
 }
 
 impl Planned {
@@ -489,6 +501,7 @@ impl Planned {
             Action::Update { reason, .. } => Self::Update(*reason),
             Action::Recreate { reason, .. } => Self::Recreate(*reason),
             Action::Delete { reason, .. } => Self::Delete(*reason),
+            Action::DeleteLost { reason, .. } => Self::DeleteLost(*reason),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! PURE. A companion, reduced to its identity and digests: memory does not grow with content.
 
 use crate::{
-    content::{Content, Digest},
+    content::{Content, Digest, Hasher},
     keys::Keys,
     marks::{self, Marks, RemovableKeys},
     object::{Kind, Object, ObjectKey, OwnerReference},
@@ -14,6 +14,8 @@ pub struct Companion {
     pub resource_version: String,
     /// The source it belongs to, known by its UID or else named by its annotation.
     pub source: Option<ObjectKey>,
+    /// The UID in its `source-uid` annotation, as a digest.
+    pub source_uid: Option<Digest>,
     /// Its `source-checksum` annotation is that of its content: it was not edited since it was written.
     pub intact: bool,
     pub content: Digest,
@@ -53,6 +55,14 @@ pub struct ObservedCompanion {
     pub(super) owner: Option<String>,
 }
 
+/// UIDs are compared as digests: there are as many as companions.
+#[must_use]
+pub fn uid_digest(uid: &str) -> Digest {
+    let mut hasher = Hasher::new();
+    hasher.text("uid", uid);
+    hasher.finish()
+}
+
 impl Companion {
     /// What decides whether a source that it does not name may have it.
     pub(super) fn availability(&self) -> (Option<&str>, [bool; 5]) {
@@ -80,6 +90,7 @@ impl ObservedCompanion {
         let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
         let companion = Companion {
             source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
+            source_uid: uid.map(|uid| uid_digest(uid)),
             intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
             content: digest,
             marks: marks.digest(),

@@ -98,7 +98,7 @@ fn desired_names(source: &Source) -> Vec<DesiredName> {
 }
 
 /// Whether the value was there.
-fn remove<K: Eq + std::hash::Hash>(
+pub fn remove<K: Eq + std::hash::Hash>(
     map: &mut HashMap<K, BTreeSet<ObjectKey>>,
     key: &K,
     value: &ObjectKey,

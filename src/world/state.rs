@@ -7,8 +7,9 @@ use std::{
 
 use super::{
     NamespaceRules, WatchId,
-    companion::{Companion, ObservedCompanion},
+    companion::{Companion, ObservedCompanion, uid_digest},
     index::Index,
+    lost::{LostCompanion, LostCompanions},
     namespaces::{Eligibility, Namespaces},
     payloads::{Payload, Payloads},
     relist::WatchProgress,
@@ -44,16 +45,8 @@ pub struct World {
     namespaces: Namespaces,
     /// All namespaces have been listed once.
     namespaces_listed: bool,
-    /// Companions that vanished although their source wants them: creating them again is a heal.
-    lost: HashMap<ObjectKey, LostCompanion>,
+    lost: LostCompanions,
     progress: WatchProgress,
-}
-
-/// A companion that was deleted or lost its label: a watch shows both alike.
-struct LostCompanion {
-    source: ObjectKey,
-    /// Identifies the companion when a create finds it without its marks.
-    uid: String,
 }
 
 impl World {
@@ -67,7 +60,7 @@ impl World {
             index: Index::default(),
             namespaces: Namespaces::new(keys, rules),
             namespaces_listed: false,
-            lost: HashMap::new(),
+            lost: LostCompanions::default(),
             progress: WatchProgress::default(),
         }
     }
@@ -109,8 +102,47 @@ impl World {
     /// Every source that exists or has companions: what a resync reconciles.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
-        let removed = self.index.sources().filter(|key| !self.sources.contains_key(*key));
+        let with_lost = self.lost.sources().filter(|key| self.index.shared_key(key).is_none());
+        let removed = self.index.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
         self.sources.keys().chain(removed).cloned().collect()
+    }
+
+    /// Whether a source has companions, or had some that have to be looked for.
+    #[must_use]
+    pub fn has_companions(&self, source: &ObjectKey) -> bool {
+        self.companions_of(source).next().is_some() || self.lost.of(source).next().is_some()
+    }
+
+    /// The places at which a source had a companion that is lost and that it does not want, or not any more.
+    pub fn unwanted_lost(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
+        self.lost.of(source).filter(|(at, lost)| self.is_unwanted(at, lost))
+    }
+
+    /// As [`Self::unwanted_lost`], for one place.
+    #[must_use]
+    pub fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
+        self.lost.get(at).filter(|lost| lost.source == *source && self.is_unwanted(at, lost))
+    }
+
+    fn is_unwanted(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        let unwanted = match self.sources.get(&lost.source) {
+            None => true,
+            Some(source) if source.terminating => false,
+            Some(source) => match &source.desired {
+                // A source that becomes malformed keeps its companions. Another UID is another source.
+                Err(_) => lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)),
+                Ok(desired) if desired.policy.paused => false,
+                Ok(_) => {
+                    let home = &lost.source.namespace;
+                    let excluded = matches!(
+                        self.namespaces.eligibility(home, &at.namespace),
+                        Eligibility::NotAccepted | Eligibility::Never
+                    );
+                    excluded || !self.wants_at(&lost.source, at)
+                }
+            },
+        };
+        unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
     }
 
     #[must_use]
@@ -145,9 +177,10 @@ impl World {
         }
     }
 
+    /// Whether a companion vanished although its source wants it: creating it again is a heal.
     #[must_use]
-    pub fn was_lost(&self, companion: &ObjectKey) -> bool {
-        self.lost.contains_key(companion)
+    pub fn was_lost(&self, at: &ObjectKey) -> bool {
+        self.lost.get(at).is_some_and(|lost| lost.uid.is_some() && self.wants_at(&lost.source, at))
     }
 
     /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
@@ -242,7 +275,7 @@ impl World {
             }
             WatchId::Namespaces => {
                 self.namespaces.retain_epoch(epoch);
-                self.lost.retain(|companion, _| self.namespaces.get(&companion.namespace).is_some());
+                self.lost.retain(|at, _| self.namespaces.get(&at.namespace).is_some());
                 self.namespaces_listed = true;
             }
         }
@@ -274,7 +307,7 @@ impl World {
     /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.
     pub fn delete_namespace(&mut self, name: &str) {
         self.namespaces.delete(name);
-        self.lost.retain(|companion, _| *companion.namespace != *name);
+        self.lost.retain(|at, _| *at.namespace != *name);
     }
 
     // --- sources
@@ -325,9 +358,10 @@ impl World {
             self.index.remove_source(known);
         }
         self.index.add_source(&source);
-        self.sources.insert(key.clone(), Arc::new(source));
-        let requeue = self.drop_lost(&key);
-        Effect { requeue, events: vec![(key, event)] }
+        if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
+            self.remember_places(&former);
+        }
+        Effect { requeue: vec![key.clone()], events: vec![(key, event)] }
     }
 
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
@@ -342,24 +376,59 @@ impl World {
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
         if let Some(source) = self.sources.remove(key) {
             self.index.remove_source(&source);
+            self.remember_places(&source);
         }
         self.payloads.remove(key);
-        let requeue = self.drop_lost(key);
-        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
+        Effect { requeue: vec![key.clone()], events: vec![(key.clone(), SourceEvent::Removed)] }
     }
 
-    /// Forgets lost companions that their source no longer wants. Returns the source and who is next in line for them.
-    fn drop_lost(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
-        let unwanted = |(at, lost): (&ObjectKey, &LostCompanion)| {
-            (lost.source == *key && !self.wants_at(key, at)).then(|| at.clone())
-        };
-        let unwanted: Vec<ObjectKey> = self.lost.iter().filter_map(unwanted).collect();
-        let mut requeue = vec![key.clone()];
-        for at in unwanted {
-            self.lost.remove(&at);
-            requeue.extend(self.heirs(&at, None));
+    /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none
+    /// is known: one that lost its label before this process started may be there.
+    fn remember_places(&mut self, former: &Source) {
+        let Ok(desired) = &former.desired else { return };
+        let (key, policy) = (&former.key, &desired.policy);
+        if let Some(present) = self.sources.get(key) {
+            let same_targets = present.desired.as_ref().is_ok_and(|present| {
+                (&present.policy.targets, &present.policy.companion) == (&policy.targets, &policy.companion)
+            });
+            if same_targets || (present.desired.is_err() && present.uid == former.uid) {
+                return;
+            }
         }
-        requeue
+        let is_missing = |at: &ObjectKey| {
+            at != key
+                && self.companions.get(at).is_none_or(|found| found.source.is_none())
+                && self.namespaces.eligibility(&key.namespace, &at.namespace) == Eligibility::Eligible
+                && !self.wants_at(key, at)
+        };
+        let wanted = self.namespaces.wanted(&key.namespace, &policy.targets).into_iter();
+        let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
+        let missing: Vec<ObjectKey> = wanted.filter(is_missing).collect();
+        for at in missing {
+            let lost = LostCompanion::new(key.clone(), None, Some(uid_digest(&former.uid)));
+            self.lost.insert_place(at, lost);
+        }
+    }
+
+    // --- lost companions
+
+    /// A live read has found a lost companion.
+    pub fn lost_found(&mut self, at: &ObjectKey) {
+        self.lost.set_found(at);
+    }
+
+    /// A live read has shown that a lost companion does not exist, or we have deleted it.
+    pub fn lost_gone(&mut self, at: &ObjectKey) -> Effect {
+        self.lost.remove(at);
+        let free = !self.companions.contains_key(at);
+        Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
+    }
+
+    /// A standby forgets lost companions that nobody wants, some time after the leader has looked for them.
+    pub fn forget_unwanted_lost(&mut self) {
+        let mut lost = std::mem::take(&mut self.lost);
+        lost.retain_young(|at, lost| !self.is_unwanted(at, lost));
+        self.lost = lost;
     }
 
     // --- companions
@@ -369,7 +438,8 @@ impl World {
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
-        let lost = self.lost.get(&key).filter(|lost| lost.uid == companion.uid).map(|lost| &lost.source);
+        let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
+        let lost = self.lost.get(&key).filter(is_lost).map(|lost| &lost.source);
         if let Some(source) = known.and_then(|known| known.source.as_ref()).or(lost) {
             companion.source = Some(source.clone());
         } else if let Some(named) = &mut companion.source
@@ -406,7 +476,10 @@ impl World {
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
         let deleted = self.progress.has_tombstone(&key, &companion.uid)
             || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
-        // No watch of ours would ever show the deletion of an object without our label.
+        if !deleted && !companion.labelled {
+            // No watch of ours would ever show the deletion of an object without our label.
+            self.lose(&key, &companion);
+        }
         if deleted || !companion.labelled {
             return Effect { requeue: companion.source.into_iter().collect(), ..Effect::default() };
         }
@@ -476,16 +549,21 @@ impl World {
     }
 
     fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
-        let (uid, source) =
-            self.companions.remove(key).map(|known| (known.uid, known.source)).unwrap_or_default();
-        if let Some(source) = &source {
+        let Some(companion) = self.companions.remove(key) else { return Effect::default() };
+        if let Some(source) = &companion.source {
             self.index.remove_companion(source, key);
-            // A companion that its source no longer wants is not lost: another replica deleted it.
-            if self.wants_at(source, key) && !self.namespaces.is_gone_or_terminating(&key.namespace) {
-                self.lost.insert(key.clone(), LostCompanion { source: source.clone(), uid });
-            }
         }
-        Effect { requeue: self.heirs(key, source.as_ref()), ..Effect::default() }
+        self.lose(key, &companion);
+        Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
+    }
+
+    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good.
+    fn lose(&mut self, key: &ObjectKey, companion: &Companion) {
+        let Some(source) = &companion.source else { return };
+        if !self.namespaces.is_gone_or_terminating(&key.namespace) {
+            let uid = Some(companion.uid.clone());
+            self.lost.insert(key.clone(), LostCompanion::new(source.clone(), uid, companion.source_uid));
+        }
     }
 }
 

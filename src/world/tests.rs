@@ -181,8 +181,9 @@ fn next_in_line_is_enqueued_when_the_owner_of_a_name_gives_it_up() {
     let mut world = known();
     see_waiting_sources(&mut world);
     see_deleted(&mut world, &synced().version(11));
-    let effect = world.delete_source(Kind::ConfigMap, colors().version(12).meta());
-    assert_eq!(effect.requeue, [colors_key(), next]);
+    world.delete_source(Kind::ConfigMap, colors().version(12).meta());
+    assert_eq!(world.unwanted_lost(&colors_key()).count(), 2, "both places are looked at");
+    assert_eq!(world.lost_gone(&synced_key()).requeue, [next]);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! When companions are deleted, and when they are not.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap, eventually};
+use crate::harness::{Cluster, configmap, eventually, secret};
 
 #[tokio::test]
 async fn deleted_source_takes_its_companions_with_it() {
@@ -103,6 +103,127 @@ async fn companions_of_a_terminating_source_are_not_written() {
     assert_eq!(cluster.configmap(&home, "colors-synced").await.unwrap()["data"]["sky"], "mine");
     cluster.merge(&configmap(&home, "colors"), &json!({"metadata": {"finalizers": null}})).await;
     cluster.wait_gone(&configmap(&home, "colors-synced")).await;
+}
+
+/// What an exempt user removes from a companion.
+fn stripped(cluster: &Cluster) -> [(&'static str, Value); 3] {
+    let (label, source) = (cluster.key("companion"), cluster.key("source"));
+    [
+        ("label", json!({"metadata": {"labels": {label: null}}})),
+        ("source", json!({"metadata": {"annotations": {source: null}}})),
+        ("marks", json!({"metadata": {"labels": null, "annotations": null}})),
+    ]
+}
+
+#[tokio::test]
+async fn companion_that_lost_its_marks_while_its_source_was_paused_goes_with_the_source() {
+    let cluster = Cluster::new("outlives").await;
+    let _lockstep = cluster.start_mirror().await;
+    let home = cluster.namespace("home").await;
+    let mut targets = Vec::new();
+    for (name, _) in stripped(&cluster) {
+        targets.push(cluster.namespace(name).await);
+    }
+    let exported = cluster.namespace("exported").await;
+    let all = format!("{},{exported}", targets.join(","));
+    let password = json!({"password": "aHVzaA=="});
+    cluster.source(&home, "db").secret("Opaque", password).annotate("target-namespaces", &all).create().await;
+    for namespace in targets.iter().chain([&exported]) {
+        let path = secret(namespace, "db-synced");
+        eventually("mirrored", || cluster.get(&path)).await;
+    }
+    let paused = json!({"metadata": {"annotations": {cluster.key("paused"): "true"}}});
+    cluster.merge(&secret(&home, "db"), &paused).await;
+    for (namespace, (_, strip)) in targets.iter().zip(stripped(&cluster)) {
+        cluster.merge(&secret(namespace, "db-synced"), &strip).await;
+    }
+    // A copy that was exported and applied again bears the annotations, and is not ours.
+    let path = secret(&exported, "db-synced");
+    let mut copy = cluster.get(&path).await.unwrap();
+    copy["metadata"]["labels"] = json!({});
+    for field in ["uid", "resourceVersion", "creationTimestamp", "managedFields"] {
+        copy["metadata"].as_object_mut().unwrap().remove(field);
+    }
+    cluster.delete(&path).await;
+    for name in ["db-synced", "db-backup"] {
+        copy["metadata"]["name"] = json!(name);
+        cluster.post(&format!("/api/v1/namespaces/{exported}/secrets"), &copy).await;
+    }
+    // Another source waits for one of the names.
+    let waiting = cluster.source(&home, "waiting").secret("Opaque", json!({"password": "bmV3"}));
+    waiting.annotate("target-namespaces", &targets[0]).annotate("companion-name", "db-synced").create().await;
+    cluster.wait_event(&home, "waiting", "Conflict").await;
+
+    cluster.delete(&secret(&home, "db")).await;
+    for namespace in &targets[1..] {
+        cluster.wait_gone(&secret(namespace, "db-synced")).await;
+    }
+    eventually("the other source has the name", || async {
+        cluster
+            .get(&secret(&targets[0], "db-synced"))
+            .await
+            .filter(|object| object["data"]["password"] == "bmV3")
+    })
+    .await;
+    for name in ["db-synced", "db-backup"] {
+        assert!(cluster.get(&secret(&exported, name)).await.is_some(), "{name} was deleted");
+    }
+}
+
+#[tokio::test]
+async fn companion_that_lost_its_label_before_a_restart_goes_with_its_source() {
+    let cluster = Cluster::new("restarted").await;
+    let mut lockstep = cluster.start_mirror().await;
+    let home = cluster.namespace("home").await;
+    let mut targets = Vec::new();
+    // Without the annotation `source-uid`, nothing proves that it is ours.
+    for (name, _) in &stripped(&cluster)[..2] {
+        targets.push(cluster.namespace(name).await);
+    }
+    cluster.source(&home, "colors").annotate("target-namespaces", &targets.join(",")).create().await;
+    for namespace in &targets {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    let paused = json!({"metadata": {"annotations": {cluster.key("paused"): "true"}}});
+    cluster.merge(&configmap(&home, "colors"), &paused).await;
+    for (namespace, (_, strip)) in targets.iter().zip(stripped(&cluster)) {
+        cluster.merge(&configmap(namespace, "colors-synced"), &strip).await;
+    }
+    assert!(lockstep.stop().await.success());
+    let _lockstep = cluster.start_mirror().await;
+    cluster.delete(&configmap(&home, "colors")).await;
+    for namespace in &targets {
+        cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
+    }
+}
+
+#[tokio::test]
+async fn companions_of_a_source_recreated_with_a_malformed_policy_are_deleted() {
+    let cluster = Cluster::new("anew").await;
+    let lockstep = cluster.start_mirror().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let source = || cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}"));
+    source().create().await;
+    for namespace in [&home, &away] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    // While the same source is malformed, its companions stay.
+    let protect = |value: Value| json!({"metadata": {"annotations": {cluster.key("protect"): value}}});
+    cluster.merge(&configmap(&home, "colors"), &protect(json!("perhaps"))).await;
+    cluster.wait_event(&home, "colors", "Refused").await;
+    assert!(cluster.configmap(&away, "colors-synced").await.is_some());
+    cluster.merge(&configmap(&home, "colors"), &protect(Value::Null)).await;
+    lockstep.wait_metric("lockstep_troubles{reason=\"malformed\"}", 0.0).await;
+
+    // Lockstep does not see the two states in between.
+    lockstep.pause();
+    cluster.delete(&configmap(&home, "colors")).await;
+    source().annotate("protect", "perhaps").create().await;
+    lockstep.resume();
+    for namespace in [&home, &away] {
+        cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
+    }
+    lockstep.wait_metric("lockstep_troubles{reason=\"malformed\"}", 1.0).await;
 }
 
 /// Enough sources that deleting all of them at once triggers the brake.

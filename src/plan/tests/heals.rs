@@ -1,7 +1,7 @@
 //! Changes of companions by others are undone.
 
 use super::*;
-use crate::{object::Object, testing};
+use crate::testing;
 
 /// Somebody edits a companion: it is healed with one write, and nothing else happens.
 fn heals(

@@ -50,7 +50,9 @@ fn companion_label_alone_proves_nothing() {
         assert_eq!(plan.troubles, [conflict(&at, Holder::Foreign)]);
         assert_eq!(planned(&plan), [("home/colors-synced".to_owned(), Create(WriteReason::New))]);
         cluster.delete(&key);
+        cluster.reconcile(&key);
         assert_nothing(&cluster, &key);
+        assert!(cluster.object(&at).is_some());
     }
 }
 
@@ -277,6 +279,7 @@ fn own_and_excluded_namespaces_are_never_targets() {
     // A source that names them has a trouble.
     for named in [OWN_NAMESPACE, "away"] {
         cluster.put(source("home", "colors").annotate("target-namespaces", named));
+        cluster.reconcile(&key);
         let plan = cluster.plan(&key);
         assert_eq!((planned(&plan), plan.troubles), (vec![], vec![Trouble::Excluded(named.to_owned())]));
     }

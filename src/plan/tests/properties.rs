@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::{prelude::*, sample::select};
 
 use super::*;
-use crate::object::Kind;
+use crate::{object::Kind, testing::read_companion};
 
 const NAMESPACES: [&str; 4] = ["home", "away", "team-a", "kube-x"];
 const NAMES: [&str; 2] = ["a", "b"];
@@ -25,6 +25,7 @@ enum ClusterOperation {
     },
     SourceAnew {
         at: Place,
+        policy: Vec<(&'static str, &'static str)>,
         value: &'static str,
     },
     Unlabel(Place),
@@ -137,7 +138,8 @@ fn operation() -> impl Strategy<Value = ClusterOperation> {
         6 => (place(&NAMES), policy(), value(), prop::bool::weighted(0.2)).prop_map(
             |(at, policy, value, immutable)| ClusterOperation::Source { at, policy, value, immutable }
         ),
-        1 => (place(&NAMES), value()).prop_map(|(at, value)| ClusterOperation::SourceAnew { at, value }),
+        1 => (place(&NAMES), policy(), value())
+            .prop_map(|(at, policy, value)| ClusterOperation::SourceAnew { at, policy, value }),
         1 => place(&NAMES).prop_map(ClusterOperation::Unlabel),
         1 => place(&NAMES).prop_map(ClusterOperation::Finalize),
         2 => prop_oneof![place(&NAMES), place(&COMPANIONS)].prop_map(ClusterOperation::Delete),
@@ -189,8 +191,9 @@ fn perform(
             let wanted = policy.iter().fold(base, |draft, (key, value)| draft.annotate(key, value));
             cluster.put(wanted);
         }
-        ClusterOperation::SourceAnew { at, value } => {
-            cluster.put_anew(draft(at).label("managed", "true").data("x", value));
+        ClusterOperation::SourceAnew { at, policy, value } => {
+            let base = draft(at).label("managed", "true").data("x", value);
+            cluster.put_anew(policy.iter().fold(base, |draft, (key, value)| draft.annotate(key, value)));
         }
         ClusterOperation::Unlabel(at) => cluster.edit(&key(at), |object| object.metadata.labels.clear()),
         ClusterOperation::Finalize(at) => {
@@ -269,7 +272,13 @@ fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
             Some((&change.at, *reason == WriteReason::Adopted))
         }
         Action::Delete { .. } => Some((&change.at, false)),
+        // It is read first.
+        Action::DeleteLost { .. } => None,
     })
+}
+
+fn only_lost(changes: Vec<Change>) -> Vec<Change> {
+    changes.into_iter().filter(|change| matches!(change.action, Action::DeleteLost { .. })).collect()
 }
 
 /// Every name that a companion may have.
@@ -325,6 +334,9 @@ proptest! {
             let held: Vec<ObjectKey> = changed.filter(is_held).collect();
             let failed = cluster.apply(&key, plan);
             let is_open = |at: &ObjectKey| !held.contains(at) && failed.iter().all(|(other, _)| other != at);
+            // A lost companion that was found is deleted by the next plan.
+            let found = cluster.plan(&key);
+            cluster.apply(&key, Plan { changes: only_lost(found.changes), troubles: Vec::new() });
             let again = cluster.plan(&key);
             let left = again.changes.iter().any(|change| is_open(&change.at));
             prop_assert!(!left, "{key}: {:?}", planned(&again));
@@ -364,6 +376,12 @@ proptest! {
                 let allowed = if adopted { adopt && free } else { cluster.is_marked_for(key, at) };
                 assert!(allowed, "{key} touches {at}");
             }
+            for Change { at, action } in cluster.plan(key).changes {
+                let Action::DeleteLost { lost, .. } = action else { continue };
+                let found = cluster.object(&at).map(|object| read_companion(at.kind, object));
+                let deleted = found.is_some_and(|found| lost.is(found.companion()));
+                assert!(!deleted || cluster.is_marked_for(key, &at), "{key} deletes {at}");
+            }
         };
         let cluster = run(history, |cluster, key| {
             check(cluster, key);
@@ -398,6 +416,32 @@ proptest! {
                 let other = writers.insert(at.clone(), key.clone());
                 prop_assert!(other.is_none(), "{at}: {key} and {}", other.unwrap());
             }
+        }
+    }
+
+    #[test]
+    fn no_companion_outlives_its_source(history in history()) {
+        let is_possible = |operation: &ClusterOperation| match operation {
+            // A new process may know a stripped companion by nothing.
+            ClusterOperation::Restart => false,
+            // A namespace that is terminating never becomes another one.
+            ClusterOperation::Namespace(_, state) => !matches!(state, NamespaceState::Terminating),
+            _ => true,
+        };
+        let mut cluster = run(history.into_iter().filter(is_possible).collect(), just_reconcile);
+        // Sources may have owners, too.
+        cluster.collect_garbage();
+        converge(&mut cluster)?;
+        cluster.collect_garbage();
+        for at in everywhere() {
+            let (Some(object), Some(source)) = (cluster.object(&at), cluster.created_for(&at)) else { continue };
+            let meta = &object.metadata;
+            let gone = cluster.object(&source)
+                .is_none_or(|source| !source.metadata.labels.contains_key(&full("managed")));
+            let is_a_source =
+                meta.labels.contains_key(&full("managed")) && !meta.annotations.contains_key(&full("source"));
+            let kept = is_a_source || !meta.finalizers.is_empty();
+            prop_assert!(!gone || kept, "{at} outlives {source}");
         }
     }
 }
