@@ -119,6 +119,10 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
+    /// Take reviews only from clients with a certificate of this CA, PEM; reloaded when the file changes [default: from all]
+    #[arg(long, env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
+    pub client_ca: Option<PathBuf>,
+
     /// How long a generated CA is valid; it is replaced before it expires
     #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = validity)]
     pub ca_validity: Duration,

@@ -31,6 +31,7 @@ use crate::ops::{
 };
 use limiter::{Connection, ConnectionLimiter, TrackedBody};
 
+pub mod client_ca;
 mod limiter;
 
 #[derive(Debug, Clone)]
@@ -72,11 +73,13 @@ impl Default for ConnectionLimits {
 #[derive(Debug, Clone, Copy)]
 pub struct Peer {
     pub address: IpAddr,
+    /// It has presented a certificate of the CA of `--client-ca`.
+    pub verified: bool,
 }
 
 impl Default for Peer {
     fn default() -> Self {
-        Self { address: Ipv4Addr::UNSPECIFIED.into() }
+        Self { address: Ipv4Addr::UNSPECIFIED.into(), verified: false }
     }
 }
 
@@ -139,16 +142,20 @@ impl Server {
 
     async fn serve_connection(self: Arc<Self>, stream: TcpStream, connection: Arc<Connection>) {
         drop(stream.set_nodelay(true));
-        let Some(tls) = &self.tls else { return self.serve_http(stream, false, connection).await };
+        let mut peer = Peer { address: connection.peer(), verified: false };
+        let Some(tls) = &self.tls else { return self.serve_http(stream, false, peer, connection).await };
         let handshake = TlsAcceptor::from(tls.config.clone()).accept(stream);
         let stream = timeout(self.limits.handshake_timeout, handshake).await.ok().and_then(Result::ok);
         tls.metrics.handshake(stream.is_some());
         let Some(stream) = stream else { return };
-        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.serve_http(stream, http2, connection).await;
+        let session = stream.get_ref().1;
+        let http2 = session.alpn_protocol() == Some(b"h2");
+        // The handshake fails if a certificate is presented that cannot be verified.
+        peer.verified = session.peer_certificates().is_some();
+        self.serve_http(stream, http2, peer, connection).await;
     }
 
-    async fn serve_http<S>(&self, stream: S, http2: bool, connection: Arc<Connection>)
+    async fn serve_http<S>(&self, stream: S, http2: bool, peer: Peer, connection: Arc<Connection>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -173,7 +180,7 @@ impl Server {
             let (in_progress, body_in_progress) = tracked.begin_request();
             let mut request =
                 request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
-            request.extensions_mut().insert(Peer { address: tracked.peer() });
+            request.extensions_mut().insert(peer);
             let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
             async move {
                 let mut answer = answer.await;

@@ -9,7 +9,7 @@ use rustls::{
     ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer},
-    server::{ClientHello, ResolvesServerCert},
+    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
 
@@ -55,12 +55,23 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1, no client certificates.
-pub fn server_config(resolver: Arc<Resolver>) -> Result<Arc<ServerConfig>, Error> {
-    let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_no_client_auth()
-        .with_cert_resolver(resolver);
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1. Clients may present a certificate if there is a verifier for it.
+pub fn server_config(
+    resolver: Arc<Resolver>,
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+) -> Result<Arc<ServerConfig>, Error> {
+    let builder = ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+    let mut config = match clients {
+        None => builder.with_no_client_auth().with_cert_resolver(resolver),
+        Some(verifier) => {
+            let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver);
+            // A resumed session would be trusted after its CA was removed.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+            config
+        }
+    };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use kube::Client;
+use rustls::server::danger::ClientCertVerifier;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -25,7 +26,7 @@ use crate::{
         log::{self, LogOnce},
         metrics::Metrics,
     },
-    tls::{ConnectionLimits, Server, Tls},
+    tls::{ConnectionLimits, Server, Tls, client_ca::ClientCa},
     world::{Scope, SharedWorld, World, informer::Informers},
 };
 
@@ -103,11 +104,19 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &readiness)?;
             let rules = settings.rules(&scope, identity);
             let access = AccessChecker::new(client.clone(), metrics.clone());
-            let guard = Arc::new(Guard::new(rules, world.clone(), access, metrics.clone()));
+            let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
+            let verified_only = clients.is_some();
+            if let Some(clients) = clients.clone() {
+                tasks.spawn(async move {
+                    clients.keep_loaded().await;
+                    "client CA reloader"
+                });
+            }
+            let guard = Guard::new(rules, world.clone(), access, metrics.clone(), verified_only);
             Some((
                 listener,
-                server_config(resolver)?,
-                guard::http::routes(guard).merge(readyz(readiness.clone())),
+                server_config(resolver, clients.map(|clients| clients as Arc<dyn ClientCertVerifier>))?,
+                guard::http::routes(Arc::new(guard)).merge(readyz(readiness.clone())),
             ))
         }
     };

@@ -120,19 +120,17 @@ struct UserCheck<'a> {
 }
 
 impl UserCheck<'_> {
-    /// Fails with the first access that the user does not have. What is known is looked at first: a user without
-    /// rights who repeats a request causes no more calls.
+    /// Fails with the first access that the user does not have. If that is known, nothing is asked: a user without rights
+    /// who tries again and again causes no more calls.
     async fn all(&self, accesses: Vec<CompanionAccess>) -> Result<(), AccessError> {
-        let mut unknown = Vec::new();
-        for access in accesses {
-            match self.cached(&access) {
-                Some(true) => {}
-                Some(false) => return Err(AccessError::Forbidden(access)),
-                None => unknown.push(access),
-            }
+        let mut accesses =
+            accesses.into_iter().skip_while(|access| self.cached(access) == Some(true)).peekable();
+        if let Some(first) = accesses.next_if(|first| self.cached(first) == Some(false)) {
+            return Err(AccessError::Forbidden(first));
         }
-        let mut results =
-            stream::iter(unknown).map(|access| self.ask(access)).buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
+        let mut results = stream::iter(accesses)
+            .map(|access| self.check(access))
+            .buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
         while let Some(result) = results.next().await {
             result?;
         }
@@ -144,14 +142,19 @@ impl UserCheck<'_> {
         cached.filter(|(_, when)| when.elapsed() < CACHE_TTL).map(|(allowed, _)| allowed)
     }
 
-    async fn ask(&self, access: CompanionAccess) -> Result<(), AccessError> {
-        let allowed = self.call(&access).await?;
-        let mut cache = self.checker.cache();
-        if cache.len() >= MAX_CACHE_ENTRIES {
-            cache.clear();
-        }
-        cache.insert(self.cache_key(&access), (allowed, Instant::now()));
-        drop(cache);
+    async fn check(&self, access: CompanionAccess) -> Result<(), AccessError> {
+        let allowed = match self.cached(&access) {
+            Some(allowed) => allowed,
+            None => {
+                let allowed = self.call(&access).await?;
+                let mut cache = self.checker.cache();
+                if cache.len() >= MAX_CACHE_ENTRIES {
+                    cache.clear();
+                }
+                cache.insert(self.cache_key(&access), (allowed, Instant::now()));
+                allowed
+            }
+        };
         if allowed { Ok(()) } else { Err(AccessError::Forbidden(access)) }
     }
 

@@ -58,12 +58,20 @@ pub struct Guard {
     pub metrics: Metrics,
     body_budget: BodyBudget,
     parse_budget: FairSemaphore,
+    /// Reviews are taken only from peers that have presented a valid certificate.
+    verified_peers_only: bool,
     log_rate_limit: Mutex<LogRateLimit>,
 }
 
 impl Guard {
     #[must_use]
-    pub fn new(rules: Rules, world: SharedWorld, access: AccessChecker, metrics: Metrics) -> Self {
+    pub fn new(
+        rules: Rules,
+        world: SharedWorld,
+        access: AccessChecker,
+        metrics: Metrics,
+        verified_peers_only: bool,
+    ) -> Self {
         Self {
             rules,
             world,
@@ -71,6 +79,7 @@ impl Guard {
             metrics,
             body_budget: BodyBudget::default(),
             parse_budget: FairSemaphore::new(PARSE_BUDGET_BYTES),
+            verified_peers_only,
             log_rate_limit: Mutex::default(),
         }
     }
@@ -105,7 +114,7 @@ struct ParsedReview {
     reservation: Reservation,
     /// Of everything else.
     parsed: Permits,
-    caller: Caller,
+    peer: Peer,
 }
 
 impl Guard {
@@ -126,11 +135,14 @@ impl Guard {
     }
 
     async fn answer(&self, request: HttpRequest<Body>, route: Route) -> Result<Vec<u8>, HttpError> {
+        let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
+        if self.verified_peers_only && !peer.verified {
+            return Err((StatusCode::UNAUTHORIZED, "a client certificate is required".to_owned()));
+        }
         let content_type = request.headers().get(header::CONTENT_TYPE).map(|value| value.as_bytes());
         if !content_type.is_some_and(|value| value.starts_with(b"application/json")) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json".to_owned()));
         }
-        let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
         let caller = Caller::Peer(peer.address);
         let deadline = Instant::now() + BODY_TIMEOUT;
         let body = self.body_budget.read(caller.clone(), request.into_body());
@@ -140,7 +152,7 @@ impl Guard {
         let needed = (body.bytes.len() * PARSED_BYTES_PER_BYTE).min(PARSE_BUDGET_BYTES);
         let permits = tokio::time::timeout_at(deadline, self.parse_budget.acquire(caller.clone(), needed));
         let permits = permits.await.map_err(|_| BodyError::Overloaded)?;
-        let review = parse(caller, body, permits).await?;
+        let review = parse(peer, body, permits).await?;
         self.wait_for_namespace(&review.request.namespace).await;
         Ok(match route {
             Route::Validate => self.validate(review).await,
@@ -157,7 +169,7 @@ impl Guard {
     }
 
     async fn validate(&self, review: ParsedReview) -> Vec<u8> {
-        let ParsedReview { uid, request, reservation: _user, parsed, caller } = review;
+        let ParsedReview { uid, request, reservation: _user, parsed, peer } = review;
         let case = Case::read(&self.rules, &request);
         let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
         // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
@@ -167,7 +179,7 @@ impl Guard {
             Verdict::Deny(denial) => Err(denial),
             Verdict::Allow { warnings } => Ok(warnings),
             Verdict::CheckAccess { required, then } => {
-                match self.check_access(caller, &user, kind, &required).await {
+                match self.check_access(peer, &user, kind, &required).await {
                     Ok(()) => self.world.read(|world| then.decide(world, Scope::All)),
                     Err(error) => Err(access_denial(&namespace, &user, error)),
                 }
@@ -186,11 +198,15 @@ impl Guard {
 
     async fn check_access(
         &self,
-        caller: Caller,
+        peer: Peer,
         user: &User,
         kind: Kind,
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
+        let caller = match peer.verified {
+            true => Caller::User(user.tenant().to_owned()),
+            false => Caller::Peer(peer.address),
+        };
         let check = self.access.check(caller, user, kind, required);
         let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
         checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
@@ -240,14 +256,14 @@ fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
 
 /// Parses a review. The thread that parses a large one holds its shares of both budgets until it is done, even when the
 /// peer disconnects meanwhile.
-async fn parse(caller: Caller, body: ReservedBody, parsed: Permits) -> Result<ParsedReview, HttpError> {
+async fn parse(peer: Peer, body: ReservedBody, parsed: Permits) -> Result<ParsedReview, HttpError> {
     let large = body.bytes.len() > MAX_INLINE_PARSE_BYTES;
     let parse = move || {
         let ReservedBody { bytes, mut reservation } = body;
         let (uid, request) = wire::parse(&bytes)?;
         drop(bytes);
         reservation.shrink_to(request.user.size_bytes());
-        Ok(ParsedReview { uid, request, reservation, parsed, caller })
+        Ok(ParsedReview { uid, request, reservation, parsed, peer })
     };
     let review = if large {
         tokio::task::spawn_blocking(parse).await.map_err(|_| BodyError::Overloaded)?

@@ -69,6 +69,16 @@ impl User {
         texts.map(|text| size_of::<String>() + text.len()).sum()
     }
 
+    /// Whose share of a limit the user takes. The ServiceAccounts of a namespace share one, because whoever writes in a
+    /// namespace can have any number of them.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        match self.name.strip_prefix("system:serviceaccount:").and_then(|account| account.find(':')) {
+            Some(end) => &self.name[.."system:serviceaccount:".len() + end],
+            None => &self.name,
+        }
+    }
+
     #[must_use]
     pub fn is_kubernetes_cleanup(&self) -> bool {
         KUBERNETES_CLEANUP_USERS.contains(&&*self.name)

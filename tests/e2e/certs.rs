@@ -257,7 +257,8 @@ impl Replica {
             store.add(root.der().clone()).map_err(|error| error.to_string())?;
         }
         let client = ClientConfig::builder().with_root_certificates(store).with_no_client_auth();
-        let acceptor = TlsAcceptor::from(server_config(self.resolver.clone()).expect("a configuration"));
+        let acceptor =
+            TlsAcceptor::from(server_config(self.resolver.clone(), None).expect("a configuration"));
         let (near, far) = tokio::io::duplex(16 * 1024);
         let host = ServerName::try_from(host.to_owned()).expect("a name");
         let (client, _server) =

@@ -5,6 +5,7 @@ mod cert_rotation;
 mod certs;
 mod chart;
 mod cleanup;
+mod client_ca;
 mod conflict;
 mod crds;
 mod fixture;

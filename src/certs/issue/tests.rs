@@ -189,7 +189,7 @@ fn handshake(resolver: &Arc<Resolver>, root: &Certificate, host: &str, now: Time
     config.alpn_protocols = vec![b"h2".to_vec()];
     let host = ServerName::try_from(host.to_owned()).unwrap();
     let mut client = rustls::ClientConnection::new(Arc::new(config), host).unwrap();
-    let mut server = rustls::ServerConnection::new(server_config(resolver.clone()).unwrap()).unwrap();
+    let mut server = rustls::ServerConnection::new(server_config(resolver.clone(), None).unwrap()).unwrap();
     while client.is_handshaking() {
         let mut wire = Vec::new();
         client.write_tls(&mut wire).unwrap();

@@ -74,7 +74,7 @@ pub fn rules() -> Rules {
 
 fn guard_with(client: kube::Client) -> Arc<Guard> {
     let metrics = Metrics::new();
-    Arc::new(Guard::new(rules(), world(), AccessChecker::new(client, metrics.clone()), metrics))
+    Arc::new(Guard::new(rules(), world(), AccessChecker::new(client, metrics.clone()), metrics, false))
 }
 
 fn guard(access: Access) -> Arc<Guard> {
@@ -355,34 +355,72 @@ async fn hanging_access_checks_time_out_and_delay_no_review_without_one() {
     assert!(start.elapsed() < Duration::from_secs(3), "the API server would have given up");
 }
 
-#[tokio::test(start_paused = true)]
-async fn peer_with_many_access_checks_delays_none_of_another_peer() {
-    /// Answers after a second, so that all calls are taken.
-    fn slow_api_server() -> kube::Client {
-        let service = service_fn(|_: http::Request<KubeBody>| async {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            let review = json!({
-                "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-                "metadata": {}, "spec": {}, "status": {"allowed": true},
-            });
-            Ok::<_, Infallible>(http::Response::new(Body::from(review.to_string())))
+/// Answers after a second, so that a flood takes all calls.
+fn slow_api_server() -> kube::Client {
+    let service = service_fn(|_: http::Request<KubeBody>| async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "metadata": {}, "spec": {}, "status": {"allowed": true},
         });
-        kube::Client::new(service, "default")
-    }
+        Ok::<_, Infallible>(http::Response::new(Body::from(review.to_string())))
+    });
+    kube::Client::new(service, "default")
+}
+
+/// A review of a new source by this user, from this peer.
+fn review_from(peer: Peer, user: &str) -> HttpRequest<Body> {
+    let mut review = a_source();
+    review["request"]["userInfo"]["username"] = user.into();
+    let mut request = post_to("/validate", review.to_string());
+    request.extensions_mut().insert(peer);
+    request
+}
+
+/// What Alice gets after 300 requests of others are waiting.
+async fn answer_after_flood(flood: impl Fn(usize) -> HttpRequest<Body>, alice: HttpRequest<Body>) -> String {
     let guard = guard_with(slow_api_server());
-    let from = |last: u8, user: String| {
-        let mut review = a_source();
-        review["request"]["userInfo"]["username"] = user.into();
-        let mut request = post_to("/validate", review.to_string());
-        request.extensions_mut().insert(Peer { address: [10, 0, 0, last].into() });
+    let spawn = |request: HttpRequest<Body>| {
         let guard = guard.clone();
         tokio::spawn(async move { send(&guard, request).await.1 })
     };
-    let hostile: Vec<_> = (0..300).map(|number| from(66, format!("mallory-{number}"))).collect();
+    let hostile: Vec<_> = (0..300).map(|number| spawn(flood(number))).collect();
     tokio::task::yield_now().await;
-    let answer: Value = serde_json::from_str(&from(1, "alice".to_owned()).await.unwrap()).unwrap();
-    assert_eq!(reason(&answer["response"]), "allowed", "{answer}");
+    let answer: Value = serde_json::from_str(&spawn(alice).await.unwrap()).unwrap();
     join_all(hostile).await;
+    reason(&answer["response"]).to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn peer_with_many_access_checks_delays_none_of_another_peer() {
+    let peer = |last: u8| Peer { address: [10, 0, 0, last].into(), verified: false };
+    // Names are whatever the peer writes: they give it no larger share.
+    let flood = |number| review_from(peer(66), &format!("mallory-{number}"));
+    assert_eq!(answer_after_flood(flood, review_from(peer(1), "alice")).await, "allowed");
+    assert_eq!(answer_after_flood(flood, review_from(peer(66), "alice")).await, "unanswered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenant_with_many_access_checks_through_a_verified_api_server_delays_no_other_tenant() {
+    let api_server = Peer { address: [10, 0, 0, 1].into(), verified: true };
+    let flood =
+        |number: usize| review_from(api_server, &format!("system:serviceaccount:mallory:robot-{number}"));
+    assert_eq!(answer_after_flood(flood, review_from(api_server, "alice")).await, "allowed");
+    let accounts = |name: &str| review_from(api_server, &format!("system:serviceaccount:mallory:{name}"));
+    assert_eq!(answer_after_flood(flood, accounts("last")).await, "unanswered");
+}
+
+#[tokio::test]
+async fn review_without_a_client_certificate_is_a_401_if_one_is_required() {
+    let metrics = Metrics::new();
+    let access = AccessChecker::new(api_server(Access::Allowed), metrics.clone());
+    let guard = Arc::new(Guard::new(rules(), world(), access, metrics, true));
+    let peer = |verified| Peer { verified, ..Peer::default() };
+    for (peer, expected) in [(peer(false), StatusCode::UNAUTHORIZED), (peer(true), StatusCode::OK)] {
+        let (status, body) = send(&guard, review_from(peer, "alice")).await;
+        assert_eq!(status, expected, "{body}");
+        assert_eq!(body.contains("allowed"), peer.verified, "{body}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
