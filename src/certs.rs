@@ -3,12 +3,13 @@
 //!
 //! One task observes the Secret and the webhook configurations (`task`), a pure function decides (`decide`: `rotation`
 //! for the Secret, `leaf` for the leaf, `webhooks` for the caBundle, `writes` for when to write), and the task carries
-//! that out.
+//! that out. Somebody may ask for a rotation through the Lease (`request`).
 
 pub mod decide;
 pub mod files;
 pub mod issue;
 pub mod leaf;
+pub mod request;
 pub mod resolver;
 pub mod rotation;
 pub mod secret;
@@ -26,6 +27,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     keys::Keys,
+    leader::LeaseAnnotations,
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
@@ -70,6 +72,13 @@ impl Lifetimes {
         self.propagation_delay() * 4
     }
 
+    /// How long after a revoked CA was replaced it stays trusted. Longer than a watch may stall: by then every replica
+    /// that reaches the API server serves a leaf of the new one.
+    #[must_use]
+    pub fn revoke_after(&self) -> Duration {
+        self.removal_delay().min(self.retire_after())
+    }
+
     /// How long after a CA was replaced its leaves may be served.
     #[must_use]
     pub fn retire_after(&self) -> Duration {
@@ -103,24 +112,26 @@ pub fn start(
     tasks: &mut JoinSet<&'static str>,
     client: &Client,
     settings: CertSettings,
+    annotations: &LeaseAnnotations,
     metrics: &Metrics,
     readiness: &Readiness,
 ) -> Result<Arc<Resolver>, Error> {
     let resolver: Arc<Resolver> = Arc::default();
-    let (metrics, readiness) = (metrics.clone(), readiness.clone());
+    let (metrics, readiness, annotations) = (metrics.clone(), readiness.clone(), annotations.clone());
     if let Some(files) = settings.files {
         let reloader = Reloader::start(files, resolver.clone(), metrics, readiness.clone())?;
         // The tool that writes the files also sets the caBundle.
         readiness.mark_true(Condition::Bundle);
         tasks.spawn(async move {
-            reloader.run().await;
+            tokio::join!(reloader.run(), request::refuse(&settings.keys, &annotations));
             "certificate reloader"
         });
     } else {
         let client = client.clone();
         let serving = resolver.clone();
         tasks.spawn(async move {
-            CertificateTask::observe_and_run(client, settings, serving, metrics, readiness).await;
+            CertificateTask::observe_and_run(client, settings, serving, annotations, metrics, readiness)
+                .await;
             "certificates"
         });
     }

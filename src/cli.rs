@@ -18,7 +18,7 @@ pub struct Cli {
 pub enum Command {
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
-    /// Write a CA and a serving certificate to files, for development
+    /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
     Certs(certs::Certs),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
@@ -28,7 +28,7 @@ impl Cli {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Run(settings) => run::run(*settings).await,
-            Command::Certs(settings) => certs::run(&settings),
+            Command::Certs(settings) => certs::run(&settings).await,
             Command::Manifests(wanted) => manifests::run(&wanted),
         }
     }

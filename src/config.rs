@@ -286,7 +286,7 @@ fn bytes(text: &str) -> Result<usize, String> {
 }
 
 /// `90s`, `5m`, `1h30m`, `365d`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let bad = || "expected a duration such as `30s`, `5m` or `365d`".to_owned();
     let span: Span = text.parse().map_err(|_| bad())?;
     let signed = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| bad())?;

@@ -39,6 +39,12 @@ pub struct Keys {
     pub default_target_namespaces: String,
     pub default_target_selector: String,
     pub default_protect: String,
+
+    // on the Lease
+    /// When somebody asked for a rotation of the CA.
+    pub rotate_ca: String,
+    /// How far that rotation is.
+    pub ca_rotation: String,
 }
 
 impl Keys {
@@ -69,6 +75,8 @@ impl Keys {
             default_target_namespaces: key("default-target-namespaces"),
             default_target_selector: key("default-target-selector"),
             default_protect: key("default-protect"),
+            rotate_ca: key("rotate-ca"),
+            ca_rotation: key("ca-rotation"),
         }
     }
 

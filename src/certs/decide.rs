@@ -11,6 +11,7 @@ use super::{
     CertSettings, Due, Error, MAX_SLEEP,
     issue::{Ca, Leaf, SubjectNames, between},
     leaf::{Renewal, renewal},
+    request::Progress,
     rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
     secret::{CaSet, ParsedSecret, SecretData, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
@@ -31,6 +32,8 @@ pub struct Snapshot {
     pub secret: Observed<SecretObject>,
     /// In the order of [`WebhookKind::ALL`].
     pub configurations: [Observed<WebhookConfiguration>; 2],
+    /// When somebody last asked for a rotation.
+    pub request: Option<Timestamp>,
 }
 
 /// What is remembered from one decision to the next.
@@ -62,6 +65,8 @@ pub struct Actions {
     /// Every webhook configuration that exists trusts the CA that signs. One that is missing is never waited for: no
     /// pod would get ready, and a rollout would hang.
     pub is_published: bool,
+    /// How far the last requested rotation is.
+    pub progress: Option<Progress>,
     /// How long to wait for the next decision if nothing happens before.
     pub check_after: Duration,
 }
@@ -118,6 +123,7 @@ pub fn decide(
         failure: None,
         leaf: None,
         is_published: false,
+        progress: None,
         check_after: MAX_SLEEP,
     };
     let all_known = !snapshot.configurations.iter().any(Observed::is_unknown);
@@ -129,8 +135,9 @@ pub fn decide(
         actions.memory.published = memory.published.updated(configurations(), now.time);
     }
     let names = names(configurations(), &settings.namespace);
-    actions.change_secret(settings, &snapshot.secret, leaf, &names, now);
+    actions.change_secret(settings, snapshot, leaf, &names, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
+    actions.progress = Progress::of(&cas, configurations()).filter(|_| all_known);
     let published = &actions.memory.published;
     actions.is_published = published.contains(&cas.current.certificate) == Some(true);
     match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
@@ -149,7 +156,7 @@ impl Actions {
     fn change_secret(
         &mut self,
         settings: &CertSettings,
-        observed: &Observed<SecretObject>,
+        Snapshot { secret: observed, request, .. }: &Snapshot,
         leaf: Option<&Leaf>,
         names: &SubjectNames,
         now: Now,
@@ -167,6 +174,7 @@ impl Actions {
             remembered: remembered.as_deref(),
             published: &published,
             names,
+            request: *request,
             serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.time)).map(|leaf| &leaf.issuer),
         };
         let due = next_change(inputs, now.time, &settings.lifetimes);
@@ -212,6 +220,7 @@ impl Actions {
         let delay = match diff {
             BundleDiff::Same => return,
             BundleDiff::Missing => Duration::ZERO,
+            BundleDiff::Extra if configuration.trusts_revoked(cas) => Duration::ZERO,
             BundleDiff::Extra => {
                 let since = *memory.extra_since.get_or_insert(now.instant);
                 let passed = now.instant.saturating_duration_since(since);

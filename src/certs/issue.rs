@@ -7,10 +7,11 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PublicKeyData,
 };
+use ring::digest::{SHA256, digest};
 use rustls::{
     RootCertStore,
     client::{WebPkiServerVerifier, danger::ServerCertVerifier},
-    crypto::ring,
+    crypto::ring::default_provider,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime, pem::PemObject},
 };
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
@@ -73,6 +74,8 @@ pub enum UnusableCa {
     Expired,
     #[error("it is not valid yet: check the clocks")]
     NotYetValid,
+    #[error("a requested rotation has replaced it")]
+    Revoked,
     #[error("its extended key usage does not allow servers")]
     NotForServers,
     #[error("API servers would not accept the guard's certificate from it: check its name constraints")]
@@ -122,6 +125,12 @@ impl Certificate {
         }
         text.push_str("-----END CERTIFICATE-----\n");
         text
+    }
+
+    /// The SHA-256 of its DER, as hex digits.
+    #[must_use]
+    pub fn sha256(&self) -> String {
+        digest(&SHA256, &self.der).as_ref().iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
     }
 
     /// When a CA should be replaced: after two thirds of its lifetime, which begins [`BACKDATE`] after `not_before`.
@@ -237,7 +246,7 @@ impl Leaf {
     fn verify(&self, now: Timestamp) -> Option<()> {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der.clone()).ok()?;
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()?;
         let name = ServerName::try_from(self.names.first()?.as_str()).ok()?;
         let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().ok()?));

@@ -47,6 +47,10 @@ pub fn renewal(
         return if_ca_valid(Renewal::Invalid);
     }
     if leaf.issuer != *current {
+        // It is revoked: waiting for the new CA would not make this leaf trusted again.
+        if !cas.trusts(&leaf.issuer) {
+            return if_ca_valid(Renewal::NewCa);
+        }
         return match published.propagated_at(current, lifetimes.propagation_delay()) {
             Some(at) if at <= now => Due::Now(Renewal::NewCa),
             Some(at) => Due::At(at.min(expiry)),
@@ -108,7 +112,8 @@ mod tests {
 
     #[test]
     fn new_ca_signs_only_after_the_propagation_delay_unless_there_is_no_valid_leaf() {
-        let (former, cas) = (ca(), cas());
+        let former = ca();
+        let cas = cas().with_old(former.certificate.clone(), at(0));
         let names = SubjectNames::from(["a".to_owned()]);
         let leaf = former.issue(&names, LIFETIMES.leaf_validity, at(0)).unwrap();
         let check =
@@ -121,5 +126,8 @@ mod tests {
         assert_eq!(check(&published, 3_000), Due::Now(Renewal::NewCa));
         assert_eq!(check(&Published::NoWebhooks, 0), Due::Now(Renewal::NewCa), "no webhook calls us");
         assert_eq!(check(&Published::Unknown, 6_000), Due::Now(Renewal::Invalid));
+        let revoked = CaSet::new(cas.current.clone());
+        let due = renewal(Some(&leaf), &revoked, &Published::Unknown, &names, at(0), &LIFETIMES);
+        assert_eq!(due, Due::Now(Renewal::NewCa), "its CA is no longer trusted");
     }
 }

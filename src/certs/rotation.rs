@@ -26,6 +26,8 @@ pub struct Inputs<'a> {
     pub names: &'a SubjectNames,
     /// The CA that signed the leaf being served, while that leaf is valid.
     pub serving: Option<&'a Certificate>,
+    /// When somebody last asked for a rotation.
+    pub request: Option<Timestamp>,
 }
 
 /// A change of the Secret, and why.
@@ -43,7 +45,9 @@ pub enum SecretChange {
     DropNextCa(UnusableCa),
     /// Somebody put another CA there: keep trusting the CAs whose leaves replicas may still serve.
     KeepFormerCas,
-    /// The current CA has passed two thirds of its lifetime.
+    /// Somebody asked for a rotation: add a next CA, and revoke all others.
+    Rotate(Timestamp),
+    /// The current CA has passed two thirds of its lifetime, or is revoked.
     AddNextCa,
     /// The next CA was read back from the webhook configurations: record when.
     RecordPublished,
@@ -100,6 +104,7 @@ impl fmt::Display for SecretChange {
             Self::KeepFormerCas => {
                 "somebody put another CA into the CA Secret; former CAs stay trusted until it is published and used"
             }
+            Self::Rotate(_) => "somebody asked for a rotation; added the next CA to the CA Secret",
             Self::AddNextCa => "added the next CA to the CA Secret",
             Self::RecordPublished => "the next CA is published",
             Self::ClearPublished => "the next CA is no longer published; publishing it again",
@@ -127,17 +132,28 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
     if secret.malformed {
         return Due::Now(Change::RepairFields);
     }
+    // A backup of the Secret, or a replica that was cut off, brings back a CA whose key may have leaked.
+    let brings_back =
+        |cas: &CaSet| cas.revokes(&current.certificate) && !cas.revokes(&cas.current.certificate);
+    if still_usable(inputs, now).is_some_and(|remembered| brings_back(&remembered)) {
+        return Due::Now(Change::RestoreCa(UnusableCa::Revoked));
+    }
     if let Some(Err(why)) = secret.next.as_ref().map(usable_next) {
         return Due::Now(Change::DropNextCa(why));
     }
     let cas = secret.with_current(current.clone());
-    if maybe_served(inputs, &cas, now).any(|certificate| !cas.trusts(certificate)) {
+    if maybe_served(inputs, &cas, now).iter().any(|certificate| !cas.trusts(certificate)) {
         return Due::Now(Change::KeepFormerCas);
+    }
+    if let Some(request) = inputs.request.filter(|request| cas.rotation.is_none_or(|last| last < *request)) {
+        return Due::Now(Change::Rotate(request));
     }
     let mut check_at = current.certificate.not_after;
     let delay = lifetimes.propagation_delay();
     match &cas.next {
-        None if now >= current.certificate.renew_at() => return Due::Now(Change::AddNextCa),
+        None if now >= current.certificate.renew_at() || cas.revokes(&current.certificate) => {
+            return Due::Now(Change::AddNextCa);
+        }
         None => check_at = check_at.min(current.certificate.renew_at()),
         Some(next) => {
             // A time further in the future than clocks differ was written by a wrong clock.
@@ -152,9 +168,7 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
         }
     }
     if let Some(since) = cas.old_since {
-        let retire_at = later(since, lifetimes.retire_after());
-        let expiry = cas.old.iter().map(|certificate| certificate.not_after).min();
-        let drop_at = expiry.unwrap_or(retire_at).min(retire_at);
+        let drop_at = cas.old.iter().map(|old| retire_at(&cas, old, since, lifetimes)).min().unwrap_or(now);
         if now >= drop_at || is_ahead(since, now, lifetimes) {
             return Due::Now(Change::DropOldCas);
         }
@@ -196,9 +210,13 @@ pub fn contents_after(
         }
         Change::DropNextCa(_) => parsed.map(|cas| CaSet { next: None, ..cas }),
         Change::KeepFormerCas => parsed.map(|cas| {
-            let former: Vec<_> = maybe_served(inputs, &cas, now).cloned().collect();
-            former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate, now))
+            let former = maybe_served(inputs, &cas, now);
+            former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate.clone(), now))
         }),
+        Change::Rotate(request) => match parsed {
+            Some(cas) => Some(cas.rotating(new_ca()?, request)),
+            None => None,
+        },
         Change::AddNextCa => match parsed {
             Some(cas) => Some(cas.with_next(new_ca()?)),
             None => None,
@@ -211,10 +229,9 @@ pub fn contents_after(
             if is_ahead(since, now, lifetimes) {
                 return CaSet { old_since: Some(now), ..cas };
             }
-            match now >= later(since, lifetimes.retire_after()) {
-                true => CaSet { old: Vec::new(), old_since: None, ..cas.without_expired(now) },
-                false => cas.without_expired(now),
-            }
+            let is_needed = |old: &&Certificate| retire_at(&cas, old, since, lifetimes) > now;
+            let old: Vec<Certificate> = cas.old.iter().filter(is_needed).cloned().collect();
+            CaSet { old_since: cas.old_since.filter(|_| !old.is_empty()), old, ..cas }
         }),
     })
 }
@@ -236,6 +253,12 @@ fn usable<'a>(
     Ok(ca)
 }
 
+/// Until when an old CA is trusted.
+fn retire_at(cas: &CaSet, old: &Certificate, since: Timestamp, lifetimes: &Lifetimes) -> Timestamp {
+    let delay = if cas.revokes(old) { lifetimes.revoke_after() } else { lifetimes.retire_after() };
+    later(since, delay).min(old.not_after)
+}
+
 /// Whether `old.since` was written by a clock that was ahead. The old CAs would be trusted for too long.
 fn is_ahead(since: Timestamp, now: Timestamp, lifetimes: &Lifetimes) -> bool {
     since > later(now, lifetimes.retire_after())
@@ -248,15 +271,14 @@ fn still_usable(inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
 }
 
 /// The CAs whose leaves may be served although the Secret may not list them: our leaf's, and, if the Secret has a
-/// foreign CA, all that were trusted before. The Secret is published at once, and calls would fail without them.
-fn maybe_served<'a>(
-    inputs: Inputs<'a>,
-    cas: &CaSet,
-    now: Timestamp,
-) -> impl Iterator<Item = &'a Certificate> + use<'a> {
+/// foreign CA, all that were trusted before. The Secret is published at once, and calls would fail without them. Not
+/// those that are revoked: a replica that was cut off for long gets a new leaf instead.
+fn maybe_served<'a>(inputs: Inputs<'a>, cas: &CaSet, now: Timestamp) -> Vec<&'a Certificate> {
     let is_foreign = |remembered: &&CaSet| !remembered.trusts(&cas.current.certificate);
-    let before = inputs.remembered.filter(is_foreign).map(CaSet::trusted).unwrap_or_default();
-    before.into_iter().chain(inputs.serving).filter(move |certificate| !certificate.has_expired(now))
+    let mut served = inputs.remembered.filter(is_foreign).map(CaSet::trusted).unwrap_or_default();
+    served.extend(inputs.serving);
+    served.retain(|certificate| !certificate.has_expired(now) && !cas.revokes(certificate));
+    served
 }
 
 #[cfg(test)]

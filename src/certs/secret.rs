@@ -24,6 +24,13 @@ const OLD_CERTIFICATES: &str = "old.crt";
 /// When the last of them stopped signing.
 const OLD_SINCE: &str = "old.since";
 
+/// When somebody asked for the last rotation that was taken up.
+const ROTATION: &str = "rotation.requested";
+/// SHA-256, as hex digits, of the CAs whose keys that rotation made worthless, one a line.
+const REVOKED: &str = "revoked";
+
+/// Bounds the list of revoked CAs; the latest are kept.
+const MAX_REVOKED: usize = 32;
 /// Bounds the caBundle; the latest old CAs are kept.
 const MAX_OLD_CAS: usize = 8;
 
@@ -48,6 +55,10 @@ pub struct CaSet {
     pub next: Option<NextCa>,
     pub old: Vec<Certificate>,
     pub old_since: Option<Timestamp>,
+    /// When somebody asked for the last rotation that was taken up.
+    pub rotation: Option<Timestamp>,
+    /// The digests of CAs whose keys may have leaked: not to be trusted any longer than replicas need.
+    pub revoked: Vec<String>,
 }
 
 /// The next CA, and since when the webhook configurations hold it.
@@ -64,6 +75,8 @@ pub struct ParsedSecret {
     pub next: Option<NextCa>,
     pub old: Vec<Certificate>,
     pub old_since: Option<Timestamp>,
+    pub rotation: Option<Timestamp>,
+    pub revoked: Vec<String>,
     /// A field other than the current CA cannot be parsed, or is there without the field it belongs to.
     pub malformed: bool,
     /// The certificate of the current CA, even if its key is unusable: replicas may serve leaves that it signed.
@@ -73,7 +86,14 @@ pub struct ParsedSecret {
 impl CaSet {
     #[must_use]
     pub const fn new(ca: Arc<Ca>) -> Self {
-        Self { current: ca, next: None, old: Vec::new(), old_since: None }
+        Self {
+            current: ca,
+            next: None,
+            old: Vec::new(),
+            old_since: None,
+            rotation: None,
+            revoked: Vec::new(),
+        }
     }
 
     /// What the webhook configurations should trust, in an order that a promotion does not change.
@@ -101,6 +121,23 @@ impl CaSet {
     #[must_use]
     pub fn with_next(&self, ca: Arc<Ca>) -> Self {
         Self { next: Some(NextCa { ca, published: None }), ..self.clone() }
+    }
+
+    /// Starts a rotation that somebody asked for. It revokes every CA that is here, and with it a next one: its key may
+    /// have leaked, too.
+    #[must_use]
+    pub fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
+        let mut revoked = self.revoked.clone();
+        for certificate in self.trusted().into_iter().filter(|certificate| !self.revokes(certificate)) {
+            revoked.push(certificate.sha256());
+        }
+        revoked.drain(..revoked.len().saturating_sub(MAX_REVOKED));
+        Self { rotation: Some(request), revoked, ..self.with_next(ca) }
+    }
+
+    #[must_use]
+    pub fn revokes(&self, certificate: &Certificate) -> bool {
+        !self.revoked.is_empty() && self.revoked.contains(&certificate.sha256())
     }
 
     #[must_use]
@@ -153,6 +190,8 @@ impl CaSet {
             (NEXT_PUBLISHED, next.and_then(|next| next.published).map(time)),
             (OLD_CERTIFICATES, (!old.is_empty()).then_some(old)),
             (OLD_SINCE, self.old_since.map(time)),
+            (ROTATION, self.rotation.map(time)),
+            (REVOKED, (!self.revoked.is_empty()).then(|| self.revoked.join("\n"))),
         ]
         .into_iter()
         .map(|(key, text)| (key, text.map(|text| ByteString(text.into_bytes()))))
@@ -222,6 +261,13 @@ impl ParsedSecret {
             || matches!(old_since, Some(None))
             || old.is_some() != old_since.is_some();
 
+        let rotation = time(ROTATION);
+        let revoked = field(REVOKED).map(|bytes| std::str::from_utf8(bytes).unwrap_or("unreadable"));
+        let revoked: Vec<String> = revoked.into_iter().flat_map(str::lines).map(str::to_owned).collect();
+        let is_digest = |line: &String| line.len() == 64 && line.bytes().all(|b| b.is_ascii_hexdigit());
+        let bad_rotation =
+            matches!(rotation, Some(None)) || revoked.len() > MAX_REVOKED || !revoked.iter().all(is_digest);
+
         let certificate = field(CA_CERTIFICATE).and_then(|pem| Certificate::parse_all(pem).ok()?.pop());
         Self {
             current: Ca::parse(field(CA_CERTIFICATE), field(CA_KEY)).map(Arc::new),
@@ -230,7 +276,9 @@ impl ParsedSecret {
                 .map(|ca| NextCa { ca: Arc::new(ca), published: published.flatten() }),
             old: old.and_then(Result::ok).unwrap_or_default(),
             old_since: old_since.flatten(),
-            malformed: bad_next || bad_old,
+            rotation: rotation.flatten(),
+            revoked: if bad_rotation { Vec::new() } else { revoked },
+            malformed: bad_next || bad_old || bad_rotation,
             certificate,
         }
     }
@@ -238,7 +286,14 @@ impl ParsedSecret {
     /// What was parsed, with this CA as the current one and without malformed fields.
     #[must_use]
     pub fn with_current(&self, current: Arc<Ca>) -> CaSet {
-        CaSet { current, next: self.next.clone(), old: self.old.clone(), old_since: self.old_since }
+        CaSet {
+            current,
+            next: self.next.clone(),
+            old: self.old.clone(),
+            old_since: self.old_since,
+            rotation: self.rotation,
+            revoked: self.revoked.clone(),
+        }
     }
 
     /// Every certificate that could be parsed.

@@ -1,6 +1,7 @@
 //! The task that observes the CA Secret and the webhook configurations and carries out what [`decide`] says.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,6 +21,7 @@ use super::{
     decide::{CaWrite, LeafRequest, Memory, Now, Snapshot, decide},
     issue::Leaf,
     leaf::Renewal,
+    request::Progress,
     resolver::Resolver,
     rotation::SecretChange,
     secret::{CaSet, SecretObject},
@@ -27,6 +29,7 @@ use super::{
 };
 use crate::{
     client::{Failure, with_timeout},
+    leader::LeaseAnnotations,
     ops::{
         health::{Condition, Readiness},
         log::LogOnce,
@@ -49,12 +52,15 @@ pub(super) struct CertificateTask {
     readiness: Readiness,
     secret: channel::Receiver<Observed<SecretObject>>,
     configurations: [channel::Receiver<Observed<WebhookConfiguration>>; 2],
+    annotations: LeaseAnnotations,
+    lease: channel::Receiver<BTreeMap<String, String>>,
     memory: Memory,
     leaf: Option<Leaf>,
     secret_failure: LogOnce,
     bundle_failures: [LogOnce; 2],
     absences: [LogOnce; 2],
     unknown_webhooks: [LogOnce; 2],
+    bad_request: LogOnce,
 }
 
 /// What the watches send to a [`CertificateTask`].
@@ -69,12 +75,13 @@ impl CertificateTask {
         client: Client,
         settings: CertSettings,
         resolver: Arc<Resolver>,
+        annotations: LeaseAnnotations,
         metrics: Metrics,
         readiness: Readiness,
     ) {
         let (instance, namespace) = (settings.keys.instance.clone(), settings.namespace.clone());
         let (task, Senders { secret, configurations: [validating, mutating] }) =
-            Self::new(client.clone(), settings, resolver, metrics, readiness);
+            Self::new(client.clone(), settings, resolver, annotations, metrics, readiness);
         let watch_configuration = |kind: WebhookKind, sender| {
             let description = format!("the {} {instance}", kind.as_str());
             watch_object(client.clone(), description, kind.path().to_owned(), &instance, sender)
@@ -93,6 +100,7 @@ impl CertificateTask {
         client: Client,
         settings: CertSettings,
         resolver: Arc<Resolver>,
+        annotations: LeaseAnnotations,
         metrics: Metrics,
         readiness: Readiness,
     ) -> (Self, Senders) {
@@ -107,12 +115,15 @@ impl CertificateTask {
             readiness,
             secret,
             configurations: [validating, mutating],
+            lease: annotations.observed(),
+            annotations,
             memory: Memory::default(),
             leaf: None,
             secret_failure: LogOnce::default(),
             bundle_failures: <[LogOnce; 2]>::default(),
             absences: <[LogOnce; 2]>::default(),
             unknown_webhooks: <[LogOnce; 2]>::default(),
+            bad_request: LogOnce::default(),
         };
         let configurations = [validating_sender, mutating_sender];
         (task, Senders { secret: secret_sender, configurations })
@@ -133,6 +144,7 @@ impl CertificateTask {
                 Ok(()) = self.secret.changed() => {}
                 Ok(()) = validating.changed() => {}
                 Ok(()) = mutating.changed() => {}
+                Ok(()) = self.lease.changed() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }
@@ -140,9 +152,11 @@ impl CertificateTask {
 
     /// Decides what to do and does all of it but the writes, which it returns together with how long to sleep.
     fn reconcile(&mut self, now: Now) -> (Vec<CaWrite>, Duration) {
+        let request = self.request();
         let snapshot = Snapshot {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
+            request,
         };
         self.report_absence(&snapshot);
         let actions = decide(&self.settings, &snapshot, &self.memory, self.leaf.as_ref(), now);
@@ -152,6 +166,9 @@ impl CertificateTask {
         }
         if let Some(cas) = &self.memory.cas {
             self.metrics.certificate_expiry(Role::Ca, cas.current.certificate.not_after.as_second());
+        }
+        if let Some(progress) = actions.progress {
+            self.tell(progress);
         }
         if actions.is_published {
             self.readiness.mark_true(Condition::Bundle);
@@ -176,6 +193,30 @@ impl CertificateTask {
             self.readiness.mark_false(Condition::Certificate);
         }
         (actions.writes, wait)
+    }
+
+    /// When somebody last asked for a rotation.
+    fn request(&mut self) -> Option<Timestamp> {
+        let lease = self.lease.borrow_and_update();
+        let text = lease.get(&self.settings.keys.rotate_ca)?;
+        let request = text.parse().ok();
+        match request {
+            Some(_) => self.bad_request.resolved(),
+            None if self.bad_request.is_new(text) => tracing::warn!(
+                "the annotation {} of the Lease is no time: ask with lockstep certs rotate",
+                self.settings.keys.rotate_ca
+            ),
+            None => {}
+        }
+        request
+    }
+
+    /// Writes the progress to the Lease, if this replica leads.
+    fn tell(&self, progress: Progress) {
+        let (key, text) = (&self.settings.keys.ca_rotation, progress.to_string());
+        if self.lease.borrow().get(key) != Some(&text) {
+            self.annotations.set(key, Some(text));
+        }
     }
 
     fn warn_of_unknown_webhooks(&mut self, n: usize, configuration: &WebhookConfiguration) {

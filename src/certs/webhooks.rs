@@ -152,6 +152,12 @@ impl WebhookConfiguration {
         }
     }
 
+    /// Whether one of our webhooks trusts a CA that is revoked.
+    #[must_use]
+    pub fn trusts_revoked(&self, cas: &CaSet) -> bool {
+        self.ours().any(|(_, webhook)| webhook.certificates().iter().any(|one| cas.revokes(one)))
+    }
+
     /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a manifest
     /// applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
     #[must_use]

@@ -1,4 +1,6 @@
-//! `lockstep certs`: writes a CA and a leaf to files, for development.
+//! `lockstep certs`: writes a CA and a leaf to files, for development; `rotate` replaces the CA of running replicas.
+
+pub mod rotate;
 
 use std::{
     fs::{self, OpenOptions},
@@ -9,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, Subcommand};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
@@ -17,8 +19,18 @@ use crate::{
     config,
 };
 
+#[derive(Debug, Clone, Subcommand)]
+pub enum CertsCommand {
+    /// Replace the guard's CA and its key now, after a leak: no request fails meanwhile
+    Rotate(rotate::Rotate),
+}
+
 #[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Certs {
+    #[command(subcommand)]
+    pub command: Option<CertsCommand>,
+
     /// The directory to write the files to
     #[arg(long, default_value = "certs")]
     pub dir: PathBuf,
@@ -40,7 +52,10 @@ pub struct Certs {
     pub force: bool,
 }
 
-pub fn run(settings: &Certs) -> anyhow::Result<()> {
+pub async fn run(settings: &Certs) -> anyhow::Result<()> {
+    if let Some(CertsCommand::Rotate(settings)) = &settings.command {
+        return rotate::run(settings).await;
+    }
     print!("{}", generate(settings, Timestamp::now())?);
     Ok(())
 }
@@ -105,6 +120,7 @@ mod tests {
 
     fn settings(dir: &Path) -> Certs {
         Certs {
+            command: None,
             dir: dir.join("new/certs"),
             host: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
             ca_validity: Duration::from_hours(24),

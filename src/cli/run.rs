@@ -76,6 +76,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         webhook = webhook_address,
         "lockstep starts"
     );
+    let annotations = LeaseAnnotations::default();
     let world = SharedWorld::new(&scope, settings.source_cache);
     let queue: Arc<Queue<ObjectKey>> = Arc::default();
     let requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync> = {
@@ -101,7 +102,14 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                      this identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
                 );
             }
-            let resolver = certs::start(&mut tasks, &client, settings.certs(&scope), &metrics, &readiness)?;
+            let resolver = certs::start(
+                &mut tasks,
+                &client,
+                settings.certs(&scope),
+                &annotations,
+                &metrics,
+                &readiness,
+            )?;
             let rules = settings.rules(&scope, identity);
             let access = AccessChecker::new(client.clone(), metrics.clone());
             let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
@@ -148,8 +156,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 stopped(stop.clone()).await;
                 return Ok(());
             }
-            let (claim, election) =
-                claim(&settings, &scope, &client, LeaseAnnotations::default(), &metrics, &readiness);
+            let (claim, election) = claim(&settings, &scope, &client, annotations, &metrics, &readiness);
             let release = async {
                 if let Some(election) = election {
                     election.release().await;

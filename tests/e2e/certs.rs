@@ -19,6 +19,7 @@ use lockstep::{
     },
     client,
     keys::Keys,
+    leader::LeaseAnnotations,
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
@@ -213,7 +214,8 @@ impl Fixture {
         };
         let mut tasks = JoinSet::new();
         let resolver =
-            certs::start(&mut tasks, &client, settings, &metrics, &readiness).expect("certificates");
+            certs::start(&mut tasks, &client, settings, &LeaseAnnotations::default(), &metrics, &readiness)
+                .expect("certificates");
         Replica { _tasks: tasks, resolver, metrics, readiness }
     }
 

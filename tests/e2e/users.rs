@@ -127,6 +127,13 @@ impl User {
         command
     }
 
+    /// A command of `lockstep` that uses the user's kubeconfig.
+    pub fn lockstep(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
+        command
+    }
+
     /// Runs a command that must succeed, and returns its output.
     pub fn succeeds(&self, line: &str) -> String {
         run(&mut self.kubectl(line))

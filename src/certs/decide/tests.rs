@@ -140,6 +140,7 @@ struct Simulation {
     configurations: [Value; 2],
     replicas: [Replica; 2],
     promotions: usize,
+    request: Option<Timestamp>,
     /// How far the monotonic clock is ahead of the wall clock.
     ahead_ms: u64,
 }
@@ -155,6 +156,8 @@ enum SimulatedEvent {
     BreakKey,
     /// Somebody puts another CA into the Secret.
     SwapCa,
+    /// Somebody asks for a rotation.
+    Request,
 }
 
 impl Simulation {
@@ -171,6 +174,7 @@ impl Simulation {
             configurations: [configuration("validating"), configuration("mutating")],
             replicas: [Replica::new(start), Replica::new(start)],
             promotions: 0,
+            request: None,
             ahead_ms: 0,
         }
     }
@@ -181,7 +185,9 @@ impl Simulation {
             SimulatedEvent::CatchUp(n) => {
                 self.see_secret(n);
                 self.see_configurations(n);
+                self.replicas[n].snapshot.request = self.request;
             }
+            SimulatedEvent::Request => self.request = Some(at(now)),
             SimulatedEvent::Reconcile(n) => self.reconcile(n, now),
             SimulatedEvent::Restart(n) => self.replicas[n] = Replica::new(self.replicas[n].start),
             SimulatedEvent::DeleteSecret => self.store(None),
@@ -290,7 +296,9 @@ proptest! {
     #[test]
     fn every_leaf_that_is_served_is_trusted(
         events in proptest::collection::vec(event(), 300..500),
-        disruption in prop_oneof![(0..2_usize).prop_map(SimulatedEvent::Restart), Just(SimulatedEvent::SwapCa)],
+        disruption in prop_oneof![
+            (0..2_usize).prop_map(SimulatedEvent::Restart), Just(SimulatedEvent::SwapCa), Just(SimulatedEvent::Request),
+        ],
         disrupt_at in 0..300_usize,
     ) {
         let mut simulation = Simulation::new();
@@ -316,6 +324,13 @@ proptest! {
                 }
             }
             prop_assert!(simulation.all_leaves_are_trusted(now), "at {now} after {event:?}");
+        }
+        let revoked = |cas: &CaSet| simulation.configurations.iter().any(|configuration| {
+            serde_json::from_value::<WebhookConfiguration>(configuration.clone()).unwrap().trusts_revoked(cas)
+        });
+        if simulation.request.is_some() && now - disrupted > 20_000 {
+            let cas = simulation.replicas[0].memory.cas.clone().expect("CAs");
+            prop_assert!(cas.rotation.is_some() && !revoked(&cas), "the old CA is trusted at {now}");
         }
         // The disruption may have started a new CA's lifetime.
         if now - disrupted > 24_000 {

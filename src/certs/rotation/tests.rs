@@ -18,6 +18,7 @@ struct Scenario {
     remembered: Option<CaSet>,
     published: Published,
     names: SubjectNames,
+    request: Option<Timestamp>,
     serving: Option<Certificate>,
     lifetimes: Lifetimes,
 }
@@ -28,6 +29,7 @@ impl Scenario {
             data: Some(data(cas)),
             remembered: None,
             published: Published::Unknown,
+            request: None,
             names: SubjectNames::from(["localhost".to_owned(), "lockstep.home.svc".to_owned()]),
             serving: None,
             lifetimes: LIFETIMES,
@@ -65,6 +67,7 @@ impl Scenario {
             remembered: self.remembered.as_ref(),
             published: &self.published,
             names: &self.names,
+            request: self.request,
             serving: self.serving.as_ref(),
         };
         let due = next_change(inputs, at(now), &self.lifetimes);
@@ -300,6 +303,8 @@ fn malformed_fields_are_repaired_and_the_current_ca_is_kept() {
         ("old.crt", "nonsense"),
         ("old.crt", ""),
         ("old.since", "yesterday"),
+        ("rotation.requested", "soon"),
+        ("revoked", "nonsense"),
     ] {
         for cas in [&stable, &rich] {
             let scenario = Scenario::of(cas).with(key, value);
@@ -355,6 +360,57 @@ fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
     let before = theirs.with_next(ours.current);
     let change = Scenario { serving: accepted.serving, ..Scenario::of(&before) }.change(1_000);
     assert!(!matches!(change, Due::Now(change) if change.blocks_use()), "{change:?}");
+}
+
+/// A day after the request, by the clock of whoever asks: only the order of requests counts.
+const REQUEST: i64 = 86_400_000;
+
+#[test]
+fn requested_rotation_revokes_all_cas_and_drops_them_soon_after_the_promotion() {
+    // A rotation by age is under way: the key of its next CA is in the Secret, too.
+    let ca = || ca_at(at(0), &DAYS);
+    let before = CaSet::new(ca()).with_next(ca()).with_old(ca().certificate.clone(), at(0));
+    let mut scenario = Scenario { request: Some(at(REQUEST)), lifetimes: DAYS, ..Scenario::of(&before) };
+    assert_eq!(scenario.change(1_000), Due::Now(Change::Rotate(at(REQUEST))));
+    let rotating = scenario.after(1_000);
+    let next = rotating.next.clone().unwrap();
+    assert!(!before.trusts(&next.ca.certificate), "it is a new CA");
+    assert!(before.trusted().iter().all(|former| rotating.revokes(former)));
+    assert!(!rotating.revokes(&next.ca.certificate));
+    assert_eq!(ParsedSecret::parse(&data(&rotating)).rotation, Some(at(REQUEST)));
+    let again = |request| Scenario { request, lifetimes: DAYS, ..Scenario::of(&rotating) }.change(1_000);
+    for request in [None, Some(at(REQUEST)), Some(at(REQUEST - 1_000))] {
+        assert!(!matches!(again(request), Due::Now(Change::Rotate(_))), "taken up already: {request:?}");
+    }
+    assert_eq!(again(Some(at(REQUEST + 1_000))), Due::Now(Change::Rotate(at(REQUEST + 1_000))));
+
+    let promoted = rotating.with_published(Some(at(2_000))).promoted(at(62_000));
+    scenario = Scenario { request: Some(at(REQUEST)), lifetimes: DAYS, ..Scenario::of(&promoted) };
+    assert_eq!(scenario.change(62_000), Due::At(at(62_000 + 240_000)), "long before their leaves expire");
+    assert_eq!(scenario.change(62_000 + 240_000), Due::Now(Change::DropOldCas));
+    let done = scenario.after(62_000 + 240_000);
+    assert!(done.trusted().into_iter().eq([&next.ca.certificate]));
+}
+
+#[test]
+fn revoked_ca_is_not_trusted_again() {
+    let before = cas();
+    let after = before.rotating(ca(), at(REQUEST)).promoted(at(1_000));
+    let after = CaSet { old: Vec::new(), old_since: None, ..after };
+    // A replica that was cut off still serves a leaf of the old CA.
+    let mut scenario = Scenario::of(&after).remembering(&before);
+    scenario.serving = Some(before.current.certificate.clone());
+    assert!(matches!(scenario.change(2_000), Due::At(_)));
+    // Somebody restores a backup of the Secret.
+    let scenario = Scenario::of(&before).remembering(&after);
+    assert_eq!(scenario.change(2_000), Due::Now(Change::RestoreCa(UnusableCa::Revoked)));
+    assert!(same(&scenario.after(2_000), &after));
+}
+
+#[test]
+fn requested_rotation_continues_if_its_next_ca_is_lost() {
+    let lost = CaSet { next: None, ..cas().rotating(ca(), at(REQUEST)) };
+    assert_eq!(Scenario::of(&lost).change(1_000), Due::Now(Change::AddNextCa));
 }
 
 #[test]

@@ -14,7 +14,14 @@ use crate::{
 
 fn task(client: Client) -> (CertificateTask, Senders) {
     let readiness = Readiness::new([Condition::Certificate, Condition::Bundle]);
-    CertificateTask::new(client, settings(), Arc::default(), Metrics::new(), readiness)
+    CertificateTask::new(
+        client,
+        settings(),
+        Arc::default(),
+        LeaseAnnotations::default(),
+        Metrics::new(),
+        readiness,
+    )
 }
 
 fn unused() -> Client {
