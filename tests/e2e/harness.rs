@@ -368,6 +368,16 @@ impl Cluster {
         (installed, self.start_guard(flags).await)
     }
 
+    /// As [`Self::install_and_start`], in a process that can allocate no more than this many bytes.
+    pub async fn install_and_start_within(&self, bytes: u64) -> (InstalledManifests, Lockstep) {
+        let installed = self.install(&["--webhook-url", &self.url()]);
+        let mut lockstep = self.spawn(&["--webhook-bind", &self.address]);
+        lockstep.0.limit_memory(bytes).expect("lockstep runs");
+        lockstep.wait_ready().await;
+        self.wait_webhook().await;
+        (installed, lockstep)
+    }
+
     /// Starts mirror and guard, where the webhook configurations are installed.
     pub async fn start_guard(&self, flags: &[&str]) -> Lockstep {
         let lockstep = self.start(&[&["--webhook-bind", &self.address], flags].concat()).await;
@@ -392,10 +402,14 @@ impl Cluster {
     }
 
     async fn start(&self, flags: &[&str]) -> Lockstep {
-        let kubeconfig = self.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
-        let mut lockstep = Lockstep::spawn(&self.domain(), &kubeconfig, flags);
+        let mut lockstep = self.spawn(flags);
         lockstep.wait_ready().await;
         lockstep
+    }
+
+    fn spawn(&self, flags: &[&str]) -> Lockstep {
+        let kubeconfig = self.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
+        Lockstep::spawn(&self.domain(), &kubeconfig, flags)
     }
 }
 

@@ -10,7 +10,7 @@ use std::process::{self, Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 
 use crate::Error;
@@ -139,6 +139,17 @@ impl LockstepProcess {
         line.and_then(|value| value.trim().trim_end_matches(" kB").parse().ok()).expect("a size in kB")
     }
 
+    /// Lets it allocate no more than this many bytes: it aborts when it tries. Unlike the memory limit of a pod, this also
+    /// counts what was allocated and never touched, and it needs no privileges.
+    ///
+    /// # Errors
+    /// When the process has ended.
+    pub fn limit_memory(&self, bytes: u64) -> Result<(), Error> {
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        let limited = prlimit(Some(Pid::from_child(&self.child)), Resource::Data, limit);
+        limited.map(drop).map_err(|error| Error::Io(error.into()))
+    }
+
     /// Sends a signal.
     ///
     /// # Errors
@@ -190,6 +201,8 @@ impl Drop for LockstepProcess {
 fn command(program: &Path, kubeconfig: &Path, ops: &str, flags: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--ops-bind", ops]).args(flags).env("KUBECONFIG", kubeconfig);
+    // As in deploy/base/deployment.yaml.
+    command.env("MALLOC_ARENA_MAX", "1");
     // No Service routes to this process, so there is nothing to drain; as a variable, so that a flag overrides it.
     command.env("LOCKSTEP_DRAIN", "0s").stdin(Stdio::null());
     command
