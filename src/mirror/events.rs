@@ -33,7 +33,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_PENDING: usize = 10_000;
 /// So many Events on the sources of one namespace are written at once, of each type; further ones are suppressed
 /// unless they are this far apart.
-const BURST: u32 = 100;
+const BURST: u32 = 300;
 const INTERVAL: Duration = Duration::from_secs(3);
 /// How often expired entries are removed; each time scans all of them.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
@@ -203,11 +203,11 @@ mod tests {
         let mut admitted = |namespace, warning, now, asked: u32| {
             (0..asked).filter(|_| limit.admits(&event(namespace, warning), now)).count()
         };
-        assert_eq!(admitted("busy", true, now, 4000), 100);
+        assert_eq!(admitted("busy", true, now, 4000), 300);
         assert_eq!(admitted("busy", false, now, 10), 10, "the other type");
         assert_eq!(admitted("quiet", true, now, 10), 10);
         assert_eq!(admitted("busy", true, now + 10 * INTERVAL, 4000), 10);
-        assert_eq!(admitted("busy", true, now + 1000 * INTERVAL, 4000), 100);
+        assert_eq!(admitted("busy", true, now + 1000 * INTERVAL, 4000), 300);
         assert_eq!(limit.next.len(), 1, "namespaces without recent Events are forgotten");
     }
 }
