@@ -22,7 +22,7 @@ pub mod request;
 pub mod retry;
 pub mod writes;
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{sync::watch, task::JoinSet};
@@ -130,8 +130,7 @@ async fn follow_leadership<A: CompanionApi>(mut claim: Claim, reconciler: Reconc
     }
 }
 
-/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free. A standby
-/// looks for no lost companions, and forgets them.
+/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free.
 async fn resync(
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
@@ -146,6 +145,16 @@ async fn resync(
         } else {
             world.write(World::forget_unwanted_lost);
         }
+    }
+}
+
+/// What a replica without the mirror does, for ever: it looks for no lost companions, so it forgets them, or they would
+/// fill its memory.
+pub async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
+    let mut ticks = tokio::time::interval(resync);
+    loop {
+        ticks.tick().await;
+        world.write(World::forget_unwanted_lost);
     }
 }
 

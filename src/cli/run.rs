@@ -19,7 +19,7 @@ use crate::{
     config,
     guard::{self, access::AccessChecker, http::Guard},
     leader::{self, Claim, Election, LeaseAnnotations},
-    mirror::{Mirror, queue::Queue},
+    mirror::{self, Mirror, queue::Queue},
     object::ObjectKey,
     ops::{
         health::{Condition, Readiness, readyz, routes},
@@ -153,8 +153,10 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         };
         let mirror = async {
             if settings.no_controller {
-                stopped(stop.clone()).await;
-                return Ok(());
+                tokio::select! {
+                    () = stopped(stop.clone()) => return Ok(()),
+                    never = mirror::without_mirror(world.clone(), settings.resync) => match never {},
+                }
             }
             let (claim, election) = claim(&settings, &scope, &client, annotations, &metrics, &readiness);
             let release = async {

@@ -366,6 +366,26 @@ fn deleted_source_has_no_lost_companions() {
     assert!(!world.was_lost(&synced_key()));
 }
 
+#[test]
+fn lost_companion_that_nobody_wants_is_forgotten_where_nobody_looks_for_it() {
+    let lost = |world: &World| world.all_sources().contains(&colors_key());
+    let mut world = known();
+    see_deleted(&mut world, &synced().version(11));
+    (0..3).for_each(|_| world.forget_unwanted_lost());
+    assert!(world.was_lost(&synced_key()), "its source wants it");
+    world.delete_source(Kind::ConfigMap, colors().version(12).meta());
+    assert!(lost(&world));
+    let mut later = known();
+    later.delete_source(Kind::ConfigMap, colors().version(11).meta());
+    see_deleted(&mut later, &synced().version(12));
+    later.forget_unwanted_lost();
+    assert!(lost(&later), "for a while, in case the leader ends");
+    for world in [&mut world, &mut later] {
+        (0..2).for_each(|_| world.forget_unwanted_lost());
+        assert!(!lost(world));
+    }
+}
+
 // --- sources
 
 #[test]
