@@ -47,8 +47,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 const ACCESS_CHECK_TIMEOUT: Duration = Duration::from_millis(2000);
 /// How long to wait for the watch to show a namespace that was created just before its first source.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Larger bodies are parsed on a thread of their own.
-const MAX_INLINE_PARSE_BYTES: usize = 256 << 10;
+/// Reviews with larger bodies are parsed, judged and dropped on a thread of their own.
+const MAX_INLINE_BYTES: usize = 256 << 10;
 
 /// What the handlers share.
 pub struct Guard {
@@ -115,10 +115,12 @@ struct ParsedReview {
     /// Of everything else.
     parsed: Permits,
     peer: Peer,
+    /// Its body is longer than [`MAX_INLINE_BYTES`].
+    large: bool,
 }
 
 impl Guard {
-    async fn respond(&self, request: HttpRequest<Body>, route: Route) -> Response {
+    async fn respond(self: &Arc<Self>, request: HttpRequest<Body>, route: Route) -> Response {
         let started = Instant::now();
         let answer = self.answer(request, route).await;
         self.metrics.review_seconds.observe(started.elapsed().as_secs_f64());
@@ -134,7 +136,11 @@ impl Guard {
         }
     }
 
-    async fn answer(&self, request: HttpRequest<Body>, route: Route) -> Result<Vec<u8>, HttpError> {
+    async fn answer(
+        self: &Arc<Self>,
+        request: HttpRequest<Body>,
+        route: Route,
+    ) -> Result<Vec<u8>, HttpError> {
         let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
         if self.verified_peers_only && !peer.verified {
             return Err((StatusCode::UNAUTHORIZED, "a client certificate is required".to_owned()));
@@ -153,11 +159,17 @@ impl Guard {
         let permits = tokio::time::timeout_at(deadline, self.parse_budget.acquire(caller.clone(), needed));
         let permits = permits.await.map_err(|_| BodyError::Overloaded)?;
         let review = parse(peer, body, permits).await?;
-        self.wait_for_namespace(&review.request.namespace).await;
-        Ok(match route {
+        // A large one would keep others from being parsed for as long.
+        if !review.large {
+            self.wait_for_namespace(&review.request.namespace).await;
+        }
+        match route {
             Route::Validate => self.validate(review).await,
-            Route::Mutate => self.mutate(&review),
-        })
+            Route::Mutate => {
+                let guard = self.clone();
+                off_worker(review.large, move || guard.mutate(&review)).await
+            }
+        }
     }
 
     async fn wait_for_namespace(&self, namespace: &str) {
@@ -168,13 +180,18 @@ impl Guard {
         }
     }
 
-    async fn validate(&self, review: ParsedReview) -> Vec<u8> {
-        let ParsedReview { uid, request, reservation: _user, parsed, peer } = review;
-        let case = Case::read(&self.rules, &request);
-        let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
-        // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
-        let Request { kind, namespace, user, operation } = request;
-        drop((operation, parsed));
+    async fn validate(self: &Arc<Self>, review: ParsedReview) -> Result<Vec<u8>, HttpError> {
+        let ParsedReview { uid, request, reservation: _user, parsed, peer, large } = review;
+        let guard = self.clone();
+        let judge = move || {
+            let case = Case::read(&guard.rules, &request);
+            let verdict = case.map_or(Verdict::ALLOWED, |case| guard.world.read(|world| case.judge(world)));
+            // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
+            let Request { kind, namespace, user, operation } = request;
+            drop((operation, parsed));
+            (verdict, kind, namespace, user)
+        };
+        let (verdict, kind, namespace, user) = off_worker(large, judge).await?;
         let outcome = match verdict {
             Verdict::Deny(denial) => Err(denial),
             Verdict::Allow { warnings } => Ok(warnings),
@@ -193,7 +210,7 @@ impl Guard {
                 self.log_denial(kind, &namespace, &user, reason, message);
             }
         }
-        wire::answer(&uid, outcome, None)
+        Ok(wire::answer(&uid, outcome, None))
     }
 
     async fn check_access(
@@ -257,20 +274,27 @@ fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
 /// Parses a review. The thread that parses a large one holds its shares of both budgets until it is done, even when the
 /// peer disconnects meanwhile.
 async fn parse(peer: Peer, body: ReservedBody, parsed: Permits) -> Result<ParsedReview, HttpError> {
-    let large = body.bytes.len() > MAX_INLINE_PARSE_BYTES;
+    let large = body.bytes.len() > MAX_INLINE_BYTES;
     let parse = move || {
         let ReservedBody { bytes, mut reservation } = body;
         let (uid, request) = wire::parse(&bytes)?;
         drop(bytes);
         reservation.shrink_to(request.user.size_bytes());
-        Ok(ParsedReview { uid, request, reservation, parsed, peer })
+        Ok(ParsedReview { uid, request, reservation, parsed, peer, large })
     };
-    let review = if large {
-        tokio::task::spawn_blocking(parse).await.map_err(|_| BodyError::Overloaded)?
-    } else {
-        parse()
-    };
+    let review = off_worker(large, parse).await?;
     review.map_err(|malformed: wire::Malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
+}
+
+/// Does work about a large review on a thread of its own: other requests wait for the worker threads.
+async fn off_worker<T: Send + 'static>(
+    large: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, HttpError> {
+    match large {
+        true => Ok(tokio::task::spawn_blocking(work).await.map_err(|_| BodyError::Overloaded)?),
+        false => Ok(work()),
+    }
 }
 
 impl From<BodyError> for HttpError {
