@@ -167,7 +167,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        certs::issue::{Ca, Leaf, SubjectNames},
+        certs::{
+            issue::{Ca, Leaf, SubjectNames},
+            testing::client_ca,
+        },
         testing::TempDir,
     };
 
@@ -295,7 +298,7 @@ mod tests {
     #[test]
     fn unusable_pair_at_start_is_an_error_that_names_the_file() {
         let fixture = FilesFixture::new();
-        let (one, other) = (leaf(HOUR), leaf(HOUR));
+        let (one, other, client) = (leaf(HOUR), leaf(HOUR), client_ca());
         let error_of = |fixture: &FilesFixture| fixture.start().err().expect("an error").to_string();
         assert!(error_of(&fixture).contains("tls.crt cannot be read"), "{}", error_of(&fixture));
         for (certificate, key, file, why) in [
@@ -306,6 +309,7 @@ mod tests {
                 "tls.crt",
                 "PEM",
             ),
+            (&*client.certificate.pem(), &*client.key_pem(), "tls.crt", "does not allow servers"),
             (&*one.certificate.pem(), "", "tls.key", "no private key"),
             (&*one.certificate.pem(), &*other.key_pem(), "tls.key", "another certificate"),
         ] {
