@@ -47,7 +47,7 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub writes: u16,
 
-    /// How much content of sources is kept in memory; what exceeds it is read when it is written
+    /// How much content of sources is kept in memory; content beyond it is read again when it is written
     #[arg(long, env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
     pub source_cache: usize,
 

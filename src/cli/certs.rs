@@ -21,7 +21,7 @@ use crate::{
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum CertsCommand {
-    /// Replace the guard's CA and its key now, after a leak: no request fails meanwhile
+    /// Replace the guard's CA and its key after a leak; no request fails meanwhile
     Rotate(rotate::Rotate),
 }
 

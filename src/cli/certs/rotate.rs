@@ -34,7 +34,7 @@ pub struct Rotate {
     #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
     pub namespace: String,
 
-    /// How long to wait for the end; the rotation continues without this command
+    /// How long to wait until the rotation is done; it continues without this command
     #[arg(long, default_value = "30m", value_parser = config::duration)]
     pub timeout: Duration,
 }
