@@ -158,8 +158,8 @@ impl WebhookConfiguration {
         self.ours().any(|(_, webhook)| webhook.certificates().iter().any(|one| cas.revokes(one)))
     }
 
-    /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a manifest
-    /// applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
+    /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a
+    /// manifest applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
     #[must_use]
     pub fn patch(&self, cas: &CaSet) -> Patch {
         let bundle = ByteString(cas.bundle().into_bytes());

@@ -90,8 +90,8 @@ const fn describe(phase: Phase) -> &'static str {
         Phase::Replacing => "the new CA signs; waiting until every replica serves a certificate of it",
         Phase::Removing => "the old CA is removed from the webhook configurations",
         Phase::Done => {
-            "done: the old key is worthless, no webhook configuration trusts its CA (API servers may take another minute \
-             to see that)"
+            "done: the old key is worthless, no webhook configuration trusts its CA (API servers may take \
+             another minute to see that)"
         }
         Phase::Unsupported => "not supported",
     }
@@ -130,7 +130,8 @@ impl LeaseHandle<'_> {
         let (namespace, name) = (self.namespace, &self.keys.instance);
         match failure {
             Failure::NotFound => anyhow!(
-                "there is no Lease {namespace}/{name}: check --namespace and --domain, and that Lockstep runs with leader election"
+                "there is no Lease {namespace}/{name}: check --namespace and --domain, and that Lockstep runs with \
+                 leader election"
             ),
             Failure::Forbidden(detail) => {
                 anyhow!(
@@ -146,8 +147,9 @@ fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
     lease.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// How far our request is, given the annotations of the Lease. If somebody asks after us, their rotation replaces all
-/// that ours would have. Progress of any other request, one from before the Lease was deleted for example, says nothing.
+/// How far our request is, given the annotations of the Lease. If somebody asks after us, their rotation replaces
+/// all that ours would have. Progress of any other request, one from before the Lease was deleted for example, says
+/// nothing.
 fn phase(asked: &str, progress: &str, request: Timestamp) -> Option<Phase> {
     let asked: Timestamp = asked.parse().ok()?;
     let progress: Progress = progress.parse().ok()?;
