@@ -63,7 +63,8 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_delimiter = ',', value_parser = pattern)]
     pub exclude_namespaces: Vec<Pattern>,
 
-    /// How long deletes are held when more than half of all companions would be deleted at once; 0s disables this
+    /// How long deletes are held when more than half of all companions in other namespaces than their source would be
+    /// deleted at once; 0s disables this
     #[arg(long, env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
     pub delete_grace: Duration,
 

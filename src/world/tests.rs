@@ -538,6 +538,15 @@ fn long_annotations_and_many_labels_of_a_namespace_are_not_kept() {
 }
 
 #[test]
+fn message_about_a_malformed_accept_from_is_short_however_long_that_is() {
+    for value in ["a*b", "\u{1}*b", "ö*b,", "x"].map(|text| text.repeat(256 * 1024 / text.len())) {
+        let (_, fault) = world().apply_namespace(namespace("away").annotate("accept-from", &value).meta());
+        let text = fault.expect("a fault").to_string();
+        assert!(text.len() < 1024, "{} bytes", text.len());
+    }
+}
+
+#[test]
 fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     let rules = NamespaceRules { own_namespace: "own".to_owned(), excluded: "infra-*".parse().unwrap() };
     let mut world = World::new(crate::testing::keys(), rules, 0);
