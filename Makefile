@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo test lint unit e2e controlplane chart bench image image-tar test-node on-node test-kind help
+.PHONY: run demo test lint unit e2e controlplane chart bench siege image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ chart: ## regenerate the Helm chart's templates from deploy/
 
 bench: controlplane ## run the benchmarks, each with a baseline
 	$(CARGO) bench --locked --bench mirror
+
+siege: controlplane ## measure a tenant's writes beside hostile tenants and peers, for two minutes
+	$(CARGO) bench --locked --bench siege
 
 image: ## build the image with docker or buildah
 	@engine=$$(command -v docker || command -v buildah) || \

@@ -1,12 +1,15 @@
 //! A peer that posts to the guard's port without being the API server.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 use tokio_rustls::{
     TlsConnector,
@@ -22,6 +25,8 @@ use crate::harness::Cluster;
 pub struct Peer {
     address: String,
     config: Arc<ClientConfig>,
+    /// Its own address; none for that of the API server.
+    from: Option<Ipv4Addr>,
 }
 
 impl Cluster {
@@ -51,15 +56,27 @@ impl Cluster {
                 config.with_client_auth_cert(vec![certificate], key).expect("a client certificate")
             }
         };
-        Peer { address: self.address.clone(), config: Arc::new(config) }
+        Peer { address: self.address.clone(), config: Arc::new(config), from: None }
     }
 }
 
 impl Peer {
+    /// As another host, which has this address.
+    pub fn at(self, address: Ipv4Addr) -> Self {
+        Self { from: Some(address), ..self }
+    }
+
     async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
         let host = self.address.rsplit_once(':').expect("a port").0.to_owned();
         let name = ServerName::try_from(host).expect("a host");
-        let stream = TcpStream::connect(&self.address).await?;
+        let stream = match self.from {
+            None => TcpStream::connect(&self.address).await?,
+            Some(from) => {
+                let socket = TcpSocket::new_v4()?;
+                socket.bind(SocketAddr::from((from, 0)))?;
+                socket.connect(self.address.parse().expect("an address")).await?
+            }
+        };
         TlsConnector::from(self.config.clone()).connect(name, stream).await
     }
 

@@ -1,0 +1,225 @@
+//! A well-behaved tenant's writes, first alone and then under siege: another tenant and a peer that reaches the guard's
+//! port do what they can for half a minute. Prints the refusals and latencies of both, and the peak memory of the replica.
+//!
+//! `make siege` runs it.
+
+// Parts of the end-to-end tests, without the tests in them.
+#![allow(dead_code, unused_imports)]
+
+#[path = "../tests/e2e/fixture.rs"]
+mod fixture;
+#[path = "../tests/e2e/harness.rs"]
+mod harness;
+#[path = "../tests/e2e/hostile_reviews.rs"]
+mod hostile_reviews;
+#[path = "../tests/e2e/peer.rs"]
+mod peer;
+#[path = "../tests/e2e/users.rs"]
+mod users;
+
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, stream};
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use harness::{Cluster, client_for, configmap, manifests, pipe};
+
+/// How long each of the two measurements takes.
+const MEASURED: Duration = Duration::from_secs(30);
+/// The pause between two writes of the well-behaved tenant.
+const PAUSE: Duration = Duration::from_millis(20);
+const NAMESPACES: usize = 500;
+const LARGE_SOURCES: usize = 100;
+/// Connections of the tenant, and of the peer with small reviews.
+const CONNECTIONS: usize = 20;
+/// The pause of a connection between two attacks. Attackers, API server and guard share this machine: without a pause, it
+/// would show just that.
+const ATTACK_PAUSE: Duration = Duration::from_millis(50);
+
+#[tokio::main]
+async fn main() {
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let cluster = Arc::new(Cluster::new("siege").await);
+    let (home, _, alice) = cluster.alice().await;
+    let greedy = cluster.namespace("greedy").await;
+    let mallory = cluster.editor("mallory", &[], &[&greedy]).await;
+    stream::iter(0..NAMESPACES)
+        .for_each_concurrent(16, |n| {
+            let cluster = cluster.clone();
+            async move { drop(cluster.namespace(&format!("many-{n}")).await) }
+        })
+        .await;
+    let (_installed, lockstep) = cluster.install_and_start(&[]).await;
+    // With the timeouts that are shipped: tests have longer ones.
+    let flags = ["--domain", &cluster.domain(), "--secrets", "--webhook-url", &cluster.url()];
+    pipe(cluster.plane.kubectl().args(["apply", "-f", "-"]), &manifests(&flags));
+    cluster.source(&home, "colors").create().await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    let alice = client_for(alice.kubeconfig()).await;
+    let path = configmap(&home, "colors");
+
+    measure(&alice, &path).await.print("alone");
+    println!("peak memory: {} MiB", lockstep.peak_memory() >> 20);
+
+    let over = Arc::new(AtomicBool::new(false));
+    let mut siege = JoinSet::new();
+    let mallory = client_for(mallory.kubeconfig()).await;
+    large_sources(&mut siege, &over, &cluster, &mallory, &greedy);
+    sources_for_all_namespaces(&mut siege, &over, &cluster, &mallory, &greedy);
+    reviews(&mut siege, &over, &cluster, &greedy).await;
+    measure(&alice, &path).await.print("under siege");
+    over.store(true, Ordering::Relaxed);
+    while let Some(ended) = siege.join_next().await {
+        ended.expect("an attack ends");
+    }
+    println!("peak memory: {} MiB", lockstep.peak_memory() >> 20);
+}
+
+struct Measurement {
+    latencies: Vec<Duration>,
+    refused: usize,
+}
+
+/// Changes a source again and again, as its owner.
+async fn measure(owner: &Client, source: &str) -> Measurement {
+    let mut measurement = Measurement { latencies: Vec::new(), refused: 0 };
+    let start = Instant::now();
+    while start.elapsed() < MEASURED {
+        let patch = json!({"data": {"turn": start.elapsed().as_nanos().to_string()}});
+        let begun = Instant::now();
+        let status = send(owner, "PATCH", source, "application/merge-patch+json", &patch).await;
+        measurement.latencies.push(begun.elapsed());
+        measurement.refused += usize::from(status != 200);
+        tokio::time::sleep(PAUSE).await;
+    }
+    measurement.latencies.sort_unstable();
+    measurement
+}
+
+impl Measurement {
+    fn print(&self, situation: &str) {
+        let quantile = |per_cent: usize| self.latencies[(self.latencies.len() - 1) * per_cent / 100];
+        println!(
+            "{situation}: {} writes, {} refused, p50 {:.1?}, p99 {:.1?}",
+            self.latencies.len(),
+            self.refused,
+            quantile(50),
+            quantile(99),
+        );
+    }
+}
+
+/// The status of a request; zero if there was no answer.
+async fn send(client: &Client, method: &str, path: &str, content_type: &str, body: &Value) -> u16 {
+    let request = http::Request::builder().method(method).uri(path).header("content-type", content_type);
+    let request = request.body(serde_json::to_vec(body).expect("JSON")).expect("a request");
+    match client.request::<serde::de::IgnoredAny>(request).await {
+        Ok(_) => 200,
+        Err(kube::Error::Api(status)) => status.code,
+        Err(_) => 0,
+    }
+}
+
+/// A tenant fills its namespace with sources of a megabyte, and changes them.
+fn large_sources(
+    siege: &mut JoinSet<()>,
+    over: &Arc<AtomicBool>,
+    cluster: &Arc<Cluster>,
+    tenant: &Client,
+    namespace: &str,
+) {
+    let (over, tenant, label) = (over.clone(), tenant.clone(), cluster.key("managed"));
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    siege.spawn(async move {
+        for turn in 0_usize.. {
+            let n = turn % LARGE_SOURCES;
+            let patch = json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": format!("large-{n}"), "labels": {&label: "true"}},
+                "data": {"text": "x".repeat(1_000_000), "turn": turn.to_string()},
+            });
+            let apply = format!("{path}/large-{n}?fieldManager=mallory&force=true");
+            send(&tenant, "PATCH", &apply, "application/apply-patch+yaml", &patch).await;
+            tokio::time::sleep(ATTACK_PAUSE).await;
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    });
+}
+
+/// The same tenant writes sources for all namespaces, on which it has no rights, and with lists beyond their limits.
+fn sources_for_all_namespaces(
+    siege: &mut JoinSet<()>,
+    over: &Arc<AtomicBool>,
+    cluster: &Arc<Cluster>,
+    tenant: &Client,
+    namespace: &str,
+) {
+    let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let items = (0..45_000).map(|n| format!("{n:x}")).collect::<Vec<_>>().join(",");
+    let source = |annotation: &str, value: &str| {
+        json!({"metadata": {
+            "generateName": "wide-",
+            "labels": {cluster.key("managed"): "true"},
+            "annotations": {cluster.key(annotation): value},
+        }})
+    };
+    let wide = ["*"; 50].join(",");
+    let sources = Arc::new([
+        source("target-namespaces", &wide),
+        source("target-selector", "!a"),
+        source("keys", &items),
+    ]);
+    for n in 0..CONNECTIONS {
+        let (over, tenant, path, sources) = (over.clone(), tenant.clone(), path.clone(), sources.clone());
+        siege.spawn(async move {
+            for source in sources.iter().cycle().skip(n) {
+                let status = send(&tenant, "POST", &path, "application/json", source).await;
+                assert_ne!(status, 201, "a source without rights, or over a limit, is never accepted");
+                tokio::time::sleep(ATTACK_PAUSE).await;
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// A peer posts reviews to the guard's port: a few of many megabytes, many small ones.
+async fn reviews(siege: &mut JoinSet<()>, over: &Arc<AtomicBool>, cluster: &Arc<Cluster>, namespace: &str) {
+    // From another address than the API server's, as in a cluster: limits are per address.
+    let peer = Arc::new(cluster.peer().await.at(Ipv4Addr::new(127, 0, 0, 2)));
+    let hostile = hostile_reviews::hostile(cluster, namespace).into_iter().map(|(_, review)| review);
+    let hostile: Arc<Vec<String>> = Arc::new(hostile.collect());
+    let source = json!({"metadata": {
+        "name": "wide", "namespace": namespace,
+        "labels": {cluster.key("managed"): "true"},
+        "annotations": {cluster.key("target-namespaces"): "*"},
+    }});
+    let small = peer::review_of("CREATE", namespace, "mallory", &Value::Null, &source).to_string();
+    let small = Arc::new(vec![small]);
+    for (connections, reviews) in [(4, hostile), (CONNECTIONS, small)] {
+        for n in 0..connections {
+            let (over, peer, reviews) = (over.clone(), peer.clone(), reviews.clone());
+            siege.spawn(async move {
+                for review in reviews.iter().cycle().skip(n) {
+                    drop(peer.review(review).await);
+                    tokio::time::sleep(ATTACK_PAUSE).await;
+                    if over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+}
