@@ -32,6 +32,7 @@ use crate::{
         health::{Condition, Readiness},
         metrics::Metrics,
     },
+    watch::Restores,
 };
 use files::{Files, Reloader};
 use issue::UnusableCa;
@@ -115,6 +116,7 @@ pub fn start(
     annotations: &LeaseAnnotations,
     metrics: &Metrics,
     readiness: &Readiness,
+    restores: &Restores,
 ) -> Result<Arc<Resolver>, Error> {
     let resolver: Arc<Resolver> = Arc::default();
     let (metrics, readiness, annotations) = (metrics.clone(), readiness.clone(), annotations.clone());
@@ -128,10 +130,18 @@ pub fn start(
         });
     } else {
         let client = client.clone();
-        let serving = resolver.clone();
+        let (serving, restores) = (resolver.clone(), restores.clone());
         tasks.spawn(async move {
-            CertificateTask::observe_and_run(client, settings, serving, annotations, metrics, readiness)
-                .await;
+            CertificateTask::observe_and_run(
+                client,
+                settings,
+                serving,
+                annotations,
+                metrics,
+                readiness,
+                restores,
+            )
+            .await;
             "certificates"
         });
     }

@@ -175,6 +175,7 @@ impl Run {
             name: scope.keys.instance.clone(),
             identity: leader::identity(),
             lease_duration: self.lease_duration,
+            restore_annotation: scope.keys.restore_noticed_at.clone(),
         }
     }
 

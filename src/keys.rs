@@ -45,6 +45,8 @@ pub struct Keys {
     pub rotate_ca: String,
     /// How far that rotation is.
     pub ca_rotation: String,
+    /// When the leader noticed a restore of etcd.
+    pub restore_noticed_at: String,
 }
 
 impl Keys {
@@ -77,6 +79,7 @@ impl Keys {
             default_protect: key("default-protect"),
             rotate_ca: key("rotate-ca"),
             ca_rotation: key("ca-rotation"),
+            restore_noticed_at: key("restore-noticed-at"),
         }
     }
 

@@ -27,6 +27,7 @@ use crate::{
         log::LogOnce,
         metrics::Metrics,
     },
+    watch::Restores,
 };
 
 /// How long a standby waits at most before it reads the Lease again.
@@ -45,6 +46,8 @@ pub struct ElectionConfig {
     pub identity: String,
     /// `leaseDurationSeconds`, so whole seconds.
     pub lease_duration: Duration,
+    /// The annotation of the Lease by which the leader tells the others that etcd was restored.
+    pub restore_annotation: String,
 }
 
 /// The right to write. It expires by itself; each renewal of the Lease extends it.
@@ -107,6 +110,8 @@ pub struct LeaseRecord {
     pub transitions: i32,
     /// By the clock of the holder: for people, never compared.
     pub acquire_time: Option<MicroTime>,
+    /// By the clock of the holder, which alone compares it.
+    pub renew_time: Option<MicroTime>,
     /// Each write sends it back, because an update removes what it leaves out: annotations and labels of others. Without
     /// a resourceVersion when the Lease was deleted.
     pub metadata: ObjectMeta,
@@ -177,6 +182,24 @@ pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, n
     LeaseAction::Wait(RETRY_PERIOD.min(lease_duration / 5).min(expiry - now))
 }
 
+/// The sign that etcd was restored, if a Lease is older than it was `known` to be. Both were read consistently.
+#[must_use]
+pub fn sign_of_restore(identity: &str, known: &LeaseRecord, found: &LeaseRecord) -> Option<&'static str> {
+    let version = |record: &LeaseRecord| record.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    let ours = [known, found].iter().all(|record| record.holder == identity);
+    let same_lease = known.metadata.uid == found.metadata.uid;
+    let renewed = |record: &LeaseRecord| record.renew_time.as_ref().map(|time| time.0);
+    if version(known).zip(version(found)).is_some_and(|(known, found)| found < known) {
+        Some("the Lease has an older version than before")
+    } else if ours && renewed(known).zip(renewed(found)).is_some_and(|(known, found)| found < known) {
+        Some("the Lease has lost a renewal of this replica")
+    } else if same_lease && found.transitions < known.transitions {
+        Some("the Lease has lost a change of its holder")
+    } else {
+        None
+    }
+}
+
 /// Until when this replica may write after a renewal that was sent at `sent`.
 ///
 /// The others wait for the whole duration after they observe the renewal, and they observe it after it was sent. The
@@ -198,6 +221,7 @@ pub fn start(
     client: Client,
     config: ElectionConfig,
     annotations: LeaseAnnotations,
+    restores: Restores,
     metrics: Metrics,
     readiness: Readiness,
 ) -> (Claim, Election) {
@@ -208,7 +232,9 @@ pub fn start(
         leases,
         config,
         lease: ObservedLease::default(),
+        last_seen: None,
         annotations,
+        restores,
         claim,
         metrics,
         readiness,
@@ -230,7 +256,10 @@ struct Candidate {
     leases: Api<Lease>,
     config: ElectionConfig,
     lease: ObservedLease,
+    /// The Lease as it was last read or written, and how many restores were known then.
+    last_seen: Option<(LeaseRecord, u64)>,
     annotations: LeaseAnnotations,
+    restores: Restores,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     readiness: Readiness,
@@ -242,6 +271,7 @@ struct Candidate {
 impl Candidate {
     async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut annotated = self.annotations.wakes();
+        let mut restored = self.restores.subscribe();
         loop {
             // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
             let pause = self.try_once().await;
@@ -250,6 +280,11 @@ impl Candidate {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = annotated.changed() => {}
+                // A standby writes nothing: the leader notices the restore by its Lease.
+                _ = restored.changed() => {
+                    let now = Timestamp::now().to_string();
+                    self.annotations.set(&self.config.restore_annotation, Some(now));
+                }
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -311,12 +346,19 @@ impl Candidate {
 
     async fn read(&mut self) -> Result<(), Failure> {
         let found = with_timeout(self.request_timeout(), self.leases.get_opt(&self.config.name)).await?;
-        if let Some(lease) = &found {
-            self.annotations.observe(lease.metadata.annotations.as_ref());
-        }
-        self.lease.observe(found.map(LeaseRecord::from), Instant::now());
+        let found = found.map(LeaseRecord::from);
+        self.lease.observe(found.clone(), Instant::now());
         if self.another_leads() {
             self.annotations.done(&self.annotations.wanted());
+        }
+        if let Some(found) = found {
+            if let Some((known, count)) = &self.last_seen
+                && let Some(sign) = sign_of_restore(&self.config.identity, known, &found)
+                    .or_else(|| self.restore_announced(known, &found))
+            {
+                self.restores.report(*count, sign);
+            }
+            self.saw(found);
         }
         Ok(())
     }
@@ -335,14 +377,29 @@ impl Candidate {
             Some(_) => self.replace(&lease).await?,
         };
         self.annotations.done(&changes);
-        self.annotations.observe(written.metadata.annotations.as_ref());
-        self.lease.written(LeaseRecord::from(written), sent, Instant::now());
+        let written = LeaseRecord::from(written);
+        self.lease.written(written.clone(), sent, Instant::now());
+        self.saw(written);
         let was_leader = self.claim.borrow().is_some_and(|deadline| sent < deadline);
         self.claim.send_replace(Some(renew_deadline(sent, self.config.lease_duration)));
         if !was_leader {
             tracing::info!(identity = self.config.identity, "this replica is now the leader and writes");
         }
         Ok(())
+    }
+
+    /// Whether another replica, as the leader, has announced since the last read that etcd was restored.
+    fn restore_announced(&self, known: &LeaseRecord, found: &LeaseRecord) -> Option<&'static str> {
+        let announced = |record: &LeaseRecord| {
+            record.metadata.annotations.as_ref()?.get(&self.config.restore_annotation).cloned()
+        };
+        let news = announced(found).is_some() && announced(found) != announced(known);
+        (news && self.another_leads()).then_some("the leader noticed it")
+    }
+
+    fn saw(&mut self, lease: LeaseRecord) {
+        self.annotations.observe(lease.metadata.annotations.as_ref());
+        self.last_seen = Some((lease, self.restores.count()));
     }
 
     async fn replace(&self, lease: &Lease) -> Result<Lease, Failure> {
@@ -456,6 +513,7 @@ impl From<Lease> for LeaseRecord {
             duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
             transitions: spec.lease_transitions.unwrap_or_default(),
             acquire_time: spec.acquire_time,
+            renew_time: spec.renew_time,
             // The API server keeps managedFields that an update leaves out.
             metadata: ObjectMeta { managed_fields: None, ..lease.metadata },
         }

@@ -1,13 +1,19 @@
 //! Watches one resource: a consistent list, then events, without end.
 //!
 //! `kube::runtime::watcher` does not fit for three reasons. It hides bookmarks, so that a stalled watch looks like a
-//! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a stalled watch from its last version,
-//! and after a restore of etcd that watch stays silent.
+//! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a watch from its last version although
+//! etcd was restored from a backup (`restores`).
 
 mod list;
 pub mod object;
+mod restores;
 
-use std::time::{Duration, Instant};
+pub use restores::Restores;
+
+use std::{
+    convert::Infallible,
+    time::{Duration, Instant},
+};
 
 use futures::{AsyncBufReadExt, StreamExt};
 use kube::{
@@ -19,11 +25,11 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     backoff::{Backoff, Retry},
-    client::Failure,
+    client::{Failure, with_timeout},
     object::Meta,
     ops::log::LogOnce,
 };
-use list::ListSplitter;
+use list::{List, ListSplitter};
 
 /// `timeoutSeconds` of a watch: the API server ends it then, and the next one resumes where it ended.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,6 +48,8 @@ const BROKEN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duratio
 /// After this many failures in a row to resume from a resourceVersion, the resource is listed again. Requests without an
 /// answer do not count, so that not every outage ends with a list.
 const MAX_FAILED_RESUMES: u32 = 5;
+/// The timeout of the request whether a version was reached.
+const POSITION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What to watch.
 #[derive(Debug, Clone)]
@@ -92,6 +100,9 @@ enum WatchError {
     /// The resourceVersion to resume from has expired, or the watch stalled: list again.
     #[error("{0}")]
     Relist(&'static str),
+    /// Everything is listed again.
+    #[error("etcd was restored from a backup")]
+    Restored,
     /// There was no answer.
     #[error("{0}")]
     Unanswered(Failure),
@@ -109,18 +120,25 @@ const EXPIRED: WatchError = WatchError::Relist("the resourceVersion has expired"
 type ResumeVersion = Option<String>;
 
 /// Watches without end. A failure is retried, and logged once until it changes.
-pub async fn run<T: Watched>(client: Client, spec: WatchSpec, sink: impl FnMut(Event<T>)) {
-    run_with_stall_timeout(client, spec, STALL_TIMEOUT, sink).await;
+pub async fn run<T: Watched>(
+    client: Client,
+    spec: WatchSpec,
+    restores: Restores,
+    sink: impl FnMut(Event<T>),
+) {
+    run_with_stall_timeout(client, spec, restores, STALL_TIMEOUT, sink).await;
 }
 
 /// As [`run`], for tests that cannot wait for the default stall timeout.
 pub async fn run_with_stall_timeout<T: Watched>(
     client: Client,
     spec: WatchSpec,
+    restores: Restores,
     stall_timeout: Duration,
     mut sink: impl FnMut(Event<T>),
 ) {
-    let watcher = Watcher { client, request: Request::new(&*spec.path), spec, stall_timeout };
+    let mut restored = restores.subscribe();
+    let watcher = Watcher { client, request: Request::new(&*spec.path), spec, restores, stall_timeout };
     let name = &*watcher.spec.name;
     let mut version: ResumeVersion = None;
     let mut streaming = true;
@@ -128,17 +146,35 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
     let mut failed_resumes = 0;
     let mut log_once = LogOnce::default();
+    // The newest version seen of this resource.
+    let mut position = 0;
+    let mut broke_off = false;
     loop {
-        let resumed_from = version.clone();
+        let (resumed_from, started, count) = (version.clone(), Instant::now(), watcher.restores.count());
         let mut sink = |event: Event<T>| {
             last_event = Instant::now();
+            if let Event::InitDone(listed) = &event {
+                watcher.compare(number(listed), position, count);
+                position = number(listed).unwrap_or_default();
+            }
             sink(event);
         };
         let lists = version.is_none() && !streaming;
-        let outcome = match lists {
-            true => watcher.list(&mut version, &mut sink).await,
-            false => watcher.watch(&mut version, &mut sink).await,
+        let check = (broke_off && !lists).then(|| resumed_from.as_deref().and_then(number)).flatten();
+        let attempt = async {
+            match lists {
+                true => watcher.list(&mut version, &mut sink).await,
+                false => watcher.watch(&mut version, &mut sink).await,
+            }
         };
+        let outcome = tokio::select! {
+            biased;
+            Ok(()) = restored.changed() => Err(WatchError::Restored),
+            outcome = attempt => outcome,
+            never = watcher.check_position(check, count) => match never {},
+        };
+        position = version.as_deref().and_then(number).unwrap_or(position);
+        broke_off = !lists && (outcome.is_err() || started.elapsed() + MIN_WATCH_TIME < WATCH_TIMEOUT);
         if version != resumed_from {
             failed_resumes = 0;
         }
@@ -157,6 +193,11 @@ pub async fn run_with_stall_timeout<T: Watched>(
             Err(WatchError::StreamingUnsupported) => {
                 tracing::info!(watch = name, "the API server does not stream lists; listing in pages");
                 streaming = false;
+                Duration::ZERO
+            }
+            Err(WatchError::Restored) => {
+                // What was seen before the restore says nothing about the list that follows.
+                (version, position) = (None, 0);
                 Duration::ZERO
             }
             Err(WatchError::Relist(reason)) => {
@@ -195,6 +236,7 @@ struct Watcher {
     client: Client,
     request: Request,
     spec: WatchSpec,
+    restores: Restores,
     stall_timeout: Duration,
 }
 
@@ -294,6 +336,37 @@ impl Watcher {
         }
     }
 
+    /// Asks whether the API server has reached a position, if any, until there is an answer. Runs beside the watch that
+    /// is resumed from there, and does not hold it up.
+    ///
+    /// `resourceVersionMatch=NotOlderThan` would ask the same, but a server whose cache lags behind takes seconds and
+    /// then gives the answer of one that was restored. A consistent list answers at once, with a version to compare.
+    async fn check_position(&self, position: Option<u64>, count: u64) -> Infallible {
+        // Without the label selector, with which a server may read the whole collection to find one object.
+        let params = ListParams { field_selector: self.spec.field_selector.clone(), ..ListParams::default() };
+        let mut retry = Retry::new(REFUSED_BACKOFF);
+        while let Some(position) = position
+            && let Ok(request) = self.request.list_metadata(&params.clone().limit(1))
+        {
+            match with_timeout(POSITION_TIMEOUT, self.client.request::<List>(request)).await {
+                Ok(List { metadata }) => {
+                    self.compare(metadata.resource_version.as_deref().and_then(number), position, count);
+                    break;
+                }
+                Err(_) => tokio::time::sleep(retry.next_delay()).await,
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Reports a restore if a consistent list is older than what was seen before.
+    fn compare(&self, listed: Option<u64>, position: u64, count: u64) {
+        if let Some(listed) = listed.filter(|listed| *listed < position) {
+            let name = &self.spec.name;
+            self.restores.report(count, format_args!("{name} are at version {listed}, after {position}"));
+        }
+    }
+
     /// Lists in pages; the next watch resumes from there.
     async fn list<T: Watched>(
         &self,
@@ -320,6 +393,11 @@ impl Watcher {
             }
         }
     }
+}
+
+/// A resourceVersion as a number, which it is on every server with etcd.
+fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
 }
 
 /// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.

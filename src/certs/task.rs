@@ -36,7 +36,10 @@ use crate::{
         metrics::{Metrics, Role},
     },
     text,
-    watch::object::{Observed, watch_object},
+    watch::{
+        Restores,
+        object::{Observed, watch_object},
+    },
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,18 +81,26 @@ impl CertificateTask {
         annotations: LeaseAnnotations,
         metrics: Metrics,
         readiness: Readiness,
+        restores: Restores,
     ) {
         let (instance, namespace) = (settings.keys.instance.clone(), settings.namespace.clone());
         let (task, Senders { secret, configurations: [validating, mutating] }) =
             Self::new(client.clone(), settings, resolver, annotations, metrics, readiness);
         let watch_configuration = |kind: WebhookKind, sender| {
             let description = format!("the {} {instance}", kind.as_str());
-            watch_object(client.clone(), description, kind.path().to_owned(), &instance, sender)
+            watch_object(
+                client.clone(),
+                description,
+                kind.path().to_owned(),
+                &instance,
+                restores.clone(),
+                sender,
+            )
         };
         let description = format!("the CA Secret {namespace}/{instance}");
         let collection = format!("/api/v1/namespaces/{namespace}/secrets");
         tokio::select! {
-            () = watch_object(client.clone(), description, collection, &instance, secret) => {}
+            () = watch_object(client.clone(), description, collection, &instance, restores.clone(), secret) => {}
             () = watch_configuration(WebhookKind::Validating, validating) => {}
             () = watch_configuration(WebhookKind::Mutating, mutating) => {}
             () = task.run() => {}

@@ -27,6 +27,7 @@ use crate::{
         metrics::Metrics,
     },
     tls::{ConnectionLimits, Server, Tls, client_ca::ClientCa},
+    watch::Restores,
     world::{Scope, SharedWorld, World, informer::Informers},
 };
 
@@ -78,6 +79,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     );
     let annotations = LeaseAnnotations::default();
     let world = SharedWorld::new(&scope, settings.source_cache);
+    let restores = Restores::default();
     let queue: Arc<Queue<ObjectKey>> = Arc::default();
     let requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync> = {
         let queue = queue.clone();
@@ -89,6 +91,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         requeue,
         readiness: readiness.clone(),
         metrics: metrics.clone(),
+        restores: restores.clone(),
     };
     informers.start(&mut tasks, &client);
 
@@ -109,6 +112,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 &annotations,
                 &metrics,
                 &readiness,
+                &restores,
             )?;
             let rules = settings.rules(&scope, identity);
             let access = AccessChecker::new(client.clone(), metrics.clone());
@@ -158,7 +162,8 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                     never = mirror::without_mirror(world.clone(), settings.resync) => match never {},
                 }
             }
-            let (claim, election) = claim(&settings, &scope, &client, annotations, &metrics, &readiness);
+            let (claim, election) =
+                claim(&settings, &scope, &client, annotations, &restores, &metrics, &readiness);
             let release = async {
                 if let Some(election) = election {
                     election.release().await;
@@ -186,6 +191,7 @@ fn claim(
     scope: &Scope,
     client: &Client,
     annotations: LeaseAnnotations,
+    restores: &Restores,
     metrics: &Metrics,
     readiness: &Readiness,
 ) -> (Claim, Option<Election>) {
@@ -197,6 +203,7 @@ fn claim(
         client.clone(),
         settings.leader(scope),
         annotations,
+        restores.clone(),
         metrics.clone(),
         readiness.clone(),
     );
@@ -301,8 +308,15 @@ mod tests {
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
         let annotations = LeaseAnnotations::default();
-        let (claim, _) =
-            claim(&settings, &settings.scope(), &client, annotations, &metrics, &Readiness::new([]));
+        let (claim, _) = claim(
+            &settings,
+            &settings.scope(),
+            &client,
+            annotations,
+            &Restores::default(),
+            &metrics,
+            &Readiness::new([]),
+        );
         assert!(claim.is_held());
         assert_eq!(metrics.leader.get(), 1);
     }

@@ -25,6 +25,7 @@ fn record(holder: &str, version: u64) -> LeaseRecord {
         duration: LEASE,
         transitions: 0,
         acquire_time: None,
+        renew_time: None,
         metadata: ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() },
     }
 }
@@ -179,6 +180,7 @@ fn config() -> ElectionConfig {
         name: "lockstep".to_owned(),
         identity: "me".to_owned(),
         lease_duration: LEASE,
+        restore_annotation: "restored".to_owned(),
     }
 }
 
@@ -187,8 +189,14 @@ async fn leader_writes_annotations_at_once_and_observes_those_of_others_with_its
     let server = LeaseServer::default();
     let annotations = LeaseAnnotations::default();
     let config = ElectionConfig { lease_duration: seconds(1), ..config() };
-    let (_claim, _election) =
-        start(server.client(), config, annotations.clone(), Metrics::new(), Readiness::new([]));
+    let (_claim, _election) = start(
+        server.client(),
+        config,
+        annotations.clone(),
+        Restores::default(),
+        Metrics::new(),
+        Readiness::new([]),
+    );
     let answers = tokio::spawn({
         let server = server.clone();
         async move {
@@ -226,8 +234,14 @@ async fn standby_observes_annotations_and_writes_none() {
     *server.lease.lock().unwrap() = Some(serde_json::from_value(held).unwrap());
     let annotations = LeaseAnnotations::default();
     annotations.set("ours", Some("1".to_owned()));
-    let (_claim, _election) =
-        start(server.client(), config(), annotations.clone(), Metrics::new(), Readiness::new([]));
+    let (_claim, _election) = start(
+        server.client(),
+        config(),
+        annotations.clone(),
+        Restores::default(),
+        Metrics::new(),
+        Readiness::new([]),
+    );
     let mut observed = annotations.observed();
     observed.wait_for(|found| found.contains_key("theirs")).await.unwrap();
     server.edit(|lease| lease.metadata.annotations = None);
@@ -249,7 +263,7 @@ async fn lease_without_its_namespace_is_asked_for_at_a_pace_and_named_in_the_log
     let captured = CapturedLogs::default();
     let capturing = captured.start("info");
     let (_claim, _election) =
-        start(client, config(), LeaseAnnotations::default(), metrics.clone(), readiness);
+        start(client, config(), LeaseAnnotations::default(), Restores::default(), metrics.clone(), readiness);
     tokio::time::sleep(seconds(60)).await;
     drop(capturing);
     let writes = *writes.lock().unwrap();
@@ -259,11 +273,82 @@ async fn lease_without_its_namespace_is_asked_for_at_a_pace_and_named_in_the_log
     assert_eq!(metrics.lease_failing.get(), 1);
 }
 
+#[test]
+fn older_lease_is_the_sign_of_a_restore() {
+    let lease = |version: u64, transitions, holder: &str, renewed: i64| LeaseRecord {
+        transitions,
+        renew_time: Some(MicroTime(Timestamp::from_second(renewed).unwrap())),
+        ..record(holder, version)
+    };
+    let known = lease(50, 3, "me", 100);
+    for (found, restored) in [
+        (known.clone(), false),
+        // Annotated by somebody else, or taken by another replica whose clock is behind.
+        (lease(51, 3, "me", 100), false),
+        (lease(51, 4, "other", 10), false),
+        // A write of ours that got no answer.
+        (lease(51, 3, "me", 105), false),
+        (lease(40, 3, "me", 90), true),
+        // Versions have overtaken.
+        (lease(60, 3, "me", 90), true),
+        (lease(60, 2, "other", 200), true),
+    ] {
+        assert_eq!(sign_of_restore("me", &known, &found).is_some(), restored, "{found:?}");
+    }
+    // A Lease that was deleted and created again begins at zero.
+    let recreated = LeaseRecord {
+        metadata: ObjectMeta { uid: Some("new".to_owned()), ..record("other", 60).metadata },
+        ..lease(60, 0, "other", 200)
+    };
+    assert_eq!(sign_of_restore("me", &known, &recreated), None);
+}
+
+#[tokio::test]
+async fn restore_is_announced_by_the_leader_and_noticed_once_by_a_standby() {
+    let server = LeaseServer::default();
+    let replica = |identity: &str, annotations: LeaseAnnotations| {
+        let config = ElectionConfig { identity: identity.to_owned(), lease_duration: seconds(5), ..config() };
+        let restores = Restores::default();
+        let running =
+            start(server.client(), config, annotations, restores.clone(), Metrics::new(), Readiness::new([]));
+        (restores, running)
+    };
+    let answers = tokio::spawn({
+        let server = server.clone();
+        async move {
+            loop {
+                server.arrived.notified().await;
+                server.answered.notify_one();
+            }
+        }
+    });
+    let (written, seen) = (LeaseAnnotations::default(), LeaseAnnotations::default());
+    let (leader, mut running) = replica("me", written.clone());
+    running.0.acquired().await;
+    let (standby, _running) = replica("another", seen.clone());
+    let standby_reads = async |key: &str| {
+        written.set(key, Some(String::new()));
+        seen.observed().wait_for(|found| found.contains_key(key)).await.unwrap();
+    };
+    standby_reads("before").await;
+    leader.report(0, "a test");
+    standby.subscribe().wait_for(|count| *count == 1).await.unwrap();
+    standby_reads("after").await;
+    assert_eq!((leader.count(), standby.count()), (1, 1));
+    answers.abort();
+}
+
 #[tokio::test]
 async fn lease_written_while_stopping_is_released() {
     let server = LeaseServer::default();
-    let (_claim, election) =
-        start(server.client(), config(), LeaseAnnotations::default(), Metrics::new(), Readiness::new([]));
+    let (_claim, election) = start(
+        server.client(),
+        config(),
+        LeaseAnnotations::default(),
+        Restores::default(),
+        Metrics::new(),
+        Readiness::new([]),
+    );
     server.arrived.notified().await;
     assert_eq!(server.holder(), "me");
     let answers = async {

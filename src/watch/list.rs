@@ -19,9 +19,10 @@ pub struct ListSplitter {
     list: Vec<u8>,
 }
 
+/// A list without its objects.
 #[derive(Deserialize)]
-struct List {
-    metadata: ListMeta,
+pub struct List {
+    pub metadata: ListMeta,
 }
 
 impl ListSplitter {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch as channel;
 
-use super::{Event, WatchSpec, Watched, run};
+use super::{Event, Restores, WatchSpec, Watched, run};
 
 /// What the watch of one object has shown.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +38,7 @@ pub async fn watch_object<T: Watched>(
     description: String,
     collection: String,
     name: &str,
+    restores: Restores,
     sender: channel::Sender<Observed<T>>,
 ) {
     let spec = WatchSpec {
@@ -48,7 +49,7 @@ pub async fn watch_object<T: Watched>(
         field_selector: Some(format!("metadata.name={name}")),
     };
     let mut listing = None;
-    run(client, spec, |event| {
+    run(client, spec, restores, |event| {
         if let Some(observed) = observe(&mut listing, event) {
             sender.send_replace(observed);
         }

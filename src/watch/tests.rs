@@ -31,7 +31,7 @@ async fn lists_come_in_small_pages() {
         }
     });
     let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
-    tokio::spawn(run(client, spec(), move |event: Event<Object>| match event {
+    tokio::spawn(run(client, spec(), Restores::default(), move |event: Event<Object>| match event {
         Event::Apply(object) => sender.send(object.metadata.name).unwrap(),
         Event::InitDone(version) => sender.send(version).unwrap(),
         Event::Init | Event::Delete(_) | Event::Bookmark => {}
@@ -53,28 +53,46 @@ fn spec() -> WatchSpec {
     }
 }
 
-/// The first `count` requests of a watch, and when they came. `answer` gets the number of earlier requests and the URI.
-async fn requests(count: usize, answer: impl Fn(usize, &str) -> (u16, Value)) -> Vec<(Clock, String)> {
+/// The first `count` lists and watches of a resource, and when they came. `answer` gets the number of earlier requests and
+/// the URI; code 0 is no answer. When the position is checked, the server is at version `at`. Ends after 100 s at the latest.
+async fn requests_at(
+    at: u64,
+    restores: Restores,
+    count: usize,
+    answer: impl Fn(usize, &str) -> (u16, Value),
+) -> Vec<(Clock, String)> {
     let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let client = api_server(move |request: ApiRequest| {
         let (reply, answered) = tokio::sync::oneshot::channel();
         sender.send((request.uri, reply)).unwrap();
         async move { answered.await.unwrap() }
     });
-    let mut requests = Vec::new();
+    let (mut requests, mut unanswered) = (Vec::new(), Vec::new());
     let serve = async {
         while requests.len() < count {
             let (uri, reply) = receiver.recv().await.unwrap();
-            reply.send(answer(requests.len(), &uri)).unwrap();
+            if uri.contains("limit=1") {
+                drop(reply.send((200, json!({"metadata": {"resourceVersion": at.to_string()}}))));
+                continue;
+            }
+            match answer(requests.len(), &uri) {
+                (0, _) => unanswered.push(reply),
+                answer => drop(reply.send(answer)),
+            }
             requests.push((Clock::now(), uri));
         }
     };
     tokio::select! {
         biased;
         () = serve => {}
-        () = run(client, spec(), |_: Event<Object>| {}) => {}
+        () = run(client, spec(), restores, |_: Event<Object>| {}) => {}
+        () = tokio::time::sleep(Duration::from_secs(100)) => {}
     }
     requests
+}
+
+async fn requests(count: usize, answer: impl Fn(usize, &str) -> (u16, Value)) -> Vec<(Clock, String)> {
+    requests_at(7, Restores::default(), count, answer).await
 }
 
 fn is_list(uri: &str) -> bool {
@@ -128,4 +146,41 @@ async fn watch_that_cannot_be_resumed_is_listed_again_in_the_end() {
         let lists = requests.iter().skip(2).filter(|(_, uri)| is_list(uri)).count();
         assert!((1..=3).contains(&lists), "{requests:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resource_is_listed_again_when_the_server_is_behind_the_position_of_a_broken_watch() {
+    for (at, restored) in [(6, true), (7, false), (8, false)] {
+        let restores = Restores::default();
+        let requests = requests_at(at, restores.clone(), 5, |n, uri| {
+            // A watch from a version that the server has not reached is silent.
+            pages(uri, if n == 2 { (200, Value::Null) } else { (0, Value::Null) })
+        })
+        .await;
+        assert_eq!(restores.count(), u64::from(restored), "{at}");
+        assert_eq!(requests.iter().skip(2).any(|(_, uri)| is_list(uri)), restored, "{at}: {requests:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_that_is_older_than_what_was_seen_is_a_restore() {
+    for (second, restored) in [("6", true), ("7", false), ("8", false)] {
+        let restores = Restores::default();
+        requests_at(99, restores.clone(), 5, |n, uri| match n {
+            // The first list as of version 7, an expired watch, and another list.
+            3 => (200, json!({"metadata": {"resourceVersion": second}, "items": []})),
+            _ => pages(uri, refusal(410, "Expired")),
+        })
+        .await;
+        assert_eq!(restores.count(), u64::from(restored), "{second}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn signs_of_the_same_restore_are_reported_once() {
+    let restores = Restores::default();
+    let count = restores.count();
+    restores.report(count, "one watch");
+    restores.report(count, "another watch");
+    assert_eq!(restores.count(), 1);
 }

@@ -13,7 +13,7 @@ use crate::{
         health::{Condition, Readiness},
         metrics::Metrics,
     },
-    watch::{self, Event, WatchSpec},
+    watch::{self, Event, Restores, WatchSpec},
 };
 
 /// What all watches share.
@@ -25,6 +25,7 @@ pub struct Informers {
     pub requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync>,
     pub readiness: Readiness,
     pub metrics: Metrics,
+    pub restores: Restores,
 }
 
 /// Applies the events of one watch to the world.
@@ -38,15 +39,18 @@ impl Informers {
     pub fn start(&self, tasks: &mut JoinSet<&'static str>, client: &Client) {
         for watch in self.scope.watches() {
             let informer = Informer { watch, shared: self.clone() };
-            let (client, spec) = (client.clone(), spec(watch, &self.scope.keys));
+            let (client, spec, restores) =
+                (client.clone(), spec(watch, &self.scope.keys), self.restores.clone());
             tasks.spawn(async move {
                 match watch {
-                    WatchId::Namespaces => watch::run(client, spec, |event| informer.namespace(event)).await,
+                    WatchId::Namespaces => {
+                        watch::run(client, spec, restores, |event| informer.namespace(event)).await
+                    }
                     WatchId::Companions(kind) => {
-                        watch::run(client, spec, |event| informer.companion(kind, event)).await
+                        watch::run(client, spec, restores, |event| informer.companion(kind, event)).await
                     }
                     WatchId::Sources(kind) => {
-                        watch::run(client, spec, |event| informer.source(kind, event)).await
+                        watch::run(client, spec, restores, |event| informer.source(kind, event)).await
                     }
                 }
                 "watch"
@@ -182,6 +186,7 @@ mod tests {
             requeue: Arc::new(|_| {}),
             readiness: Readiness::new([Condition::Listed(watch.as_str())]),
             metrics: Metrics::new(),
+            restores: Restores::default(),
         };
         let informer = Informer { watch, shared };
         let age = || informer.shared.readiness.watch_ages()[0].1;

@@ -26,6 +26,8 @@ impl WatchProgress {
         *self.epochs.entry(watch).or_default() += 1;
         if let WatchId::Companions(kind) = watch {
             self.last_seen_version.remove(&kind);
+            // This list shows every earlier delete, unless etcd was restored: then the object is back.
+            self.tombstones.retain(|key, _| key.kind != kind);
         }
     }
 

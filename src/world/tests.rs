@@ -359,6 +359,16 @@ fn companion_deleted_by_another_replica_is_not_lost() {
 }
 
 #[test]
+fn companion_deleted_before_a_restore_is_known_again_when_the_restore_brings_it_back() {
+    let mut world = known();
+    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.list_begins(COMPANIONS);
+    see(&mut world, synced().version(5));
+    world.list_ends(COMPANIONS, 7);
+    assert_eq!(version(&world, &synced_key()).as_deref(), Some("5"));
+}
+
+#[test]
 fn deleted_source_has_no_lost_companions() {
     let mut world = known();
     see_deleted(&mut world, &synced().version(11));

@@ -213,9 +213,16 @@ impl Fixture {
             files: None,
         };
         let mut tasks = JoinSet::new();
-        let resolver =
-            certs::start(&mut tasks, &client, settings, &LeaseAnnotations::default(), &metrics, &readiness)
-                .expect("certificates");
+        let resolver = certs::start(
+            &mut tasks,
+            &client,
+            settings,
+            &LeaseAnnotations::default(),
+            &metrics,
+            &readiness,
+            &lockstep::watch::Restores::default(),
+        )
+        .expect("certificates");
         Replica { _tasks: tasks, resolver, metrics, readiness }
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use lockstep::{
     object::Object,
-    watch::{self, Event, WatchSpec},
+    watch::{self, Event, Restores, WatchSpec},
 };
 use serde_json::json;
 
@@ -105,7 +105,8 @@ async fn silent_watch_is_detected_and_restarted() {
     };
     let client = client_for(&kubeconfig).await;
     tokio::spawn(async move {
-        watch::run_with_stall_timeout(client, subject, Duration::from_secs(2), sink).await
+        watch::run_with_stall_timeout(client, subject, Restores::default(), Duration::from_secs(2), sink)
+            .await
     });
     let sees = |name: &'static str| {
         let names = names.clone();

@@ -41,6 +41,14 @@ impl Binaries {
         compiled(BinarySet::Node).map(|dir| Self { dir })
     }
 
+    /// `etcdctl` and `etcdutl`, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_etcd_tools() -> Result<Self, Error> {
+        compiled(BinarySet::EtcdTools).map(|dir| Self { dir })
+    }
+
     /// `helm`, in the same way.
     ///
     /// # Errors

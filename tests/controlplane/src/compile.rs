@@ -27,6 +27,8 @@ pub(crate) enum BinarySet {
     ControlPlane,
     /// kubelet, kube-scheduler, kube-proxy, and the program of pause containers.
     Node,
+    /// etcdctl and etcdutl.
+    EtcdTools,
     /// helm, from a separate Go module, so that it does not change the control plane's dependencies.
     Helm,
 }
@@ -38,6 +40,7 @@ impl BinarySet {
         match self {
             Self::ControlPlane => Ok(format!("{kubernetes}-etcd{}", pinned(ETCD)?.trim_start_matches('v'))),
             Self::Node => Ok(format!("{kubernetes}-node")),
+            Self::EtcdTools => Ok(format!("etcd-tools-{}", pinned(ETCD)?)),
             Self::Helm => Ok(format!("helm-{}", pinned(HELM)?)),
         }
     }
@@ -45,7 +48,7 @@ impl BinarySet {
     /// The files of the Go module.
     fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::ControlPlane | Self::Node => {
+            Self::ControlPlane | Self::Node | Self::EtcdTools => {
                 &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("pause/main.go", PAUSE)]
             }
             Self::Helm => &[("go.mod", HELM_GO_MOD), ("go.sum", HELM_GO_SUM)],
@@ -54,13 +57,14 @@ impl BinarySet {
 
     /// The Go packages.
     fn packages(self) -> Vec<String> {
-        let (programs, other): (&[&str], _) = match self {
-            Self::ControlPlane => (&["kube-apiserver", "kube-controller-manager", "kubectl"], ETCD),
-            Self::Node => (&["kubelet", "kube-proxy", "kube-scheduler"], "./pause"),
-            Self::Helm => (&[], "helm.sh/helm/v4/cmd/helm"),
+        let (programs, other): (&[&str], &[&str]) = match self {
+            Self::ControlPlane => (&["kube-apiserver", "kube-controller-manager", "kubectl"], &[ETCD]),
+            Self::Node => (&["kubelet", "kube-proxy", "kube-scheduler"], &["./pause"]),
+            Self::EtcdTools => (&[], &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"]),
+            Self::Helm => (&[], &["helm.sh/helm/v4/cmd/helm"]),
         };
         let programs = programs.iter().map(|name| format!("{KUBERNETES}/cmd/{name}"));
-        programs.chain([other.to_owned()]).collect()
+        programs.chain(other.iter().map(ToString::to_string)).collect()
     }
 
     fn announce(self) -> Result<String, Error> {
@@ -72,6 +76,7 @@ impl BinarySet {
             Self::Node => format!(
                 "building the kubelet of Kubernetes {kubernetes} with Go, once: about three minutes on two cores"
             ),
+            Self::EtcdTools => format!("building etcdctl and etcdutl {etcd} with Go, once: about one minute"),
             Self::Helm => {
                 format!("building Helm {} with Go, once: about three minutes on two cores", pinned(HELM)?)
             }
@@ -124,7 +129,7 @@ fn compile(set: BinarySet, scratch: &Path) -> Result<PathBuf, Error> {
 
     let linker_flags = match set {
         BinarySet::ControlPlane | BinarySet::Node => linker_flags(pinned(KUBERNETES)?),
-        BinarySet::Helm => "-s -w".to_owned(),
+        BinarySet::Helm | BinarySet::EtcdTools => "-s -w".to_owned(),
     };
     let status = Command::new("go")
         .args(["build", "-mod=readonly", "-trimpath", "-ldflags", &linker_flags])

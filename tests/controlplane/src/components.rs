@@ -76,15 +76,23 @@ pub(crate) fn write_files(dir: &Path, authority: &Authority, site: &Site) -> Res
     Ok(())
 }
 
+pub(crate) fn etcd_data(dir: &Path) -> PathBuf {
+    dir.join("etcd")
+}
+
+pub(crate) fn etcd_socket(dir: &Path) -> PathBuf {
+    dir.join("etcd.sock")
+}
+
 /// etcd listens on a socket in the private data directory: it needs no port and no certificates, and no other user of the
 /// machine can read the Secrets in it. The advertised address must look like a port, but no client uses it.
 pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
-    let socket = dir.join("etcd.sock");
+    let socket = etcd_socket(dir);
     Spec {
         name: "etcd",
         program: binaries.program("etcd"),
         args: vec![
-            format!("--data-dir={}", dir.join("etcd").display()),
+            format!("--data-dir={}", etcd_data(dir).display()),
             format!("--listen-client-urls=unix://{}", socket.display()),
             "--advertise-client-urls=http://127.0.0.1:2379".into(),
             "--listen-peer-urls=http://127.0.0.1:0".into(),

@@ -212,6 +212,40 @@ impl ControlPlane {
         self.own("etcd").map(|own| &own.etcd)
     }
 
+    /// Takes a backup of etcd, as `etcdctl snapshot save` does, and returns its file.
+    ///
+    /// # Errors
+    /// [`Error::ExistingCluster`] when etcd is not ours, [`Error::Tool`] when it fails, otherwise as for
+    /// [`Binaries::build`].
+    pub fn back_up(&self) -> Result<PathBuf, Error> {
+        self.own("etcd")?;
+        let file = self.data_dir().join("backup.db");
+        let endpoint = format!("--endpoints=unix://{}", components::etcd_socket(self.data_dir()).display());
+        let mut save = Command::new(Binaries::build_etcd_tools()?.program("etcdctl"));
+        run_tool(save.args([&endpoint, "snapshot", "save"]).arg(&file))?;
+        Ok(file)
+    }
+
+    /// Stops everything, restores etcd from a backup with these flags of `etcdutl snapshot restore`, and starts
+    /// everything again.
+    ///
+    /// # Errors
+    /// As for [`back_up`](Self::back_up), and when a process does not become ready.
+    pub fn restore(&self, backup: &Path, flags: &[&str]) -> Result<(), Error> {
+        let own = self.own("etcd")?;
+        let mut restore = Command::new(Binaries::build_etcd_tools()?.program("etcdutl"));
+        for process in [&own.controller_manager, &own.apiserver, &own.etcd] {
+            process.kill()?;
+        }
+        let data = components::etcd_data(self.data_dir());
+        fs::remove_dir_all(&data).map_err(Error::at(&data))?;
+        run_tool(restore.args(["snapshot", "restore"]).arg(backup).arg("--data-dir").arg(&data).args(flags))?;
+        for process in [&own.etcd, &own.apiserver, &own.controller_manager] {
+            process.restart()?;
+        }
+        self.wait_ready()
+    }
+
     /// The API server.
     ///
     /// # Errors
@@ -267,6 +301,14 @@ impl fmt::Debug for ControlPlane {
             .field("server_url", &self.server_url())
             .field("data_dir", &self.data_dir())
             .finish_non_exhaustive()
+    }
+}
+
+fn run_tool(command: &mut Command) -> Result<(), Error> {
+    let output = command.env_clear().output().map_err(Error::at(Path::new(command.get_program())))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Error::Tool(String::from_utf8_lossy(&output.stderr).into_owned())),
     }
 }
 

@@ -21,6 +21,10 @@ pub enum Error {
     #[error("building the control plane with `go build` failed ({0}), see its output above")]
     Build(ExitStatus),
 
+    /// `etcdctl` or `etcdutl` failed.
+    #[error("the backup or restore of etcd failed: {0}")]
+    Tool(String),
+
     /// `go.mod` does not say which version of a module to build.
     #[error("neither tests/controlplane/go.mod nor tests/helm/go.mod pins {0}")]
     NotPinned(&'static str),

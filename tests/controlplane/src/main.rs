@@ -16,6 +16,7 @@ fn main() -> ExitCode {
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["build"] => show(Binaries::build()),
         ["build", "node"] => show(Binaries::build_node()),
+        ["build", "etcd-tools"] => show(Binaries::build_etcd_tools()),
         ["build", "helm"] => show(Binaries::build_helm()),
         ["up"] => ControlPlane::start().and_then(|plane| wait_for_signal(&plane)),
         ["up", "node", ref images @ ..] => {
