@@ -1,8 +1,11 @@
 //! The memory of a replica is bounded by its flags, whatever users write and peers send.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures::{StreamExt, stream};
@@ -39,7 +42,7 @@ async fn mirror_large_sources(cluster: &Cluster, namespace: &str, sources: std::
     let targets = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): "."}}});
     for n in sources.clone() {
         let path = configmap(namespace, &large(n));
-        // Among hostile reviews from the same address, a review of megabytes may be refused.
+        // Among hostile reviews, one of megabytes may be refused.
         eventually("the source is written", || async {
             let patch = Some(("application/merge-patch+json", &targets));
             cluster.try_request("PATCH", &path, patch).await.ok()
@@ -90,7 +93,7 @@ async fn hostile_inputs_side_by_side_fit_into_the_shipped_limit_while_others_are
     let (_installed, lockstep) = cluster.install_and_start_within(SHIPPED_LIMIT).await;
 
     let over = Arc::new(AtomicBool::new(false));
-    let peer = Arc::new(cluster.peer().await);
+    let peer = Arc::new(cluster.peer().await.at(Ipv4Addr::new(127, 0, 0, 2)));
     let reviews: Arc<Vec<String>> =
         Arc::new(hostile(&cluster, &greedy).into_iter().map(|(_, review)| review).collect());
     let floods: Vec<_> = (0..4)
