@@ -38,9 +38,11 @@ use crate::{
 /// The most memory that a byte of JSON takes once it is parsed: a map entry such as `"a":"",` becomes two strings in a
 /// node of a tree.
 const PARSED_BYTES_PER_BYTE: usize = 16;
-/// The memory of all parsed reviews, without those that wait for a SubjectAccessReview: these keep only the user. It
-/// suffices for any one review: [`wire::parse`] refuses objects that take more.
-const PARSE_BUDGET_BYTES: usize = 64 << 20;
+/// The memory of all parsed reviews, without those that wait for a SubjectAccessReview: these keep only the user. Large
+/// ones have a budget of their own, so that no other review waits for them. It suffices for any one: [`wire::parse`]
+/// refuses objects that take more.
+const SMALL_REVIEWS_BYTES: usize = 12 << 20;
+const LARGE_REVIEWS_BYTES: usize = 52 << 20;
 /// The API server gives up after three seconds, so an answer to a slower body would be too late.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// For all SubjectAccessReviews of a request together.
@@ -57,7 +59,8 @@ pub struct Guard {
     pub access: AccessChecker,
     pub metrics: Metrics,
     body_budget: BodyBudget,
-    parse_budget: FairSemaphore,
+    small_reviews: FairSemaphore,
+    large_reviews: FairSemaphore,
     /// Reviews are taken only from peers that have presented a valid certificate.
     verified_peers_only: bool,
     log_rate_limit: Mutex<LogRateLimit>,
@@ -78,7 +81,8 @@ impl Guard {
             access,
             metrics,
             body_budget: BodyBudget::default(),
-            parse_budget: FairSemaphore::new(PARSE_BUDGET_BYTES),
+            small_reviews: FairSemaphore::new(SMALL_REVIEWS_BYTES),
+            large_reviews: FairSemaphore::new(LARGE_REVIEWS_BYTES),
             verified_peers_only,
             log_rate_limit: Mutex::default(),
         }
@@ -155,8 +159,12 @@ impl Guard {
         let body = tokio::time::timeout_at(deadline, body)
             .await
             .map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()))??;
-        let needed = (body.bytes.len() * PARSED_BYTES_PER_BYTE).min(PARSE_BUDGET_BYTES);
-        let permits = tokio::time::timeout_at(deadline, self.parse_budget.acquire(caller.clone(), needed));
+        let (budget, most) = match body.bytes.len() > MAX_INLINE_BYTES {
+            true => (&self.large_reviews, LARGE_REVIEWS_BYTES),
+            false => (&self.small_reviews, SMALL_REVIEWS_BYTES),
+        };
+        let needed = (body.bytes.len() * PARSED_BYTES_PER_BYTE).min(most);
+        let permits = tokio::time::timeout_at(deadline, budget.acquire(caller, needed));
         let permits = permits.await.map_err(|_| BodyError::Overloaded)?;
         let review = parse(peer, body, permits).await?;
         // A large one would keep others from being parsed for as long.

@@ -463,6 +463,27 @@ async fn namespace_that_appears_in_time_is_used() {
 }
 
 #[test]
+fn review_does_not_wait_for_large_ones_of_the_same_peer() {
+    let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
+    runtime.unwrap().block_on(async {
+        let guard = guard(Access::Allowed);
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let blocker = tokio::task::spawn_blocking(move || blocked.recv().is_ok());
+        let body = || format!("{}{}", " ".repeat(4 << 20), an_edit());
+        let mut large: Vec<_> =
+            (0..3).map(|_| Box::pin(send(&guard, post_to("/validate", body())))).collect();
+        assert!(large.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
+        assert_eq!(guard.large_reviews.free(), 0);
+        assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+        release.send(()).unwrap();
+        assert!(blocker.await.unwrap());
+        for (status, body) in join_all(large).await {
+            assert_eq!(status, StatusCode::OK, "{body}");
+        }
+    });
+}
+
+#[test]
 fn disconnected_peer_frees_neither_budget_before_parsing_ends() {
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
     runtime.unwrap().block_on(async {
@@ -476,11 +497,11 @@ fn disconnected_peer_frees_neither_budget_before_parsing_ends() {
         assert!(send(&guard, post_to("/validate", body)).now_or_never().is_none());
         assert!(
             free - guard.body_budget.free_bytes() >= size
-                && PARSE_BUDGET_BYTES - guard.parse_budget.free() >= size * PARSED_BYTES_PER_BYTE
+                && LARGE_REVIEWS_BYTES - guard.large_reviews.free() >= size * PARSED_BYTES_PER_BYTE
         );
         release.send(()).unwrap();
         assert!(blocker.await.unwrap());
-        while guard.body_budget.free_bytes() < free || guard.parse_budget.free() < PARSE_BUDGET_BYTES {
+        while guard.body_budget.free_bytes() < free || guard.large_reviews.free() < LARGE_REVIEWS_BYTES {
             tokio::task::yield_now().await;
         }
     });
@@ -494,7 +515,7 @@ async fn review_that_waits_for_an_access_check_holds_little_memory() {
     let free = guard.body_budget.free_bytes();
     let mut waiting = Box::pin(answered(&guard, &review));
     assert!(waiting.as_mut().now_or_never().is_none());
-    assert_eq!(guard.parse_budget.free(), PARSE_BUDGET_BYTES);
+    assert_eq!(guard.small_reviews.free(), SMALL_REVIEWS_BYTES);
     assert_eq!(free - guard.body_budget.free_bytes(), 1 << 10);
     assert_eq!(reason(&waiting.await), "unanswered");
     assert_eq!(guard.body_budget.free_bytes(), free);
