@@ -154,7 +154,11 @@ pub async fn run_with_stall_timeout<T: Watched>(
         let mut sink = |event: Event<T>| {
             last_event = Instant::now();
             if let Event::InitDone(listed) = &event {
-                watcher.compare(number(listed), position, count);
+                if watcher.is_restored(number(listed), position, count) {
+                    // Not complete before the other watches have begun to list, too: companions that the restore
+                    // erased would be created again for sources that it erased as well.
+                    return;
+                }
                 position = number(listed).unwrap_or_default();
             }
             sink(event);
@@ -228,7 +232,10 @@ pub async fn run_with_stall_timeout<T: Watched>(
             version = None;
             pause = pause.max(broken.next_delay());
         }
-        tokio::time::sleep(pause).await;
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Ok(()) = restored.changed() => (version, position) = (None, 0),
+        }
     }
 }
 
@@ -350,7 +357,7 @@ impl Watcher {
         {
             match with_timeout(POSITION_TIMEOUT, self.client.request::<List>(request)).await {
                 Ok(List { metadata }) => {
-                    self.compare(metadata.resource_version.as_deref().and_then(number), position, count);
+                    self.is_restored(metadata.resource_version.as_deref().and_then(number), position, count);
                     break;
                 }
                 Err(_) => tokio::time::sleep(retry.next_delay()).await,
@@ -359,12 +366,12 @@ impl Watcher {
         std::future::pending().await
     }
 
-    /// Reports a restore if a consistent list is older than what was seen before.
-    fn compare(&self, listed: Option<u64>, position: u64, count: u64) {
-        if let Some(listed) = listed.filter(|listed| *listed < position) {
-            let name = &self.spec.name;
-            self.restores.report(count, format_args!("{name} are at version {listed}, after {position}"));
-        }
+    /// Whether a consistent list is older than what was seen before. If so, reports a restore.
+    fn is_restored(&self, listed: Option<u64>, position: u64, count: u64) -> bool {
+        let Some(listed) = listed.filter(|listed| *listed < position) else { return false };
+        let name = &self.spec.name;
+        self.restores.report(count, format_args!("{name} are at version {listed}, after {position}"));
+        true
     }
 
     /// Lists in pages; the next watch resumes from there.

@@ -187,7 +187,11 @@ impl<A: CompanionApi> Applier<A> {
             let (decision, source, kept) = self.world.read(|world| {
                 let source = world.source(key);
                 let kept = source.and_then(|source| world.payload(source));
-                (plan_companion(world, key, at, history.in_step), source.cloned(), kept)
+                let decision = match world.is_unconfirmed(key) {
+                    true => Decision::Nothing,
+                    false => plan_companion(world, key, at, history.in_step),
+                };
+                (decision, source.cloned(), kept)
             });
             let Decision::Change(change) = decision else { return None };
             let action = if history.failed { change.action.without_heal() } else { change.action };

@@ -218,6 +218,9 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     fn reconcile(&self, key: &ObjectKey) {
+        if self.world.read(|world| world.is_unconfirmed(key)) {
+            return;
+        }
         let started = Instant::now();
         // If the claim is regained before `follow_leadership` notices, nobody fills the queue again: put the key back.
         let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };

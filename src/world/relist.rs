@@ -1,6 +1,6 @@
 //! PURE. The progress of each watch: which list is current, and which of two states is the newer one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::WatchId;
 use crate::object::{Kind, ObjectKey};
@@ -9,6 +9,8 @@ use crate::object::{Kind, ObjectKey};
 pub struct WatchProgress {
     /// Counts the lists of each watch. What the current list and the watch after it did not show is out of date.
     epochs: HashMap<WatchId, u32>,
+    /// Lists that have begun and not ended.
+    listing: HashSet<WatchId>,
     /// The newest version that the watch of companions has shown. When one of our writes returns an object that is older
     /// and unknown, it was created and deleted already.
     last_seen_version: HashMap<Kind, u64>,
@@ -24,11 +26,21 @@ impl WatchProgress {
 
     pub fn list_begins(&mut self, watch: WatchId) {
         *self.epochs.entry(watch).or_default() += 1;
+        self.listing.insert(watch);
         if let WatchId::Companions(kind) = watch {
             self.last_seen_version.remove(&kind);
             // This list shows every earlier delete, unless etcd was restored: then the object is back.
             self.tombstones.retain(|key, _| key.kind != kind);
         }
+    }
+
+    pub fn list_ends(&mut self, watch: WatchId) {
+        self.listing.remove(&watch);
+    }
+
+    #[must_use]
+    pub fn is_listing(&self, watch: WatchId) -> bool {
+        self.listing.contains(&watch)
     }
 
     pub fn list_of_companions_ends(&mut self, kind: Kind, version: u64) {

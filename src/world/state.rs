@@ -145,6 +145,15 @@ impl World {
         unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
     }
 
+    /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
+    /// restore of etcd for example, so nothing is written for it. It is enqueued when the list shows it.
+    #[must_use]
+    pub fn is_unconfirmed(&self, source: &ObjectKey) -> bool {
+        let watch = WatchId::Sources(source.kind);
+        self.progress.is_listing(watch)
+            && self.sources.get(source).is_some_and(|known| known.epoch != self.progress.epoch(watch))
+    }
+
     #[must_use]
     pub fn source_count(&self) -> usize {
         self.sources.len()
@@ -253,6 +262,7 @@ impl World {
     /// A list as of `version` has ended. Removes objects that it did not show, except those we wrote after it.
     pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
         let epoch = self.progress.epoch(watch);
+        self.progress.list_ends(watch);
         let mut effect = Effect::default();
         match watch {
             WatchId::Sources(kind) => {
@@ -349,8 +359,10 @@ impl World {
             None => SourceEvent::Added,
             Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
                 // Only the version changed. The live read before deletes compares it.
-                self.sources.insert(key, Arc::new(source));
-                return Effect::default();
+                let confirmed = known.epoch != source.epoch;
+                self.sources.insert(key.clone(), Arc::new(source));
+                let requeue = if confirmed { vec![key] } else { Vec::new() };
+                return Effect { requeue, ..Effect::default() };
             }
             Some(_) => SourceEvent::Changed,
         };

@@ -314,6 +314,21 @@ fn relist_after_an_etcd_restore_replaces_newer_states() {
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
 }
 
+#[test]
+fn source_is_unconfirmed_from_the_start_of_a_list_until_the_list_shows_it() {
+    let mut world = known();
+    assert!(!world.is_unconfirmed(&colors_key()));
+    world.list_begins(COMPANIONS);
+    assert!(!world.is_unconfirmed(&colors_key()), "sources are not listed");
+    world.list_begins(SOURCES);
+    assert!(world.is_unconfirmed(&colors_key()));
+    assert_eq!(see_source(&mut world, colors().version(9)).requeue, [colors_key()]);
+    assert!(!world.is_unconfirmed(&colors_key()));
+    assert_eq!(see_source(&mut world, colors().version(10)), Effect::default());
+    world.list_ends(SOURCES, 10);
+    assert!(!world.is_unconfirmed(&colors_key()) && world.source(&colors_key()).is_some());
+}
+
 // --- lost companions
 
 #[test]

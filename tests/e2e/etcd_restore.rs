@@ -14,8 +14,8 @@ struct Restored {
 }
 
 impl Restored {
-    /// Restores with these flags of etcdutl. A single replica runs without leader election. With `overtaken`, versions have passed those that the replicas have seen
-    /// when these go on.
+    /// Restores with these flags of etcdutl. A single replica runs without leader election. With `overtaken`, versions
+    /// have passed those that the replicas have seen when these go on.
     async fn with(
         plane: &'static ControlPlane,
         test: &str,
@@ -90,9 +90,18 @@ impl Restored {
         }
         cluster.merge(&configmap(home, "after"), &json!({"data": {"sky": "red"}})).await;
         cluster.wait_data(home, "after-synced", json!({"sky": "red"})).await;
-        for gone in ["erased", "marker"] {
-            // A create may be under way when the list without its source ends; then it is deleted.
-            cluster.wait_gone(&configmap(home, &format!("{gone}-synced"))).await;
+        for erased in ["erased", "marker"] {
+            assert_eq!(cluster.get(&configmap(home, &format!("{erased}-synced"))).await, None);
+        }
+        for replica in replicas {
+            let log = replica.log();
+            let after = log.lines().skip_while(|line| !line.contains("etcd was restored from"));
+            let written = |line: &&str| line.contains("/erased-synced") || line.contains("/marker-synced");
+            assert_eq!(
+                after.filter(written).collect::<Vec<_>>(),
+                [""; 0],
+                "for sources that the restore erased"
+            );
         }
     }
 }

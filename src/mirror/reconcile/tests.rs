@@ -13,7 +13,7 @@ use crate::{
     ops::metrics::ReasonLabel,
     plan::Heal,
     testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
-    world::Companion,
+    world::{Companion, WatchId},
 };
 
 /// The API of a cluster, on which writes in some namespaces hang or fail.
@@ -405,4 +405,21 @@ async fn create_that_turns_out_to_be_a_heal_backs_off() {
         healed += usize::from(fixture.cluster.companion(&at).is_some());
     }
     assert!((1..10).contains(&healed), "{healed} heals without a delay");
+}
+
+#[tokio::test]
+async fn nothing_is_written_for_a_source_that_a_new_list_has_not_shown_yet() {
+    let mut fixture = Fixture::new(Cluster::with(&["home", "slow"]));
+    let draft = || source("home", "colors").annotate("target-namespaces", "slow").data("sky", "blue");
+    let colors = fixture.cluster.put(draft());
+    let list = WatchId::Sources(colors.kind);
+    fixture.reconciler.0.world.write(|world| world.list_begins(list));
+    fixture.enqueue(&colors);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("slow"), None);
+
+    fixture.cluster.put(draft());
+    fixture.enqueue(&colors);
+    fixture.settle().await;
+    assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
 }
