@@ -1,7 +1,7 @@
 //! Leader election by a Lease: only the leader writes, for as long as its [`Claim`] is held.
 //!
 //! Clocks of different replicas are never compared. As in client-go, the Lease of another replica expires when it has
-//! not changed for its duration, measured by our own clock from when we first observed it.
+//! not changed for its duration, measured by our own clock from when we first observed it. Its metadata does not count.
 
 mod annotations;
 
@@ -34,6 +34,8 @@ use crate::{
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// The pause after a failed request, at most.
 const MAX_FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// The pause after the second conflict in a row; it doubles with each further one.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 /// The timeout of a request for the Lease, at most.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -46,7 +48,7 @@ pub struct ElectionConfig {
     pub identity: String,
     /// `leaseDurationSeconds`, so whole seconds.
     pub lease_duration: Duration,
-    /// The annotation of the Lease by which the leader tells the others that etcd was restored.
+    /// The annotation of the Lease in which the leader records for the others that etcd was restored.
     pub restore_annotation: String,
 }
 
@@ -108,13 +110,27 @@ pub struct LeaseRecord {
     /// How long the Lease is the holder's after each renewal.
     pub duration: Duration,
     pub transitions: i32,
-    /// By the clock of the holder: for people, never compared.
+    /// By the clock of the holder. For the others, any other time is a change.
     pub acquire_time: Option<MicroTime>,
-    /// By the clock of the holder, which alone compares it.
+    /// By the clock of the holder, which alone asks whether it is earlier or later. For the others, any other time is a
+    /// renewal.
     pub renew_time: Option<MicroTime>,
     /// Each write sends it back, because an update removes what it leaves out: annotations and labels of others. Without
     /// a resourceVersion when the Lease was deleted.
     pub metadata: ObjectMeta,
+}
+
+impl LeaseRecord {
+    const fn is_deleted(&self) -> bool {
+        self.metadata.resource_version.is_none()
+    }
+
+    /// Whether neither the holder nor another replica has written it since `known`. Metadata is left out: a Lease that
+    /// somebody annotates every second must expire when its holder is dead.
+    fn is_unchanged_since(&self, known: &Self) -> bool {
+        let ignore_metadata = |record: &Self| Self { metadata: ObjectMeta::default(), ..record.clone() };
+        self.is_deleted() == known.is_deleted() && ignore_metadata(self) == ignore_metadata(known)
+    }
 }
 
 /// The Lease as last observed.
@@ -148,8 +164,8 @@ impl ObservedLease {
             Some(LeaseRecord { metadata: ObjectMeta::default(), ..known.clone() })
         };
         let found = found.or_else(deleted);
-        match (&self.record, found) {
-            (Some((known, _)), Some(found)) if *known == found => {}
+        match (&mut self.record, found) {
+            (Some((known, _)), Some(found)) if found.is_unchanged_since(known) => *known = found,
             (_, found) => self.record = found.map(|record| (record, now)),
         }
     }
@@ -165,19 +181,19 @@ impl ObservedLease {
 #[must_use]
 pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, now: Instant) -> LeaseAction {
     let Some((record, observed)) = &lease.record else { return LeaseAction::Create };
-    if record.holder == identity {
+    let is_ours = record.holder == identity;
+    if is_ours && !record.is_deleted() {
         let renewal = lease.renewed.map_or(now, |sent| sent + lease_duration / 3);
         return match renewal.saturating_duration_since(now) {
             Duration::ZERO => LeaseAction::Renew,
             wait => LeaseAction::Wait(wait),
         };
     }
+    // Our deleted Lease, unless another replica may have held it since.
+    let still_ours = is_ours && lease.renewed.is_some_and(|sent| now < sent + lease_duration);
     let expiry = *observed + record.duration;
-    if record.holder.is_empty() || expiry <= now {
-        return match record.metadata.resource_version {
-            None => LeaseAction::Create,
-            Some(_) => LeaseAction::Acquire,
-        };
+    if still_ours || record.holder.is_empty() || expiry <= now {
+        return if record.is_deleted() { LeaseAction::Create } else { LeaseAction::Acquire };
     }
     LeaseAction::Wait(RETRY_PERIOD.min(lease_duration / 5).min(expiry - now))
 }
@@ -209,6 +225,19 @@ pub fn renew_deadline(sent: Instant, lease_duration: Duration) -> Instant {
     sent + lease_duration * 2 / 3
 }
 
+/// The pause after this many conflicts in a row. The first retry is immediate, because people and tools annotate the
+/// Lease. Somebody may write it all the time: requests then become fewer, and still suffice to renew it in time.
+#[must_use]
+pub fn conflict_pause(conflicts: u32, lease_duration: Duration) -> Duration {
+    let doublings = conflicts.saturating_sub(2).min(10);
+    let pause = if conflicts < 2 { Duration::ZERO } else { CONFLICT_PAUSE * (1 << doublings) };
+    pause.min(failure_pause(lease_duration))
+}
+
+fn failure_pause(lease_duration: Duration) -> Duration {
+    MAX_FAILURE_PAUSE.min(lease_duration / 8)
+}
+
 /// The running election of this replica.
 pub struct Election {
     stop: watch::Sender<bool>,
@@ -238,6 +267,7 @@ pub fn start(
         claim,
         metrics,
         readiness,
+        conflicts: 0,
         log_once: LogOnce::default(),
         expiry_logged: false,
     };
@@ -263,6 +293,8 @@ struct Candidate {
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     readiness: Readiness,
+    /// Since the last success.
+    conflicts: u32,
     log_once: LogOnce,
     /// The log says that the claim has expired.
     expiry_logged: bool,
@@ -276,12 +308,14 @@ impl Candidate {
             // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
             let pause = self.try_once().await;
             self.report();
+            // After a conflict, the annotations that were read may want an answer at once: that must not end the pause.
+            let may_hurry = self.conflicts == 0;
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
-                _ = annotated.changed() => {}
+                _ = annotated.changed(), if may_hurry => {}
                 // A standby writes nothing: the leader notices the restore by its Lease.
-                _ = restored.changed() => {
+                _ = restored.changed(), if may_hurry => {
                     let now = Timestamp::now().to_string();
                     self.annotations.set(&self.config.restore_annotation, Some(now));
                 }
@@ -322,9 +356,9 @@ impl Candidate {
             }
             // Another replica was faster, or the Lease was annotated or deleted.
             Err(Failure::Conflict | Failure::AlreadyExists | Failure::NotFound) => {
-                self.lease.record = None;
+                self.conflicts = self.conflicts.saturating_add(1);
                 match self.read().await {
-                    Ok(()) => Duration::ZERO,
+                    Ok(()) => conflict_pause(self.conflicts, self.config.lease_duration),
                     Err(failure) => self.log_failure(&failure),
                 }
             }
@@ -337,7 +371,8 @@ impl Candidate {
     }
 
     fn is_holder(&self) -> bool {
-        self.holder() == Some(&self.config.identity)
+        let record = self.lease.record.as_ref().map(|(record, _)| record);
+        record.is_some_and(|record| record.holder == self.config.identity && !record.is_deleted())
     }
 
     fn another_leads(&self) -> bool {
@@ -452,6 +487,7 @@ impl Candidate {
     }
 
     fn resolved(&mut self) {
+        self.conflicts = 0;
         self.log_once.resolved();
         self.metrics.lease_failing.set(0);
         self.readiness.warn(Warning::Lease, false);
@@ -475,7 +511,7 @@ impl Candidate {
         }
         self.metrics.lease_failing.set(1);
         self.readiness.warn(Warning::Lease, true);
-        MAX_FAILURE_PAUSE.min(self.config.lease_duration / 8)
+        failure_pause(self.config.lease_duration)
     }
 
     /// Logs when the claim is lost, and sets the metric.

@@ -1,4 +1,4 @@
-//! The annotations of the Lease, by which people and the leader tell something to every replica.
+//! The annotations of the Lease, in which people and the leader write what every replica should know.
 
 use std::collections::BTreeMap;
 

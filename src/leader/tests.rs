@@ -19,13 +19,14 @@ fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// A record that was written last by its holder, as this version.
 fn record(holder: &str, version: u64) -> LeaseRecord {
     LeaseRecord {
         holder: holder.to_owned(),
         duration: LEASE,
         transitions: 0,
         acquire_time: None,
-        renew_time: None,
+        renew_time: Timestamp::from_second(i64::try_from(version).unwrap()).ok().map(MicroTime),
         metadata: ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() },
     }
 }
@@ -63,6 +64,23 @@ fn lease_of_another_is_acquired_when_unchanged_for_its_duration() {
     // A renewal restarts it.
     lease.observe(Some(record("other", 2)), start + seconds(15));
     assert_eq!(action(&lease, start + seconds(15)), LeaseAction::Wait(seconds(1)));
+}
+
+#[test]
+fn lease_of_a_dead_leader_expires_although_somebody_annotates_it_every_second() {
+    let start = Instant::now();
+    let mut lease = ObservedLease::default();
+    for second in 0..15 {
+        assert!(second == 0 || matches!(action(&lease, start + seconds(second)), LeaseAction::Wait(_)));
+        let annotated = record("other", 2 + second).metadata;
+        lease.observe(
+            Some(LeaseRecord { metadata: annotated, ..record("other", 1) }),
+            start + seconds(second),
+        );
+    }
+    assert_eq!(action(&lease, start + seconds(15)), LeaseAction::Acquire);
+    let (known, _) = lease.record.unwrap();
+    assert_eq!(known.metadata, record("other", 16).metadata, "otherwise the write would conflict");
 }
 
 #[test]
@@ -121,6 +139,103 @@ fn deleted_lease_stays_with_its_holder_for_its_duration() {
     lease.observe(Some(record("", 4)), start + seconds(25));
     lease.observe(None, start + seconds(26));
     assert_eq!(action(&lease, start + seconds(26)), LeaseAction::Create);
+}
+
+#[test]
+fn deleted_lease_is_created_again_by_its_holder_unless_another_may_have_held_it_since() {
+    let start = Instant::now();
+    let mut lease = ObservedLease::default();
+    lease.written(record("me", 1), start, start);
+    lease.observe(None, start + seconds(14));
+    assert_eq!(action(&lease, start + seconds(14)), LeaseAction::Create);
+    assert_eq!(action(&lease, start + seconds(15)), LeaseAction::Wait(seconds(1)));
+    assert_eq!(action(&lease, start + seconds(29)), LeaseAction::Create);
+}
+
+#[test]
+fn conflicts_are_retried_at_once_and_then_ever_later_but_often_enough_to_keep_the_claim() {
+    for lease in [seconds(1), LEASE] {
+        let pauses: Vec<Duration> = (1..1_000).map(|conflicts| conflict_pause(conflicts, lease)).collect();
+        assert_eq!(pauses[0], Duration::ZERO);
+        assert!(pauses.is_sorted() && pauses[998] >= Duration::from_millis(100));
+        // From the time at which a renewal is due until the claim expires.
+        assert!(pauses[..5].iter().sum::<Duration>() < lease / 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_that_somebody_writes_all_the_time_is_not_asked_for_in_a_hot_loop() {
+    let requests = Arc::new(Mutex::new(0));
+    let client = api_server({
+        let requests = requests.clone();
+        move |asked: ApiRequest| {
+            let mut count = requests.lock().unwrap();
+            *count += 1;
+            let (is_read, count) = (asked.method == Method::GET, *count);
+            async move {
+                // Without a pause, the clock of this test would stand still.
+                if count > 1_000 {
+                    std::future::pending::<()>().await;
+                }
+                let metadata = json!({
+                    "name": "lockstep",
+                    "resourceVersion": count.to_string(),
+                    "annotations": {"theirs": count.to_string()},
+                });
+                match is_read {
+                    true => (200, json!({"metadata": metadata, "spec": {"holderIdentity": ""}})),
+                    false => refusal(409, "Conflict"),
+                }
+            }
+        }
+    });
+    let annotations = LeaseAnnotations::default();
+    let (_claim, _election) =
+        start(client, config(), annotations.clone(), Restores::default(), Metrics::new(), Readiness::new([]));
+    // Every change of the annotations is answered.
+    let answers = tokio::spawn(async move {
+        let mut observed = annotations.observed();
+        while observed.changed().await.is_ok() {
+            annotations.set("ours", observed.borrow_and_update().get("theirs").cloned());
+        }
+    });
+    tokio::time::sleep(seconds(60)).await;
+    answers.abort();
+    let requests = *requests.lock().unwrap();
+    assert!((100..=500).contains(&requests), "{requests} requests in a minute");
+}
+
+#[tokio::test]
+async fn lease_deleted_while_another_replica_acquires_it_is_not_created_at_once() {
+    let (sender, mut created) = tokio::sync::mpsc::unbounded_channel();
+    let deleted = Arc::new(Mutex::new(None));
+    let client = api_server(move |asked: ApiRequest| {
+        let mut deleted = deleted.lock().unwrap();
+        let answer = match (asked.method, *deleted) {
+            (Method::GET, None) => (
+                200,
+                json!({
+                    "metadata": {"name": "lockstep", "resourceVersion": "7"},
+                    "spec": {"holderIdentity": "another", "leaseDurationSeconds": 1},
+                }),
+            ),
+            (Method::PUT, _) => {
+                *deleted = Some(Instant::now());
+                refusal(409, "Conflict")
+            }
+            (Method::POST, Some(deleted)) => {
+                sender.send(deleted.elapsed()).unwrap();
+                refusal(403, "Forbidden")
+            }
+            _ => refusal(404, "NotFound"),
+        };
+        async { answer }
+    });
+    let (metrics, readiness) = (Metrics::new(), Readiness::new([]));
+    let (_claim, _election) =
+        start(client, config(), LeaseAnnotations::default(), Restores::default(), metrics, readiness);
+    let waited = tokio::time::timeout(seconds(30), created.recv()).await.expect("a Lease").unwrap();
+    assert!(waited >= seconds(1), "created {waited:?} after the deletion");
 }
 
 /// An API server with one Lease, which answers a write when the test says.
@@ -365,11 +480,11 @@ async fn lease_written_while_stopping_is_released() {
 }
 
 proptest! {
-    /// Two candidates read and write one Lease in any order and with any delays, and the Lease is deleted now and
-    /// then. As on an API server, a write succeeds only with the latest resourceVersion.
+    /// Two candidates read and write one Lease in any order and with any delays, and the Lease is deleted or annotated
+    /// now and then. As on an API server, a write succeeds only with the latest resourceVersion.
     #[test]
     fn two_replicas_never_hold_a_claim_at_once(
-        turns in proptest::collection::vec((0..2usize, 0..6000u64, 0..3000u64, proptest::bool::weighted(0.1)), 1..200),
+        turns in proptest::collection::vec((0..2usize, 0..6000u64, 0..3000u64, 0..10u8), 1..200),
     ) {
         let start = Instant::now();
         let mut now = start;
@@ -377,15 +492,19 @@ proptest! {
         let mut observed = [ObservedLease::default(), ObservedLease::default()];
         let mut deadline = [start, start];
         let mut versions = 0;
-        for (index, pause, delay, deleted) in turns {
+        for (index, pause, delay, incident) in turns {
             // A candidate that has never observed the Lease cannot wait for its holder.
             let known = |lease: &ObservedLease| lease.record.as_ref().map(|(record, _)| record) == stored.as_ref();
-            if deleted && observed.iter().all(known) {
+            if incident == 0 && observed.iter().all(known) {
                 stored = None;
+            }
+            if let Some(stored) = stored.as_mut().filter(|_| incident == 1) {
+                versions += 1;
+                stored.metadata = record("", versions).metadata;
             }
             now += Duration::from_millis(pause);
             let name = ["a", "b"][index];
-            let leads = observed[index].record.as_ref().is_some_and(|(record, _)| record.holder == name);
+            let leads = observed[index].record.as_ref().is_some_and(|(record, _)| record.holder == name && !record.is_deleted());
             if !leads {
                 observed[index].observe(stored.clone(), now);
             }
@@ -395,7 +514,6 @@ proptest! {
                 let (sent, known) = (now, observed[index].record.clone().map(|(record, _)| record));
                 now += Duration::from_millis(delay);
                 if action != LeaseAction::Create && known != stored {
-                    observed[index].record = None;
                     observed[index].observe(stored.clone(), now);
                     continue;
                 }
