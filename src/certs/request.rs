@@ -1,12 +1,22 @@
 //! A rotation that somebody asked for with `lockstep certs rotate`: the request and its progress are annotations of the
 //! Lease, so that the person needs no right on the CA Secret.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{secret::CaSet, webhooks::WebhookConfiguration};
+use super::{issue::later, secret::CaSet, webhooks::WebhookConfiguration};
 use crate::{keys::Keys, leader::LeaseAnnotations};
+
+/// How far the clocks of replicas and of the person who asks may differ.
+const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
+
+/// Whether a request can have been made by now. Replicas take up only later requests than the last one, so a request
+/// for the year 9999 would be the last for ever: such a one is not taken up, and counts as absent where it is recorded.
+#[must_use]
+pub fn is_plausible(request: Timestamp, now: Timestamp) -> bool {
+    request <= later(now, MAX_CLOCK_SKEW)
+}
 
 /// How far a requested rotation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

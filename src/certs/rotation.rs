@@ -10,6 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     Due, Error, Lifetimes,
     issue::{Ca, Certificate, SubjectNames, UnusableCa, later},
+    request::is_plausible,
     secret::{CaSet, NextCa, ParsedSecret},
     webhooks::Published,
 };
@@ -145,7 +146,14 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
     if maybe_served(inputs, &cas, now).iter().any(|certificate| !cas.trusts(certificate)) {
         return Due::Now(Change::KeepFormerCas);
     }
-    if let Some(request) = inputs.request.filter(|request| cas.rotation.is_none_or(|last| last < *request)) {
+    // One requested rotation at a time: a request that arrives during one waits until the CAs which that one revoked
+    // are gone. Otherwise requests in a row would replace the next CA before it signs, and the leaked one would go on.
+    // The rotation under way does not count for the request: the key of its next CA may have leaked before the request.
+    let recorded = cas.rotation.filter(|last| is_plausible(*last, now));
+    let is_new = |request: &Timestamp| is_plausible(*request, now) && recorded < Some(*request);
+    if let Some(request) = inputs.request.filter(is_new)
+        && !cas.trusts_revoked()
+    {
         return Due::Now(Change::Rotate(request));
     }
     let mut check_at = current.certificate.not_after;
@@ -194,9 +202,14 @@ pub fn contents_after(
         Change::Create | Change::RestoreCa(_) | Change::ReplaceCa(_) => {
             // Other replicas may serve leaves of CAs that are unusable here.
             let former = inputs.secret.into_iter().flat_map(ParsedSecret::certificates).chain(inputs.serving);
-            Some(
-                former.fold(CaSet::new(new_ca()?), |cas, certificate| cas.with_old(certificate.clone(), now)),
-            )
+            // But not those of a CA whose key may have leaked.
+            let in_secret = inputs.secret.map(|secret| (secret.rotation, &secret.revoked));
+            let in_memory = inputs.remembered.map(|cas| (cas.rotation, &cas.revoked));
+            let known = in_secret.filter(|(_, revoked)| !revoked.is_empty()).or(in_memory);
+            let (rotation, revoked) = known.map_or((None, Vec::new()), |(at, revoked)| (at, revoked.clone()));
+            let cas = CaSet { rotation, revoked, ..CaSet::new(new_ca()?) };
+            let former: Vec<&Certificate> = former.filter(|certificate| !cas.revokes(certificate)).collect();
+            Some(former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate.clone(), now)))
         }
         Change::RepairFields => {
             let parsed = parsed.map(|mut cas| {

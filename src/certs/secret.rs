@@ -17,7 +17,7 @@ const CA_CERTIFICATE: &str = "ca.crt";
 const CA_KEY: &str = "ca.key";
 const NEXT_CERTIFICATE: &str = "next.crt";
 const NEXT_KEY: &str = "next.key";
-/// When both webhook configurations were first seen to hold the next CA.
+/// When all webhook configurations that exist were first seen to hold the next CA.
 const NEXT_PUBLISHED: &str = "next.published";
 /// CAs that no longer sign but are still trusted.
 const OLD_CERTIFICATES: &str = "old.crt";
@@ -29,7 +29,7 @@ const ROTATION: &str = "rotation.requested";
 /// SHA-256, as hex digits, of the CAs whose keys that rotation made worthless, one a line.
 const REVOKED: &str = "revoked";
 
-/// Bounds the list of revoked CAs; the latest are kept.
+/// Bounds the list of revoked CAs; the latest are kept. More than a Secret has CAs.
 const MAX_REVOKED: usize = 32;
 /// Bounds the caBundle; the latest old CAs are kept.
 const MAX_OLD_CAS: usize = 8;
@@ -127,10 +127,11 @@ impl CaSet {
     /// have leaked, too.
     #[must_use]
     pub fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
+        let trusted: Vec<String> = self.trusted().into_iter().map(Certificate::sha256).collect();
         let mut revoked = self.revoked.clone();
-        for certificate in self.trusted().into_iter().filter(|certificate| !self.revokes(certificate)) {
-            revoked.push(certificate.sha256());
-        }
+        // All trusted ones go last, even those that are revoked already: the bound never drops one of them.
+        revoked.retain(|digest| !trusted.contains(digest));
+        revoked.extend(trusted);
         revoked.drain(..revoked.len().saturating_sub(MAX_REVOKED));
         Self { rotation: Some(request), revoked, ..self.with_next(ca) }
     }
@@ -138,6 +139,12 @@ impl CaSet {
     #[must_use]
     pub fn revokes(&self, certificate: &Certificate) -> bool {
         !self.revoked.is_empty() && self.revoked.contains(&certificate.sha256())
+    }
+
+    /// Whether a requested rotation is under way: a CA that it revoked is still trusted.
+    #[must_use]
+    pub fn trusts_revoked(&self) -> bool {
+        self.trusted().into_iter().any(|certificate| self.revokes(certificate))
     }
 
     #[must_use]

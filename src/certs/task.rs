@@ -21,7 +21,7 @@ use super::{
     decide::{CaWrite, LeafRequest, Memory, Now, Snapshot, decide},
     issue::Leaf,
     leaf::Renewal,
-    request::Progress,
+    request::{Progress, is_plausible},
     resolver::Resolver,
     rotation::SecretChange,
     secret::{CaSet, SecretObject},
@@ -163,7 +163,7 @@ impl CertificateTask {
 
     /// Decides what to do and does all of it but the writes, which it returns together with how long to sleep.
     fn reconcile(&mut self, now: Now) -> (Vec<CaWrite>, Duration) {
-        let request = self.request();
+        let request = self.request(now.time);
         let snapshot = Snapshot {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
@@ -179,7 +179,7 @@ impl CertificateTask {
             self.metrics.certificate_expiry(Role::Ca, cas.current.certificate.not_after.as_second());
         }
         if let Some(progress) = actions.progress {
-            self.tell(progress);
+            self.report_progress(progress);
         }
         if actions.is_published {
             self.readiness.mark_true(Condition::Bundle);
@@ -207,23 +207,28 @@ impl CertificateTask {
     }
 
     /// When somebody last asked for a rotation.
-    fn request(&mut self) -> Option<Timestamp> {
+    fn request(&mut self, now: Timestamp) -> Option<Timestamp> {
         let lease = self.lease.borrow_and_update();
-        let text = lease.get(&self.settings.keys.rotate_ca)?;
+        let key = &self.settings.keys.rotate_ca;
+        let text = lease.get(key)?;
         let request = text.parse().ok();
-        match request {
-            Some(_) => self.bad_request.resolved(),
-            None if self.bad_request.is_new(text) => tracing::warn!(
-                "the annotation {} of the Lease is no time: ask with lockstep certs rotate",
-                self.settings.keys.rotate_ca
-            ),
-            None => {}
+        let problem = match request {
+            Some(request) if is_plausible(request, now) => None,
+            Some(_) => Some("is in the future: check the clocks, and ask again"),
+            None => Some("is no time: ask"),
+        };
+        match problem {
+            None => self.bad_request.resolved(),
+            Some(problem) if self.bad_request.is_new(text) => {
+                tracing::warn!("the annotation {key} of the Lease {problem} with lockstep certs rotate")
+            }
+            Some(_) => {}
         }
         request
     }
 
     /// Writes the progress to the Lease, if this replica leads.
-    fn tell(&self, progress: Progress) {
+    fn report_progress(&self, progress: Progress) {
         let (key, text) = (&self.settings.keys.ca_rotation, progress.to_string());
         if self.lease.borrow().get(key) != Some(&text) {
             self.annotations.set(key, Some(text));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::Args;
 use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 use kube::{
@@ -12,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    certs::request::{Phase, Progress},
+    certs::request::{Phase, Progress, is_plausible},
     client::{self, Failure, with_timeout},
     config,
     keys::Keys,
@@ -50,25 +50,25 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     println!("asked for a new CA; the leader sees that within seconds");
     let (start, mut last) = (Instant::now(), None);
     loop {
-        let phase = lease.phase(request).await;
-        if phase.is_some() && phase != last {
-            if let Some(Phase::Unsupported) = phase {
+        let status = lease.status(request).await;
+        if status.is_some() && status != last {
+            if let Some(Status::TakenUp(Phase::Unsupported)) = status {
                 bail!(
                     "Lockstep serves a certificate from files, so it has no CA to replace: replace the files, or with \
                      cert-manager delete the Secrets lockstep-ca and lockstep-tls"
                 );
             }
-            println!("{}", phase.map_or("", describe));
-            last = phase;
+            println!("{}", status.map_or("", describe));
+            last = status;
         }
-        if last == Some(Phase::Done) {
+        if last == Some(Status::TakenUp(Phase::Done)) {
             return Ok(());
         }
         let waited = start.elapsed();
         if last.is_none() && waited > TAKE_UP_TIMEOUT.min(settings.timeout) {
             bail!(
-                "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}). With \
-                 --no-leader-elect, --no-controller or --no-webhook none reads it",
+                "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the \
+                 clock of this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it",
                 settings.namespace,
                 lease.keys.instance
             );
@@ -83,7 +83,18 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     }
 }
 
-const fn describe(phase: Phase) -> &'static str {
+/// What the annotations of the Lease say about our request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Status {
+    /// An earlier rotation is under way.
+    Waiting,
+    TakenUp(Phase),
+}
+
+const fn describe(status: Status) -> &'static str {
+    let Status::TakenUp(phase) = status else {
+        return "another rotation is under way; this one begins when that one is done";
+    };
     match phase {
         Phase::Publishing => "a new CA with a new key is published beside the old one",
         Phase::Spreading => "it is published; waiting until every API server trusts it",
@@ -107,17 +118,19 @@ impl LeaseHandle<'_> {
     /// Writes the request, and returns it.
     async fn ask(&self, now: Timestamp) -> anyhow::Result<Timestamp> {
         let lease = self.patch(&json!({})).await.map_err(|failure| self.explain(&failure))?;
-        let request = next_request(annotation(&lease, &self.keys.rotate_ca), now)?;
+        let asked = annotation(&lease, &self.keys.rotate_ca).and_then(|text| text.parse().ok());
+        let progress = annotation(&lease, &self.keys.ca_rotation).and_then(|text| text.parse().ok());
+        let request = next_request(asked, progress, now)?;
         let patch = json!({"metadata": {"annotations": {&self.keys.rotate_ca: request.to_string()}}});
         self.patch(&patch).await.map_err(|failure| self.explain(&failure))?;
         Ok(request)
     }
 
     /// How far the rotation is; none if no replica has taken it up, or the API server does not answer.
-    async fn phase(&self, request: Timestamp) -> Option<Phase> {
+    async fn status(&self, request: Timestamp) -> Option<Status> {
         let lease = self.patch(&json!({})).await.ok()?;
         let asked = annotation(&lease, &self.keys.rotate_ca)?;
-        phase(asked, annotation(&lease, &self.keys.ca_rotation)?, request)
+        status(asked, annotation(&lease, &self.keys.ca_rotation)?, request)
     }
 
     /// Reads the Lease with an empty patch: the right to patch it is enough for everything.
@@ -148,22 +161,32 @@ fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
 }
 
 /// How far our request is, given the annotations of the Lease. If somebody asks after us, their rotation replaces
-/// all that ours would have. Progress of any other request, one from before the Lease was deleted for example, says
-/// nothing.
-fn phase(asked: &str, progress: &str, request: Timestamp) -> Option<Phase> {
+/// all that ours would have. Progress of a request that is later than the last one asked, one from before the Lease was
+/// deleted for example, says nothing.
+fn status(asked: &str, progress: &str, request: Timestamp) -> Option<Status> {
     let asked: Timestamp = asked.parse().ok()?;
     let progress: Progress = progress.parse().ok()?;
-    (asked >= request && progress.request == asked).then_some(progress.phase)
+    let is_over = matches!(progress.phase, Phase::Done | Phase::Unsupported);
+    if progress.request > asked || asked < request {
+        None
+    } else if progress.request >= request {
+        Some(Status::TakenUp(progress.phase))
+    } else {
+        (!is_over).then_some(Status::Waiting)
+    }
 }
 
-/// A request that is later than the last one, whatever the clocks: replicas take up only later ones.
-fn next_request(last: Option<&str>, now: Timestamp) -> anyhow::Result<Timestamp> {
+/// A request that is later than the last one, even if a clock was ahead: replicas take up only later ones. Those that
+/// replicas would not take up do not count.
+fn next_request(
+    asked: Option<Timestamp>,
+    progress: Option<Progress>,
+    now: Timestamp,
+) -> anyhow::Result<Timestamp> {
     let now = Timestamp::from_second(now.as_second())?;
-    let Some(last) = last.and_then(|text| text.parse::<Timestamp>().ok()) else { return Ok(now) };
-    let after = last
-        .checked_add(Duration::from_secs(1))
-        .context("remove the annotation rotate-ca of the Lease: it is too late")?;
-    Ok(now.max(after))
+    let all = [asked, progress.map(|progress| progress.request)].into_iter().flatten();
+    let Some(last) = all.filter(|at| is_plausible(*at, now)).max() else { return Ok(now) };
+    Ok(now.max(last.checked_add(Duration::from_secs(1))?))
 }
 
 #[cfg(test)]
@@ -175,24 +198,38 @@ mod tests {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
         let check = |asked: i64, progress: i64| {
             let progress = Progress { request: at(progress), phase: Phase::Done }.to_string();
-            phase(&at(asked).to_string(), &progress, at(0))
+            status(&at(asked).to_string(), &progress, at(0))
         };
-        assert_eq!(check(0, 0), Some(Phase::Done));
-        assert_eq!(check(60, 60), Some(Phase::Done), "somebody asked after us");
+        let done = Some(Status::TakenUp(Phase::Done));
+        assert_eq!(check(0, 0), done);
+        assert_eq!(check(60, 60), done, "somebody asked after us");
+        assert_eq!(check(60, 0), done, "somebody asked after us, and waits");
         assert_eq!(check(0, -60), None, "not taken up yet");
-        assert_eq!(check(60, 0), None, "another rotation begins");
         assert_eq!(check(0, 60), None, "an earlier request by a clock that was ahead");
         assert_eq!(check(-60, -60), None);
+        let other = Progress { request: at(-60), phase: Phase::Spreading }.to_string();
+        assert_eq!(status(&at(0).to_string(), &other, at(0)), Some(Status::Waiting));
     }
 
     #[test]
     fn request_is_later_than_the_last_one_whatever_the_clocks() {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
-        assert_eq!(next_request(None, at(0)).unwrap(), at(0));
-        assert_eq!(next_request(Some("nonsense"), at(0)).unwrap(), at(0));
-        assert_eq!(next_request(Some(&at(-60).to_string()), at(0)).unwrap(), at(0));
-        assert_eq!(next_request(Some(&at(0).to_string()), at(0)).unwrap(), at(1));
-        assert_eq!(next_request(Some(&at(3600).to_string()), at(0)).unwrap(), at(3601));
-        assert!(next_request(Some(&Timestamp::MAX.to_string()), at(0)).is_err());
+        let next = |asked, taken_up: Option<Timestamp>| {
+            let progress = taken_up.map(|request| Progress { request, phase: Phase::Done });
+            next_request(asked, progress, at(0)).unwrap()
+        };
+        assert_eq!(next(None, None), at(0));
+        assert_eq!(next(Some(at(-60)), None), at(0));
+        assert_eq!(next(Some(at(0)), None), at(1));
+        assert_eq!(next(Some(at(60)), Some(at(60))), at(61));
+        assert_eq!(next(None, Some(at(60))), at(61), "somebody removed the request");
+    }
+
+    #[test]
+    fn request_in_the_far_future_does_not_count() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let far = "9999-12-30T22:00:00Z".parse().unwrap();
+        let progress = Some(Progress { request: far, phase: Phase::Done });
+        assert_eq!(next_request(Some(far), progress, now).unwrap(), now);
     }
 }
