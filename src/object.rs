@@ -33,7 +33,7 @@ pub struct ObjectKey {
 }
 
 /// A ConfigMap or a Secret. It has no `Debug`: content must not reach a log.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Object {
     pub metadata: Meta,

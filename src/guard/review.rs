@@ -305,12 +305,12 @@ impl<'a> Case<'a> {
             }
         }
         // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of
-        // that name, unless they are terminating anyway.
-        let leftover: BTreeSet<&ObjectKey> = world
-            .companions_of(&self.key)
-            .filter(|(at, _)| !required.covers(at))
-            .filter(|(at, found)| !found.terminating && !world.namespaces().is_terminating(&at.namespace))
+        // that name, even if they have lost our label, unless they are terminating anyway.
+        let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.terminating);
+        let leftover: BTreeSet<&ObjectKey> = labelled
             .map(|(at, _)| at)
+            .chain(world.lost_with_known_uid(&self.key))
+            .filter(|at| !required.covers(at) && !world.namespaces().is_terminating(&at.namespace))
             .collect();
         let many = leftover.len() > MAX_ITEMS;
         for at in leftover {
@@ -379,7 +379,7 @@ impl Claims {
             }
             match world.competing_source(&at, Some(&self.key)) {
                 None => {}
-                // Whoever can create a source in a matched namespace could otherwise keep this one out of all.
+                // Otherwise a source in one matched namespace could keep this one out of all of them.
                 Some(of) if !target.explicit => conflicts.add(&at, &of),
                 Some(of) if of.namespace == self.key.namespace => {
                     warnings.push(format!(

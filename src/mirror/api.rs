@@ -15,7 +15,7 @@ use crate::{
     client::{Failure, with_timeout},
     keys::Keys,
     leader::Claim,
-    object::{Object, ObjectKey},
+    object::{Meta, Object, ObjectKey},
     world::Companion,
 };
 
@@ -25,6 +25,9 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// What [`super::apply`] needs of the API server; tests have one in memory.
 pub trait CompanionApi: Send + Sync + 'static {
     fn get(&self, key: &ObjectKey) -> impl Future<Output = Result<Object, Failure>> + Send;
+
+    /// Reads an object without its content.
+    fn get_metadata(&self, key: &ObjectKey) -> impl Future<Output = Result<Meta, Failure>> + Send;
 
     /// Creates an object from its JSON and returns it as it is stored.
     fn create(&self, at: &ObjectKey, body: Vec<u8>) -> impl Future<Output = Result<Object, Failure>> + Send;
@@ -71,6 +74,11 @@ impl KubeApi {
 impl CompanionApi for KubeApi {
     async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
         self.call(collection(key).get(&key.name, &GetParams::default())).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        let request = collection(key).get_metadata(&key.name, &GetParams::default());
+        self.call::<Object>(request).await.map(|object| object.metadata)
     }
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {

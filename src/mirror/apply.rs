@@ -12,7 +12,7 @@ use crate::{
     client::Failure,
     content::Digest,
     keys::Keys,
-    object::ObjectKey,
+    object::{Object, ObjectKey},
     plan::{
         Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, first_difference,
         plan_companion,
@@ -27,8 +27,13 @@ use crate::{
 /// of all requests is bounded, and large writes that hang leave permits for others.
 ///
 /// A write holds up to six times its content: the payload, read live if it is not kept, the request, and the answer as it
-/// was received and as it was parsed. With the default of `--writes`, four writes of 1.5 MiB run at a time: 36 MiB.
+/// was received and as it was parsed. With the default of `--writes`, four writes of 1.5 MiB run at a time: 36 MiB. What
+/// is read, and may be larger than what is written, is bounded by [`MAX_CONCURRENT_READS`].
 const BYTES_PER_PERMIT: usize = 64 * 1024;
+/// Tenants choose the size of what is read: the object that has the name of a companion, metadata of any length, a source
+/// of which one key is copied. The permits of a write do not cover it. A read holds up to three times the object, as it is
+/// received and as it is parsed, so four reads of 1.5 MiB hold 18 MiB.
+const MAX_CONCURRENT_READS: usize = 4;
 /// A create may find an object, which has to be recreated, and the create after that may find another one.
 const MAX_ATTEMPTS: usize = 4;
 
@@ -105,6 +110,8 @@ pub struct Applier<A> {
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
     permits: Semaphore,
+    /// Held while an object is read and reduced to what is kept of it. Nothing else is waited for meanwhile.
+    reads: Semaphore,
     /// The most that one write takes.
     max_permits: usize,
 }
@@ -127,6 +134,7 @@ impl<A: CompanionApi> Applier<A> {
             world,
             queue,
             permits: Semaphore::new(writes),
+            reads: Semaphore::new(MAX_CONCURRENT_READS),
             max_permits: namespace_limit(writes),
         }
     }
@@ -157,7 +165,8 @@ impl<A: CompanionApi> Applier<A> {
         key: &ObjectKey,
         deletes: Vec<ObjectKey>,
     ) -> Result<Vec<ObjectKey>, Option<Failure>> {
-        let live = self.api.get(key).await;
+        let _read = self.reads.acquire().await;
+        let live = self.api.get_metadata(key).await;
         self.world.read(|world| match (live, world.source(key)) {
             // The garbage collector deletes what the source owned.
             (Err(Failure::NotFound), None) => Ok(deletes
@@ -165,10 +174,8 @@ impl<A: CompanionApi> Applier<A> {
                 .filter(|at| world.companion(at).is_none_or(|known| !known.owned_by_source))
                 .collect()),
             // It exists and is no source any more.
-            (Ok(object), None) if !self.keys.is_source(&object.metadata.labels) => Ok(deletes),
-            (Ok(object), Some(source)) if object.metadata.resource_version == source.resource_version => {
-                Ok(deletes)
-            }
+            (Ok(meta), None) if !self.keys.is_source(&meta.labels) => Ok(deletes),
+            (Ok(meta), Some(source)) if meta.resource_version == source.resource_version => Ok(deletes),
             (Ok(_) | Err(Failure::NotFound), _) => Err(None),
             (Err(failure), _) => Err(Some(failure)),
         })
@@ -218,8 +225,8 @@ impl<A: CompanionApi> Applier<A> {
         }
     }
 
-    /// Reads a source live, and returns the digest and payload of what was read. `None` if it has become malformed. The
-    /// world is told, so that what is planned next is what was read.
+    /// Reads a source live, and returns the digest and payload of what was read. `None` if it has become malformed. What
+    /// was read enters the world, so that the next plan is about it.
     async fn read_live(&self, source: &Source) -> Result<Option<(Digest, Arc<Payload>)>, ApplyError> {
         let key = &source.key;
         let live_read = self.live_reads.of(key);
@@ -227,6 +234,7 @@ impl<A: CompanionApi> Applier<A> {
         if let Some(payload) = live_read.get(source.digest) {
             return Ok(Some((source.digest, payload)));
         }
+        let read = self.reads.acquire().await;
         let object = match self.api.get(key).await {
             Ok(object)
                 if object.metadata.uid == source.uid && self.keys.is_source(&object.metadata.labels) =>
@@ -238,6 +246,7 @@ impl<A: CompanionApi> Applier<A> {
             Err(failure) => return Err(error(key, failure)),
         };
         let observed = ObservedSource::read(&self.keys, &self.rules, key.kind, object);
+        drop(read);
         let (digest, payload) = (observed.source.digest, observed.payload.clone());
         let effect = self.world.write(|world| world.source_read(observed));
         self.queue.push_all(effect.requeue);
@@ -346,15 +355,20 @@ impl<A: CompanionApi> Applier<A> {
         reason: DeleteReason,
         lost: &LostCompanion,
     ) -> Result<Next, ApplyError> {
-        let found = match self.api.get(at).await {
-            Ok(object) => Some(ObservedCompanion::read(&self.keys, at.kind, object)),
+        let read = self.reads.acquire().await;
+        let found = match self.api.get_metadata(at).await {
+            Ok(metadata) => {
+                let without_content = Object { metadata, ..Object::default() };
+                Some(ObservedCompanion::read(&self.keys, at.kind, without_content))
+            }
             Err(Failure::NotFound) => None,
             Err(failure) => return Err(error(at, failure)),
         };
+        drop(read);
         let found = found.as_ref().map(ObservedCompanion::companion).filter(|found| lost.is(found));
         let applied = match found {
             Some(_) if !lost.is_found() => {
-                self.world.write(|world| world.lost_found(at));
+                self.world.write(|world| world.lost_found(at, lost));
                 self.queue.push_all([key.clone()]);
                 return Ok(Next::Done(None));
             }
@@ -364,7 +378,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             None => None,
         };
-        let effect = self.world.write(|world| world.lost_gone(at));
+        let effect = self.world.write(|world| world.lost_gone(at, lost));
         self.requeue_others(key, effect);
         Ok(Next::Done(applied))
     }
@@ -376,11 +390,13 @@ impl<A: CompanionApi> Applier<A> {
         at: &ObjectKey,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
+        let read = self.reads.acquire().await;
         let found = match self.api.get(at).await {
             Ok(object) => ObservedCompanion::read(&self.keys, at.kind, object),
             Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
             Err(failure) => return Err(error(at, failure)),
         };
+        drop(read);
         let (companion, context) = self.world.read(|world| {
             let (_, companion) = world.identify(found.clone());
             let mut context = TargetContext::of(world, source, at, Some(&companion), in_step);

@@ -119,21 +119,21 @@ impl Reporter {
                 Some(_) if group.is_about_places() => CHANGES_REPEAT_AFTER,
                 Some(_) => Duration::ZERO,
             };
-            let (told, when) = match known {
+            let (identity, when) = match known {
                 Some(known) if now.saturating_duration_since(known.when) < pause => {
                     (known.identity, known.when)
                 }
                 _ => {
-                    self.tell(about, &group);
+                    self.report(about, &group);
                     (identity, now)
                 }
             };
-            reported.0.insert(group.label, ReportedTroubles { count, identity: told, when });
+            reported.0.insert(group.label, ReportedTroubles { count, identity, when });
         }
         before.into_iter().for_each(|(label, gone)| self.count(label, -gone.count));
     }
 
-    fn tell(&self, about: About<'_>, group: &Group<'_>) {
+    fn report(&self, about: About<'_>, group: &Group<'_>) {
         let Some(first) = group.troubles.first() else { return };
         let text = group.text();
         tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = group.label, "{text}");
@@ -284,7 +284,12 @@ mod tests {
     }
 
     /// The log lines that a report causes.
-    fn told(reported: &mut Reported, reporter: &Reporter, troubles: &[Trouble], now: Instant) -> Vec<String> {
+    fn reported_lines(
+        reported: &mut Reported,
+        reporter: &Reporter,
+        troubles: &[Trouble],
+        now: Instant,
+    ) -> Vec<String> {
         let (captured, key) = (CapturedLogs::default(), ObjectKey::new(Kind::ConfigMap, "home", "colors"));
         let capturing = captured.start("info");
         reporter.troubles(About { key: &key, uid: "u" }, reported, troubles, now);
@@ -293,9 +298,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn troubles_with_the_same_label_are_told_together_once_and_counted_by_place() {
+    async fn troubles_with_the_same_label_are_reported_together_once_and_counted_by_place() {
         let ((reporter, metrics), mut reported, now) = (reporter(), Reported::default(), Instant::now());
-        let lines = told(&mut reported, &reporter, &conflicts(0..12), now);
+        let lines = reported_lines(&mut reported, &reporter, &conflicts(0..12), now);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(
             lines[0].contains("12 places: n000/x, n001/x, n002/x and 9 more. n000/x: the name"),
@@ -303,34 +308,42 @@ mod tests {
         );
         assert_eq!(metrics.conflicts.get(), 12);
 
-        // Other places are affected: that is told, but not at once.
-        assert!(told(&mut reported, &reporter, &conflicts(0..20), now).is_empty());
+        // Other places are affected: that is reported, but not at once.
+        assert!(reported_lines(&mut reported, &reporter, &conflicts(0..20), now).is_empty());
         assert_eq!(metrics.conflicts.get(), 20);
         let later = now + CHANGES_REPEAT_AFTER;
-        assert!(told(&mut reported, &reporter, &conflicts(0..20), later)[0].contains("20 places: "));
-        assert!(told(&mut reported, &reporter, &conflicts(0..20), later + CHANGES_REPEAT_AFTER).is_empty());
-        assert_eq!(told(&mut reported, &reporter, &conflicts(0..20), later + REPEAT_AFTER).len(), 1);
+        assert!(
+            reported_lines(&mut reported, &reporter, &conflicts(0..20), later)[0].contains("20 places: ")
+        );
+        assert!(
+            reported_lines(&mut reported, &reporter, &conflicts(0..20), later + CHANGES_REPEAT_AFTER)
+                .is_empty()
+        );
+        assert_eq!(
+            reported_lines(&mut reported, &reporter, &conflicts(0..20), later + REPEAT_AFTER).len(),
+            1
+        );
 
-        assert!(told(&mut reported, &reporter, &[], later).is_empty());
+        assert!(reported_lines(&mut reported, &reporter, &[], later).is_empty());
         assert_eq!((metrics.conflicts.get(), reported.is_empty()), (0, true));
     }
 
     #[tokio::test]
-    async fn another_fault_is_told_at_once() {
+    async fn another_fault_is_reported_at_once() {
         let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());
         let fault = |key: &str| [Trouble::Fault(Fault::OwnName { key: key.to_owned() })];
         for key in ["a", "b"] {
-            assert_eq!(told(&mut reported, &reporter, &fault(key), now).len(), 1);
-            assert!(told(&mut reported, &reporter, &fault(key), now).is_empty());
+            assert_eq!(reported_lines(&mut reported, &reporter, &fault(key), now).len(), 1);
+            assert!(reported_lines(&mut reported, &reporter, &fault(key), now).is_empty());
         }
     }
 
     #[tokio::test]
-    async fn quota_whose_numbers_change_is_told_once() {
+    async fn quota_whose_numbers_change_is_reported_once() {
         let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());
         let at = configmap("away", "x");
         let refused = |used: u32| [Trouble::Forbidden { at: at.clone(), detail: format!("used: {used}") }];
-        assert_eq!(told(&mut reported, &reporter, &refused(0), now).len(), 1);
-        assert!(told(&mut reported, &reporter, &refused(1), now + CHANGES_REPEAT_AFTER).is_empty());
+        assert_eq!(reported_lines(&mut reported, &reporter, &refused(0), now).len(), 1);
+        assert!(reported_lines(&mut reported, &reporter, &refused(1), now + CHANGES_REPEAT_AFTER).is_empty());
     }
 }

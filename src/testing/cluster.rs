@@ -40,7 +40,7 @@ struct Objects {
     objects: BTreeMap<ObjectKey, Object>,
     namespaces: BTreeMap<String, Meta>,
     clock: u64,
-    /// How often an object was read.
+    /// How often an object was read with its content.
     reads: usize,
     /// Events that the watches have not shown yet.
     events: Vec<WatchEvent>,
@@ -283,7 +283,7 @@ impl Cluster {
 }
 
 impl Store {
-    /// How often an object was read.
+    /// How often an object was read with its content.
     #[must_use]
     pub fn reads(&self) -> usize {
         self.lock().reads
@@ -299,6 +299,10 @@ impl CompanionApi for Store {
         let mut objects = self.lock();
         objects.reads += 1;
         objects.objects.get(key).cloned().ok_or(Failure::NotFound)
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.lock().objects.get(key).map(|object| object.metadata.clone()).ok_or(Failure::NotFound)
     }
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {

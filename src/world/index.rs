@@ -12,11 +12,16 @@ use crate::object::{Kind, ObjectKey};
 pub struct Index {
     /// Companions by the source they belong to, whether or not that source exists.
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    /// How many of these companions are in other namespaces than their source, by source.
-    away_by_source: HashMap<ObjectKey, usize>,
-    away: usize,
+    away: AwayCounts,
     /// Sources by the companion they want.
     by_desired: HashMap<DesiredName, BTreeSet<ObjectKey>>,
+}
+
+/// How many companions are in other namespaces than their source.
+#[derive(Debug, Default)]
+pub struct AwayCounts {
+    by_source: HashMap<ObjectKey, usize>,
+    total: usize,
 }
 
 /// A companion's name and a namespace that the source lists; none if a prefix or a selector may match any.
@@ -39,28 +44,20 @@ impl Index {
 
     pub fn add_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
         let added = self.by_source.entry(source.clone()).or_default().insert(companion.clone());
-        if added && source.namespace != companion.namespace {
-            self.away += 1;
-            *self.away_by_source.entry(source.clone()).or_default() += 1;
+        if added {
+            self.away.add(source, companion);
         }
     }
 
     pub fn remove_companion(&mut self, source: &ObjectKey, companion: &ObjectKey) {
         let removed = remove(&mut self.by_source, source, companion);
-        if removed && source.namespace != companion.namespace {
-            self.away -= 1;
-            if let Some(away) = self.away_by_source.get_mut(source) {
-                *away -= 1;
-                if *away == 0 {
-                    self.away_by_source.remove(source);
-                }
-            }
+        if removed {
+            self.away.remove(source, companion);
         }
     }
 
-    /// How many companions are in other namespaces than their source, and how many sources have any there.
-    pub fn away_counts(&self) -> (usize, usize) {
-        (self.away, self.away_by_source.len())
+    pub const fn away(&self) -> &AwayCounts {
+        &self.away
     }
 
     pub fn add_source(&mut self, source: &Source) {
@@ -82,6 +79,35 @@ impl Index {
         let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
         let anywhere = (companion.kind, None, name);
         [here, anywhere].map(|name| self.by_desired.get(&name).into_iter().flatten())
+    }
+}
+
+impl AwayCounts {
+    pub fn add(&mut self, source: &ObjectKey, companion: &ObjectKey) {
+        if source.namespace != companion.namespace {
+            self.total += 1;
+            *self.by_source.entry(source.clone()).or_default() += 1;
+        }
+    }
+
+    /// Removes one that was added.
+    pub fn remove(&mut self, source: &ObjectKey, companion: &ObjectKey) {
+        if source.namespace == companion.namespace {
+            return;
+        }
+        self.total -= 1;
+        if let Some(away) = self.by_source.get_mut(source) {
+            *away -= 1;
+            if *away == 0 {
+                self.by_source.remove(source);
+            }
+        }
+    }
+
+    /// How many companions these and the others are, and of how many sources.
+    pub fn with(&self, others: &Self) -> (usize, usize) {
+        let more = others.by_source.keys().filter(|source| !self.by_source.contains_key(*source));
+        (self.total + others.total, self.by_source.len() + more.count())
     }
 }
 

@@ -2,8 +2,16 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{companion::Companion, index::remove};
-use crate::{content::Digest, object::ObjectKey};
+use super::{
+    companion::Companion,
+    index::{AwayCounts, remove},
+};
+use crate::{content::Digest, object::ObjectKey, policy::list::MAX_ITEMS};
+
+/// The maximum of places without a known UID that are kept for one source: those that it can list by name, and its own
+/// namespace. Each is kept until it has been read, and a pattern matches any number of namespaces; a source that is
+/// renamed while it is paused wants other places each time.
+pub const MAX_PLACES: usize = MAX_ITEMS + 1;
 
 /// What is known of a companion that no watch shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +32,7 @@ pub struct LostCompanion {
 pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    found_away: AwayCounts,
 }
 
 impl LostCompanion {
@@ -34,6 +43,11 @@ impl LostCompanion {
     #[must_use]
     pub const fn is_found(&self) -> bool {
         self.found
+    }
+
+    /// Whether it is about the same companion of the same source, whatever has been learned of it since.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        (&self.source, &self.uid, self.source_uid) == (&other.source, &other.uid, other.source_uid)
     }
 
     /// Whether an object is the lost companion: by its UID, or because it names the UID of the source and we have an
@@ -70,22 +84,31 @@ impl LostCompanions {
         self.by_name.insert(at, lost);
     }
 
-    /// Remembers a place that a source wanted, unless something is known about it already.
-    pub fn insert_place(&mut self, at: ObjectKey, lost: LostCompanion) {
-        if !self.by_name.contains_key(&at) {
-            self.insert(at, lost);
-        }
+    /// How many more places without a known UID may be kept for a source.
+    pub fn places_left(&self, source: &ObjectKey) -> usize {
+        let places = self.of(source).filter(|(_, lost)| lost.uid.is_none());
+        MAX_PLACES.saturating_sub(places.count())
+    }
+
+    /// Those in other namespaces than their source that a live read has found.
+    pub const fn found_away(&self) -> &AwayCounts {
+        &self.found_away
     }
 
     pub fn remove(&mut self, at: &ObjectKey) {
         if let Some(lost) = self.by_name.remove(at) {
             remove(&mut self.by_source, &lost.source, at);
+            if lost.found {
+                self.found_away.remove(&lost.source, at);
+            }
         }
     }
 
-    pub fn set_found(&mut self, at: &ObjectKey) {
-        if let Some(lost) = self.by_name.get_mut(at) {
+    /// Marks a lost companion as found, unless another one has taken its place since it was read.
+    pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
+        if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
+            self.found_away.add(&lost.source, at);
         }
     }
 

@@ -35,7 +35,7 @@ pub struct ObservedSource {
 }
 
 /// What companions of a source must be, as digests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Desired {
     pub policy: Policy,
     pub content: Digest,

@@ -124,6 +124,11 @@ impl World {
         self.lost.get(at).filter(|lost| lost.source == *source && self.is_unwanted(at, lost))
     }
 
+    /// The places at which a source had a companion that may still exist, without our label.
+    pub fn lost_with_known_uid(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        self.lost.of(source).filter(|(_, lost)| lost.uid.is_some()).map(|(at, _)| at)
+    }
+
     fn is_unwanted(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
         let unwanted = match self.sources.get(&lost.source) {
             None => true,
@@ -159,11 +164,11 @@ impl World {
         self.sources.len()
     }
 
-    /// How many companions are in other namespaces than their source, and how many sources have any there, whether
-    /// they still exist or not.
+    /// How many companions are in other namespaces than their source, lost ones that were found included, and how many
+    /// sources have any there, whether they still exist or not.
     #[must_use]
     pub fn away_counts(&self) -> (usize, usize) {
-        self.index.away_counts()
+        self.index.away().with(self.lost.found_away())
     }
 
     #[must_use]
@@ -349,6 +354,14 @@ impl World {
 
     fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
         let key = source.key.clone();
+        // The guard lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
+        // now has not been reviewed: its companions are those of its last state before.
+        let source = match self.sources.get(&key) {
+            Some(known) if source.terminating && known.uid == source.uid => {
+                Source { desired: known.desired.clone(), digest: known.digest, ..source }
+            }
+            _ => source,
+        };
         // Nothing is written for a source that is paused or being deleted.
         match payload.filter(|_| source.active_policy().is_some()) {
             Some(payload) => self.payloads.put(&key, source.digest, payload),
@@ -395,7 +408,8 @@ impl World {
     }
 
     /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none
-    /// is known: one that lost its label before this process started may be there.
+    /// is known: one that lost its label before this process started may be there. At most `MAX_PLACES` are kept for a
+    /// source.
     fn remember_places(&mut self, former: &Source) {
         let Ok(desired) = &former.desired else { return };
         let (key, policy) = (&former.key, &desired.policy);
@@ -407,31 +421,39 @@ impl World {
                 return;
             }
         }
+        let left = self.lost.places_left(key);
+        if left == 0 {
+            return;
+        }
         let is_missing = |at: &ObjectKey| {
             at != key
+                && self.lost.get(at).is_none()
                 && self.companions.get(at).is_none_or(|found| found.source.is_none())
                 && self.namespaces.eligibility(&key.namespace, &at.namespace) == Eligibility::Eligible
                 && !self.wants_at(key, at)
         };
         let wanted = self.namespaces.wanted(&key.namespace, &policy.targets).into_iter();
         let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
-        let missing: Vec<ObjectKey> = wanted.filter(is_missing).collect();
+        let missing: Vec<ObjectKey> = wanted.filter(is_missing).take(left).collect();
         for at in missing {
             let lost = LostCompanion::new(key.clone(), None, Some(uid_digest(&former.uid)));
-            self.lost.insert_place(at, lost);
+            self.lost.insert(at, lost);
         }
     }
 
     // --- lost companions
 
-    /// A live read has found a lost companion.
-    pub fn lost_found(&mut self, at: &ObjectKey) {
-        self.lost.set_found(at);
+    /// A live read has found this lost companion. Another one may have taken its place meanwhile.
+    pub fn lost_found(&mut self, at: &ObjectKey, lost: &LostCompanion) {
+        self.lost.set_found(at, lost);
     }
 
-    /// A live read has shown that a lost companion does not exist, or we have deleted it.
-    pub fn lost_gone(&mut self, at: &ObjectKey) -> Effect {
-        self.lost.remove(at);
+    /// A live read has shown that this lost companion does not exist, or we have deleted it. Another one may have taken
+    /// its place meanwhile.
+    pub fn lost_gone(&mut self, at: &ObjectKey, lost: &LostCompanion) -> Effect {
+        if self.lost.get(at).is_some_and(|known| known.is_same(lost)) {
+            self.lost.remove(at);
+        }
         let free = !self.companions.contains_key(at);
         Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
     }

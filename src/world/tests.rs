@@ -183,7 +183,8 @@ fn next_in_line_is_enqueued_when_the_owner_of_a_name_gives_it_up() {
     see_deleted(&mut world, &synced().version(11));
     world.delete_source(Kind::ConfigMap, colors().version(12).meta());
     assert_eq!(world.unwanted_lost(&colors_key()).count(), 2, "both places are looked at");
-    assert_eq!(world.lost_gone(&synced_key()).requeue, [next]);
+    let lost = world.unwanted_lost_at(&colors_key(), &synced_key()).unwrap().clone();
+    assert_eq!(world.lost_gone(&synced_key(), &lost).requeue, [next]);
 }
 
 #[test]
@@ -409,6 +410,81 @@ fn lost_companion_that_nobody_wants_is_forgotten_where_nobody_looks_for_it() {
         (0..2).for_each(|_| world.forget_unwanted_lost());
         assert!(!lost(world));
     }
+}
+
+/// The companion of [`colors`] in `away` vanishes, and its source does not want it any more.
+fn lose_unwanted(world: &mut World) -> LostCompanion {
+    see_deleted(world, &synced().version(11));
+    see_source(world, colors().annotate("target-namespaces", ".").version(12));
+    world.unwanted_lost_at(&colors_key(), &synced_key()).unwrap().clone()
+}
+
+#[test]
+fn read_of_a_lost_companion_changes_nothing_about_a_newer_one_of_another_source() {
+    let mut world = known();
+    let read = lose_unwanted(&mut world);
+    let newer = || synced().of("home/other").uid("second");
+    see(&mut world, newer().version(13));
+    see_deleted(&mut world, &newer().version(14));
+    world.lost_found(&synced_key(), &read);
+    world.lost_gone(&synced_key(), &read);
+    let kept = world.unwanted_lost_at(&configmap("home", "other"), &synced_key());
+    assert!(!kept.expect("the newer one").is_found());
+}
+
+#[test]
+fn lost_companion_counts_among_all_companions_once_it_is_found() {
+    let mut world = known();
+    let lost = lose_unwanted(&mut world);
+    assert_eq!(world.away_counts(), (0, 0));
+    (0..2).for_each(|_| world.lost_found(&synced_key(), &lost));
+    assert_eq!(world.away_counts(), (1, 1));
+    see(&mut world, companion("third", "colors-synced").of("home/colors").version(12));
+    assert_eq!(world.away_counts(), (2, 1));
+    world.lost_gone(&synced_key(), &lost);
+    assert_eq!(world.away_counts(), (1, 1));
+}
+
+/// A world with 200 namespaces.
+fn large() -> World {
+    let mut world = known();
+    (0..200).for_each(|n| drop(see_namespace(&mut world, &namespace(&format!("team-{n}")))));
+    world
+}
+
+/// As [`colors`], with companions of another name in every namespace.
+fn everywhere(n: u64) -> ObjectBuilder {
+    colors().annotate("target-namespaces", "*").annotate("companion-name", &format!("x{n}")).version(20 + n)
+}
+
+#[test]
+fn source_that_is_edited_while_it_terminates_leaves_the_places_of_its_last_state_before() {
+    let mut world = large();
+    for n in 0..1000 {
+        see_source(&mut world, everywhere(n).finalizer("x/y").terminating());
+    }
+    let deleted = everywhere(1000);
+    world.delete_source(Kind::ConfigMap, deleted.meta());
+    assert_eq!(
+        world.unwanted_lost(&colors_key()).map(|(at, _)| &*at.namespace).collect::<Vec<_>>(),
+        ["home"]
+    );
+}
+
+#[test]
+fn source_leaves_a_limited_number_of_places_however_often_it_is_renamed_and_whatever_it_matches() {
+    let places = |world: &World| world.unwanted_lost(&colors_key()).count();
+    let mut world = large();
+    (0..1000).for_each(|n| drop(see_source(&mut world, everywhere(n).annotate("paused", "true"))));
+    see_source(&mut world, everywhere(1000));
+    assert_eq!(places(&world), lost::MAX_PLACES);
+
+    let mut world = large();
+    see_source(&mut world, everywhere(0));
+    (0..3).for_each(|_| world.forget_unwanted_lost());
+    assert_eq!(places(&world), 0);
+    world.delete_source(Kind::ConfigMap, everywhere(1).meta());
+    assert_eq!(places(&world), lost::MAX_PLACES);
 }
 
 // --- sources

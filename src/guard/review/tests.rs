@@ -729,6 +729,16 @@ fn terminating_companions_require_no_access() {
 }
 
 #[test]
+fn leftover_companion_that_has_lost_its_label_requires_access() {
+    let mut cluster = mirrored(colors());
+    cluster.put(colors().annotate("paused", "true"));
+    cluster.edit(&configmap("away", "colors-synced"), |object| object.metadata.labels.clear());
+    cluster.put(colors().annotate("paused", "true").annotate("target-namespaces", "."));
+    let expected = ["delete away/colors-synced", "delete home/colors-synced"];
+    assert_eq!(required(&delete(&cluster, "home", "colors")), expected);
+}
+
+#[test]
 fn many_leftover_companions_require_access_in_all_namespaces() {
     let mut cluster = Cluster::with(&["home"]);
     (0..60).for_each(|n| cluster.namespace(namespace(&format!("team-{n}"))));

@@ -1,27 +1,46 @@
-//! Payloads that the world does not keep.
+//! Payloads that the world does not keep, and other live reads.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::{FutureExt, future::join_all};
 use json_patch::Patch as Operations;
 use tokio::sync::Semaphore as Gate;
 
 use super::*;
 use crate::{
-    object::Object,
+    object::{Meta, Object},
     testing::{
         cluster::{Cluster, Store},
-        configmap, keys, object, source,
+        configmap, keys, namespace, object, source,
     },
     world::Companion,
 };
 
-/// Creates wait for a permit of the gate.
+/// Creates and reads wait for a permit of their gate.
 struct Gated {
     store: Store,
     creates: Gate,
+    reads: Gate,
+    /// How many reads have begun.
+    reads_begun: AtomicUsize,
+}
+
+impl Gated {
+    async fn read(&self) {
+        self.reads_begun.fetch_add(1, Ordering::Relaxed);
+        self.reads.acquire().await.unwrap().forget();
+    }
 }
 
 impl CompanionApi for Arc<Gated> {
     async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.read().await;
         self.store.get(key).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.read().await;
+        self.store.get_metadata(key).await
     }
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
@@ -42,8 +61,8 @@ impl CompanionApi for Arc<Gated> {
 fn fixture(source_cache: usize, text: &str) -> (Cluster, Arc<Gated>, Applier<Arc<Gated>>) {
     let mut cluster = Cluster::with_source_cache(&["home", "a", "b"], source_cache);
     cluster.put(source("home", "colors").annotate("target-namespaces", "a,b").data("text", text));
-    let store = cluster.api();
-    let api = Arc::new(Gated { store, creates: Gate::new(100) });
+    let (store, reads_begun) = (cluster.api(), AtomicUsize::new(0));
+    let api = Arc::new(Gated { store, creates: Gate::new(100), reads: Gate::new(100), reads_begun });
     let applier = Applier::new(api.clone(), keys(), cluster.world.clone(), Arc::default(), 64);
     (cluster, api, applier)
 }
@@ -151,4 +170,39 @@ async fn source_that_became_malformed_or_paused_is_not_written() {
         assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none());
         assert_eq!(text_in(&cluster, "a"), None);
     }
+}
+
+#[tokio::test]
+async fn few_objects_are_read_at_a_time_however_many_creates_meet_one() {
+    let (mut cluster, api, applier) = fixture(1 << 20, "blue");
+    let namespaces: Vec<String> = (0..3 * MAX_CONCURRENT_READS).map(|n| format!("n{n}")).collect();
+    for name in &namespaces {
+        cluster.namespace(namespace(name));
+        cluster.put(object(name, "colors-synced"));
+    }
+    cluster.put(source("home", "colors").annotate("target-namespaces", "n*"));
+    api.reads.forget_permits(100);
+    let writes: Vec<PlannedWrite> = namespaces.iter().map(|name| write_to(name)).collect();
+    let mut all = Box::pin(join_all(writes.iter().map(|write| applier.apply(write, NEW))));
+    assert!(all.as_mut().now_or_never().is_none());
+    assert_eq!(api.reads_begun.load(Ordering::Relaxed), MAX_CONCURRENT_READS);
+    api.reads.add_permits(100);
+    for outcome in all.await {
+        assert!(matches!(outcome, Err(ApplyError::Retry { trouble: Some(_), .. })), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn deletes_read_no_content() {
+    let (mut cluster, api, applier) = fixture(1 << 20, "blue");
+    let (key, PlannedWrite { at, .. }) = (configmap("home", "colors"), write_to("a"));
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    cluster.show();
+    cluster.edit(&at, |object| object.metadata.labels.clear());
+    cluster.delete(&key);
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none(), "it is found");
+    assert!(applier.confirm_deletes(&key, vec![at.clone()]).await.unwrap().contains(&at));
+    let done = applier.apply(&PlannedWrite { delete: true, ..write_to("a") }, NEW).await.unwrap();
+    assert!(done.is_some() && cluster.object(&at).is_none());
+    assert_eq!((api.store.reads(), api.reads_begun.load(Ordering::Relaxed)), (0, 3));
 }

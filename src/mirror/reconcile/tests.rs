@@ -9,7 +9,7 @@ use tokio::sync::{Notify, watch};
 use super::*;
 use crate::{
     mirror::events::EventRecorder,
-    object::Object,
+    object::{Meta, Object},
     ops::metrics::ReasonLabel,
     plan::Heal,
     testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
@@ -41,6 +41,10 @@ impl TestApi {
 impl CompanionApi for TestApi {
     async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
         self.store.get(key).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.store.get_metadata(key).await
     }
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
