@@ -11,6 +11,7 @@ use std::{
 
 use axum::body::{Body, HttpBody};
 use futures::StreamExt;
+use tokio::sync::Notify;
 
 use super::fair_semaphore::{Caller, FairSemaphore, Permits};
 
@@ -48,7 +49,10 @@ pub struct BodyBudget {
     next_id: AtomicU64,
 }
 
-type Slot = Mutex<Option<ReservedBody>>;
+struct Slot {
+    body: Mutex<Option<ReservedBody>>,
+    given_up: Notify,
+}
 
 struct IncompleteBody<'a> {
     budget: &'a BodyBudget,
@@ -84,7 +88,7 @@ impl BodyBudget {
         while let Some(chunk) = chunks.next().await {
             incomplete.add(&chunk.map_err(|_| BodyError::Incomplete)?).await?;
         }
-        incomplete.slot().take().ok_or(BodyError::Overloaded)
+        incomplete.slot.body().take().ok_or(BodyError::Overloaded)
     }
 
     #[cfg(test)]
@@ -95,13 +99,15 @@ impl BodyBudget {
     async fn begin(&self, caller: Caller) -> IncompleteBody<'_> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let reservation = Reservation(self.reserve(&caller, id, 1).await);
-        let slot = Arc::new(Mutex::new(Some(ReservedBody { bytes: Vec::new(), reservation })));
+        let body = Mutex::new(Some(ReservedBody { bytes: Vec::new(), reservation }));
+        let slot = Arc::new(Slot { body, given_up: Notify::new() });
         self.incomplete().insert(id, slot.clone());
         IncompleteBody { budget: self, caller, id, slot, bytes: 0, reserved_permits: 1 }
     }
 
     /// Reserves a share of the budget. If need be, incomplete bodies that began before this one are given up for it;
-    /// complete ones are waited for.
+    /// complete ones are waited for. So the only incomplete body that waits is the oldest one: two never wait for each
+    /// other.
     async fn reserve(&self, caller: &Caller, id: u64, permits: usize) -> Permits {
         loop {
             if let Some(permits) = self.permits.try_acquire(caller.clone(), permits) {
@@ -113,7 +119,10 @@ impl BodyBudget {
                 oldest.map(|oldest| oldest.remove())
             };
             match older {
-                Some(slot) => drop(slot.lock().unwrap_or_else(PoisonError::into_inner).take()),
+                Some(slot) => {
+                    drop(slot.body().take());
+                    slot.given_up.notify_one();
+                }
                 None => return self.permits.acquire(caller.clone(), permits).await,
             }
         }
@@ -131,10 +140,15 @@ impl IncompleteBody<'_> {
             return Err(BodyError::TooLarge);
         }
         let missing = self.bytes.div_ceil(BYTES_PER_PERMIT).saturating_sub(self.reserved_permits);
-        let permits = self.budget.reserve(&self.caller, self.id, missing).await;
+        let permits = tokio::select! {
+            biased;
+            // If it still waited, it would hold up the body for which it was given up.
+            () = self.slot.given_up.notified() => return Err(BodyError::Overloaded),
+            permits = self.budget.reserve(&self.caller, self.id, missing) => permits,
+        };
         self.reserved_permits += missing;
-        let mut slot = self.slot();
-        let body = slot.as_mut().ok_or(BodyError::Overloaded)?;
+        let mut body = self.slot.body();
+        let body = body.as_mut().ok_or(BodyError::Overloaded)?;
         body.reservation.0.merge(permits);
         // `Vec` would double its capacity, which no budget counts.
         if body.bytes.capacity() - body.bytes.len() < chunk.len() {
@@ -143,9 +157,11 @@ impl IncompleteBody<'_> {
         body.bytes.extend_from_slice(chunk);
         Ok(())
     }
+}
 
-    fn slot(&self) -> MutexGuard<'_, Option<ReservedBody>> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+impl Slot {
+    fn body(&self) -> MutexGuard<'_, Option<ReservedBody>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

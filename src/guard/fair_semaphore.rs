@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-/// Whose requests share one turn.
+/// The permits of all requests of one caller are counted together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Caller {
     Peer(IpAddr),
@@ -54,6 +54,11 @@ impl FairSemaphore {
 
     /// Waits for permits. At most as many may be asked for as there are.
     pub async fn acquire(&self, caller: Caller, permits: usize) -> Permits {
+        if permits == 0 {
+            return self.permits(caller, 0);
+        }
+        // It outlives the receiver, so that it finds the request given up.
+        let mut given_up = GrantOnDrop(Some(self));
         let (granted, receiver) = oneshot::channel();
         {
             let mut state = self.state();
@@ -63,21 +68,32 @@ impl FairSemaphore {
             share.waiting.push_back(Waiting { turn, permits, granted });
             self.grant(&mut state);
         }
-        match receiver.await {
+        let permits = match receiver.await {
             Ok(permits) => permits,
-            // The sender is dropped only after it has sent.
+            // The sender of a request that still waits is dropped only after it has sent.
             Err(_) => std::future::pending().await,
-        }
+        };
+        given_up.0 = None;
+        permits
     }
 
-    /// Takes permits that are free, ahead of everybody who waits.
+    /// Takes permits that are free, unless a request waits.
     #[must_use]
     pub fn try_acquire(&self, caller: Caller, permits: usize) -> Option<Permits> {
-        let mut state = self.state();
-        state.free = state.free.checked_sub(permits)?;
-        state.callers.entry(caller.clone()).or_default().held += permits;
-        drop(state);
-        Some(Permits { semaphore: self.clone(), caller, number: permits })
+        if permits > 0 {
+            let mut state = self.state();
+            state.remove_given_up();
+            if state.callers.values().any(|share| !share.waiting.is_empty()) {
+                return None;
+            }
+            state.free = state.free.checked_sub(permits)?;
+            state.callers.entry(caller.clone()).or_default().held += permits;
+        }
+        Some(self.permits(caller, permits))
+    }
+
+    fn permits(&self, caller: Caller, number: usize) -> Permits {
+        Permits { semaphore: self.clone(), caller, number }
     }
 
     #[cfg(test)]
@@ -85,10 +101,11 @@ impl FairSemaphore {
         self.state().free
     }
 
-    /// Gives free permits to those who wait, for as long as there are enough for the next in turn: nobody overtakes a
-    /// request that needs many.
+    /// Gives free permits to waiting requests, for as long as there are enough for the next in turn. A request for more
+    /// than are free holds up all others, except those of callers that hold fewer permits than its own.
     fn grant(&self, state: &mut State) {
         loop {
+            state.remove_given_up();
             let waiting = state.callers.iter().filter_map(|(caller, share)| {
                 share.waiting.front().map(|first| (share.held, first.turn, first.permits, caller))
             });
@@ -101,14 +118,10 @@ impl FairSemaphore {
             let caller = caller.clone();
             let Some(share) = state.callers.get_mut(&caller) else { return };
             let Some(first) = share.waiting.pop_front() else { return };
-            if first.granted.is_closed() {
-                state.forget_if_unused(&caller);
-                continue;
-            }
             share.held += permits;
             state.free -= permits;
             // If the request is given up right now, dropping the permits would lock this state once more.
-            let granted = Permits { semaphore: self.clone(), caller: caller.clone(), number: permits };
+            let granted = self.permits(caller.clone(), permits);
             if let Err(granted) = first.granted.send(granted) {
                 granted.forget();
                 state.give_back(&caller, permits);
@@ -127,12 +140,27 @@ impl State {
         if let Some(share) = self.callers.get_mut(caller) {
             share.held -= permits;
         }
-        self.forget_if_unused(caller);
     }
 
-    fn forget_if_unused(&mut self, caller: &Caller) {
-        if self.callers.get(caller).is_some_and(|share| share.held == 0 && share.waiting.is_empty()) {
-            self.callers.remove(caller);
+    /// Removes requests that nobody waits for any more, up to the first of each caller that still waits, and then callers
+    /// without permits and requests.
+    fn remove_given_up(&mut self) {
+        self.callers.retain(|_, share| {
+            while share.waiting.front().is_some_and(|first| first.granted.is_closed()) {
+                share.waiting.pop_front();
+            }
+            share.held > 0 || !share.waiting.is_empty()
+        });
+    }
+}
+
+/// A request that is given up may have held up smaller ones.
+struct GrantOnDrop<'a>(Option<&'a FairSemaphore>);
+
+impl Drop for GrantOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(semaphore) = self.0 {
+            semaphore.grant(&mut semaphore.state());
         }
     }
 }
@@ -213,14 +241,40 @@ mod tests {
         assert!(large.as_mut().now_or_never().is_none());
         let mut small = Box::pin(semaphore.acquire(peer(3), 1));
         assert!(small.as_mut().now_or_never().is_none());
-        // `try_acquire` does overtake.
-        drop(semaphore.try_acquire(peer(4), 1).expect("a free permit"));
+        assert!(semaphore.try_acquire(peer(4), 1).is_none());
         first.shrink_to(1);
         assert!(large.as_mut().now_or_never().is_none());
+        // The small one fits as soon as the large one is given up, before anything is released.
         drop(large);
-        drop(first);
         assert!(small.now_or_never().is_some());
+        drop(semaphore.try_acquire(peer(4), 1).expect("nobody waits"));
+        drop(first);
         assert_eq!(semaphore.free(), 4);
+        assert!(semaphore.state().callers.is_empty());
+    }
+
+    #[test]
+    fn request_given_up_at_the_front_of_its_caller_holds_up_nobody() {
+        let semaphore = FairSemaphore::new(4);
+        let held = semaphore.acquire(peer(1), 3).now_or_never().unwrap();
+        let (granted, receiver) = oneshot::channel();
+        let given_up = Waiting { turn: 0, permits: 4, granted };
+        semaphore.state().callers.entry(peer(2)).or_default().waiting.push_back(given_up);
+        drop(receiver);
+        assert!(semaphore.acquire(peer(2), 1).now_or_never().is_some());
+        assert!(semaphore.try_acquire(peer(3), 1).is_some());
+        drop(held);
+        assert!(semaphore.state().callers.is_empty());
+    }
+
+    #[test]
+    fn no_permits_are_had_at_once_and_leave_nothing_behind() {
+        let semaphore = FairSemaphore::new(1);
+        let held = semaphore.try_acquire(peer(1), 1).unwrap();
+        assert!(semaphore.try_acquire(peer(2), 0).is_some());
+        assert!(semaphore.acquire(peer(3), 0).now_or_never().is_some());
+        assert_eq!(semaphore.state().callers.len(), 1);
+        drop(held);
         assert!(semaphore.state().callers.is_empty());
     }
 

@@ -69,8 +69,8 @@ impl User {
         texts.map(|text| size_of::<String>() + text.len()).sum()
     }
 
-    /// Whose share of a limit the user takes. The ServiceAccounts of a namespace share one, because whoever writes in a
-    /// namespace can have any number of them.
+    /// Limits count the requests of one tenant together: of a user, or of all ServiceAccounts of a namespace, because a
+    /// user who may write in a namespace can create any number of them.
     #[must_use]
     pub fn tenant(&self) -> &str {
         match self.name.strip_prefix("system:serviceaccount:").and_then(|account| account.find(':')) {

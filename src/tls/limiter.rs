@@ -64,10 +64,9 @@ impl ConnectionLimiter {
         Self { limits, open: HashMap::new() }
     }
 
-    /// Closes another connection if one more would exceed the limit; false if the newcomer has to be refused
-    /// instead. A connection that waits
-    /// for an answer is closed only if its peer has more connections than any other, and at least two more
-    /// than the newcomer's peer.
+    /// Makes room for a new connection. At the limit, another connection is closed. One that waits for an answer is
+    /// closed only if its peer has more connections than any other, and at least two more than the newcomer's peer.
+    /// False: there is no such connection, so the newcomer is refused.
     pub fn admit(&mut self, newcomer: IpAddr) -> bool {
         let counted = || self.open.iter().filter(|(_, open)| !open.closing);
         if counted().count() < self.limits.max_connections {

@@ -84,6 +84,29 @@ async fn complete_body_is_never_given_up_but_waited_for() {
 }
 
 #[tokio::test]
+async fn body_that_waits_is_given_up_for_a_younger_one() {
+    let budget = BodyBudget::new(100 << 10);
+    let (first, body) = slow();
+    let mut oldest = Box::pin(read(&budget, body));
+    let (second, body) = slow();
+    let mut younger = Box::pin(read(&budget, body));
+    for (sender, reading) in [(&first, &mut oldest), (&second, &mut younger)] {
+        sender.unbounded_send(piece(45 << 10)).unwrap();
+        assert!(reading.as_mut().now_or_never().is_none());
+    }
+    first.unbounded_send(piece(30 << 10)).unwrap();
+    assert!(oldest.as_mut().now_or_never().is_none(), "it waits");
+    // There is enough for this piece, but others do not overtake.
+    second.unbounded_send(piece(5 << 10)).unwrap();
+    assert!(younger.as_mut().now_or_never().is_none());
+    assert_eq!(oldest.await.err(), Some(BodyError::Overloaded));
+    drop(second);
+    assert_eq!(younger.await.ok().unwrap().bytes.len(), 50 << 10);
+    assert_eq!(budget.free_bytes(), 100 << 10);
+    assert!(budget.incomplete().is_empty());
+}
+
+#[tokio::test]
 async fn endless_body_is_read_no_further_than_the_limit() {
     let budget = BodyBudget::default();
     let mut sent = 0;
