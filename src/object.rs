@@ -37,9 +37,9 @@ pub struct ObjectKey {
 #[serde(rename_all = "camelCase")]
 pub struct Object {
     pub metadata: Meta,
-    #[serde(default, deserialize_with = "optional_texts")]
+    #[serde(default, deserialize_with = "optional_map")]
     pub data: Option<BTreeMap<String, String>>,
-    #[serde(default, deserialize_with = "optional_texts")]
+    #[serde(default, deserialize_with = "optional_map")]
     pub binary_data: Option<BTreeMap<String, String>>,
     #[serde(default, rename = "type")]
     pub type_: Option<String>,
@@ -51,13 +51,17 @@ pub struct Object {
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
+    #[serde(deserialize_with = "text")]
     pub name: String,
+    #[serde(deserialize_with = "text")]
     pub namespace: String,
+    #[serde(deserialize_with = "text")]
     pub uid: String,
+    #[serde(deserialize_with = "text")]
     pub resource_version: String,
-    #[serde(deserialize_with = "texts")]
+    #[serde(deserialize_with = "map")]
     pub labels: BTreeMap<String, String>,
-    #[serde(deserialize_with = "texts")]
+    #[serde(deserialize_with = "map")]
     pub annotations: BTreeMap<String, String>,
     #[serde(deserialize_with = "list::<_, _, MIN_OWNER_BYTES>")]
     pub owner_references: Vec<OwnerReference>,
@@ -72,9 +76,13 @@ pub struct Meta {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OwnerReference {
+    #[serde(deserialize_with = "text")]
     pub api_version: String,
+    #[serde(deserialize_with = "text")]
     pub kind: String,
+    #[serde(deserialize_with = "text")]
     pub name: String,
+    #[serde(deserialize_with = "text")]
     pub uid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
@@ -85,7 +93,9 @@ pub struct OwnerReference {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct ManagedFields {
+    #[serde(deserialize_with = "text")]
     pub manager: String,
+    #[serde(deserialize_with = "text")]
     pub time: String,
 }
 
@@ -95,49 +105,58 @@ pub struct NamespaceObject {
     pub metadata: Meta,
 }
 
-type Texts = BTreeMap<String, String>;
+/// A text; null is an empty one. Go writes a time without a value as null, so the API server sends null for a `time` in
+/// managedFields that somebody has written as `0001-01-01T00:00:00Z`.
+fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
 
-/// A map of texts. The API server sends null for a value of a Secret or of `binaryData` that was written as null, and
-/// stores it as an empty text.
-fn optional_texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
-    struct TextsVisitor;
+/// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written as
+/// null, and stores it as an empty one.
+pub(crate) fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de> + Default,
+{
+    struct MapVisitor<V>(PhantomData<V>);
 
-    impl<'de> Visitor<'de> for TextsVisitor {
-        type Value = Option<Texts>;
+    impl<'de, V: Deserialize<'de> + Default> Visitor<'de> for MapVisitor<V> {
+        type Value = Option<BTreeMap<String, V>>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object of texts")
+            f.write_str("an object")
         }
 
         fn visit_unit<E>(self) -> Result<Self::Value, E> {
             Ok(None)
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut texts = Texts::new();
-            while let Some((key, text)) = map.next_entry::<_, Option<String>>()? {
-                texts.insert(key, text.unwrap_or_default());
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut map = BTreeMap::new();
+            while let Some((key, value)) = entries.next_entry::<_, Option<V>>()? {
+                map.insert(key, value.unwrap_or_default());
             }
-            Ok(Some(texts))
+            Ok(Some(map))
         }
     }
 
-    deserializer.deserialize_any(TextsVisitor)
+    deserializer.deserialize_any(MapVisitor(PhantomData))
 }
 
-fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Texts, D::Error> {
-    Ok(optional_texts(deserializer)?.unwrap_or_default())
+fn map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    Ok(optional_map(deserializer)?.unwrap_or_default())
 }
 
-/// A list with no more elements than an object in etcd can have; null is an empty list.
+/// A list with no more elements than an object in etcd can have; null is an empty list, or an empty
+/// element.
 fn list<'de, D, T, const MIN_BYTES: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de>,
+    T: Deserialize<'de> + Default,
 {
     struct ListVisitor<T, const MIN_BYTES: usize>(PhantomData<T>);
 
-    impl<'de, T: Deserialize<'de>, const MIN_BYTES: usize> Visitor<'de> for ListVisitor<T, MIN_BYTES> {
+    impl<'de, T: Deserialize<'de> + Default, const MIN_BYTES: usize> Visitor<'de> for ListVisitor<T, MIN_BYTES> {
         type Value = Vec<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -151,8 +170,8 @@ where
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut list = Vec::new();
             while list.len() < MAX_STORED_BYTES / MIN_BYTES {
-                let Some(element) = seq.next_element()? else { return Ok(list) };
-                list.push(element);
+                let Some(element) = seq.next_element::<Option<T>>()? else { return Ok(list) };
+                list.push(element.unwrap_or_default());
             }
             match seq.next_element::<IgnoredAny>()? {
                 None => Ok(list),
@@ -265,5 +284,22 @@ mod tests {
         ] {
             assert!(ObjectKey::parse(Kind::ConfigMap, text).is_none(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn every_field_may_be_null() {
+        let owner = r#"{"apiVersion": null, "kind": null, "name": null, "uid": null, "controller": null}"#;
+        let metadata = format!(
+            r#"{{"name": null, "namespace": null, "uid": null, "resourceVersion": null, "labels": {{"a": null}},
+            "annotations": null, "ownerReferences": [{owner}, null], "finalizers": [null], "creationTimestamp": null,
+            "deletionTimestamp": null, "managedFields": [{{"manager": null, "time": null}}, null]}}"#
+        );
+        let object = format!(
+            r#"{{"metadata": {metadata}, "data": {{"a": null}}, "binaryData": null, "type": null, "immutable": null}}"#
+        );
+        let object: Object = serde_json::from_str(&object).map_err(|error| error.to_string()).ok().unwrap();
+        assert_eq!(object.metadata.managed_fields[0].time, "");
+        assert_eq!(object.metadata.owner_references, [OwnerReference::default(), OwnerReference::default()]);
+        assert_eq!(object.data.unwrap()["a"], "");
     }
 }

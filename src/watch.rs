@@ -1,21 +1,26 @@
 //! Watches one resource: a consistent list, then events, without end.
 //!
-//! `kube::runtime::watcher` does not fit for three reasons. It hides bookmarks, so that a stalled watch looks like a
-//! quiet one. It lists from any resourceVersion, not a consistent one. It resumes a watch from its last version although
-//! etcd was restored from a backup (`restores`).
+//! `kube::runtime::watcher` does not fit for four reasons. It hides bookmarks, so that a stalled watch looks like a
+//! quiet one. It lists from any resourceVersion, not a consistent one. It fails at an object that it cannot decode. It
+//! resumes a watch from its last version although etcd was restored from a backup (`restores`).
 
+mod decode;
 mod list;
 pub mod object;
 mod restores;
 
+pub use decode::Undecodable;
 pub use restores::Restores;
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
+    io,
     time::{Duration, Instant},
 };
 
-use futures::{AsyncBufReadExt, StreamExt};
+use futures::{AsyncBufRead, AsyncBufReadExt};
+use http::{HeaderValue, header::ACCEPT_ENCODING};
 use kube::{
     Client,
     api::{ListParams, WatchEvent, WatchParams},
@@ -48,6 +53,8 @@ const BROKEN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duratio
 /// After this many failures in a row to resume from a resourceVersion, the resource is listed again. Requests without an
 /// answer do not count, so that not every outage ends with a list.
 const MAX_FAILED_RESUMES: u32 = 5;
+/// How many objects that cannot be decoded a watch logs.
+const MAX_LOGGED_UNDECODABLE: usize = 100;
 /// The timeout of the request whether a version was reached.
 const POSITION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -72,6 +79,8 @@ pub enum Event<T> {
     InitDone(String),
     /// There is nothing new, but the watch is alive.
     Bookmark,
+    /// An object is skipped.
+    Undecodable(Undecodable),
 }
 
 /// An object that can be watched.
@@ -146,6 +155,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
     let mut failed_resumes = 0;
     let mut log_once = LogOnce::default();
+    let mut logged_undecodable = HashSet::new();
     // The newest version seen of this resource.
     let mut position = 0;
     let mut broke_off = false;
@@ -160,6 +170,19 @@ pub async fn run_with_stall_timeout<T: Watched>(
                     return;
                 }
                 position = number(listed).unwrap_or_default();
+            }
+            if let Event::Undecodable(object) = &event
+                && logged_undecodable.len() < MAX_LOGGED_UNDECODABLE
+                && logged_undecodable.insert((object.namespace.clone(), object.name.clone()))
+            {
+                let Undecodable { namespace, name: object, resource_version } = object;
+                tracing::warn!(
+                    watch = name,
+                    namespace,
+                    object,
+                    resource_version,
+                    "an object cannot be decoded: it is ignored"
+                );
             }
             sink(event);
         };
@@ -267,11 +290,13 @@ impl Watcher {
             sink(Event::Init);
         }
         // An empty resourceVersion asks for a consistent list.
-        let request =
+        let mut request =
             self.request.watch(&params, version.as_deref().unwrap_or_default()).map_err(invalid_request)?;
-        let events = self.answer(self.client.request_events::<T>(request)).await?;
-        let events = events.map_err(|error| refused(error, listing))?;
-        self.follow(events, version, sink).await?;
+        // A compressed watch is one gzip member an event since Kubernetes 1.37; kube's client decodes only the first.
+        request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let lines = self.answer(self.client.request_stream(request)).await?;
+        let lines = lines.map_err(|error| refused(error, listing))?;
+        self.follow(lines, version, sink).await?;
         match started.elapsed() < MIN_WATCH_TIME {
             true => Err(WatchError::Broken(Failure::Unavailable("the watch ended at once".to_owned()))),
             false => Ok(()),
@@ -280,28 +305,42 @@ impl Watcher {
 
     async fn follow<T: Watched>(
         &self,
-        events: impl futures::Stream<Item = kube::Result<WatchEvent<T>>>,
+        lines: impl AsyncBufRead,
         version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), WatchError> {
-        let mut events = std::pin::pin!(events);
+        let mut lines = std::pin::pin!(lines);
         loop {
-            let event = tokio::time::timeout(self.stall_timeout, events.next())
+            let mut line = Vec::new();
+            let read = tokio::time::timeout(self.stall_timeout, lines.read_until(b'\n', &mut line))
                 .await
                 .map_err(|_| WatchError::Relist("the watch has stalled"))?;
-            let Some(event) = event else {
-                return match version {
-                    Some(_) => Ok(()),
-                    None => Err(WatchError::Relist("the watch ended before the list was complete")),
-                };
+            match read {
+                Err(error) if !is_cut_off(&error) => return Err(broken(kube::Error::ReadEvents(error))),
+                Ok(1..) => {}
+                Ok(0) | Err(_) => {
+                    return match version {
+                        Some(_) => Ok(()),
+                        None => Err(WatchError::Relist("the watch ended before the list was complete")),
+                    };
+                }
+            }
+            let event = match decode::event::<T>(&line) {
+                Ok(event) => event,
+                Err(_) if !line.ends_with(b"\n") || line.trim_ascii().is_empty() => continue,
+                Err(object) => {
+                    advance(version, &object.resource_version);
+                    sink(Event::Undecodable(object));
+                    continue;
+                }
             };
-            match event.map_err(broken)? {
+            match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    advance(version, object.meta());
+                    advance(version, &object.meta().resource_version);
                     sink(Event::Apply(object));
                 }
                 WatchEvent::Deleted(object) => {
-                    advance(version, object.meta());
+                    advance(version, &object.meta().resource_version);
                     sink(Event::Delete(object));
                 }
                 WatchEvent::Bookmark(bookmark) => {
@@ -337,7 +376,7 @@ impl Watcher {
             if received.is_empty() {
                 return list.finish().map_err(kube::Error::SerdeError);
             }
-            list.push(received, |object| sink(Event::Apply(object))).map_err(kube::Error::SerdeError)?;
+            list.push(received, |object| sink(object.map_or_else(Event::Undecodable, Event::Apply)));
             let length = received.len();
             answer.consume_unpin(length);
         }
@@ -408,10 +447,22 @@ fn number(version: &str) -> Option<u64> {
 }
 
 /// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.
-fn advance(version: &mut ResumeVersion, meta: &Meta) {
-    if let Some(version) = version {
-        version.clone_from(&meta.resource_version);
+fn advance(version: &mut ResumeVersion, to: &str) {
+    if let Some(version) = version.as_mut().filter(|_| !to.is_empty()) {
+        to.clone_into(version);
     }
+}
+
+/// Whether the connection was closed within a chunk, as when an API server stops. That ends a watch like any other.
+fn is_cut_off(error: &io::Error) -> bool {
+    let mut cause = error.get_ref().map(|error| error as &(dyn std::error::Error + 'static));
+    let mut cut_off = error.kind() == io::ErrorKind::UnexpectedEof;
+    while let Some(error) = cause.filter(|_| !cut_off) {
+        // `source` of an `io::Error` leaves out the error in it.
+        cut_off = error.downcast_ref().is_some_and(is_cut_off);
+        cause = error.source();
+    }
+    cut_off
 }
 
 /// A request that failed.

@@ -8,7 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::issue::{Ca, Certificate, UnusableCa};
-use crate::{object::Meta, patch, watch::Watched};
+use crate::{
+    object::{Meta, optional_map},
+    patch,
+    watch::Watched,
+};
 
 /// The data of a Secret. No type that holds it implements `Debug`.
 pub type SecretData = BTreeMap<String, ByteString>;
@@ -38,7 +42,7 @@ const MAX_OLD_CAS: usize = 8;
 #[derive(Clone, Deserialize)]
 pub struct SecretObject {
     pub metadata: Meta,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_map")]
     pub data: Option<SecretData>,
 }
 
@@ -349,5 +353,14 @@ mod tests {
         assert_eq!(body["metadata"]["labels"]["app.kubernetes.io/name"], "lockstep");
         assert_eq!((&body["type"], &body["metadata"]["namespace"]), (&json!("Opaque"), &json!("home")));
         assert_eq!(body["data"].as_object().unwrap().keys().collect::<Vec<_>>(), ["ca.crt", "ca.key"]);
+    }
+
+    #[test]
+    fn null_in_the_data_is_an_empty_value() {
+        let text = r#"{"metadata": {"name": "lockstep"}, "data": {"note": null, "ca.crt": "aGk="}}"#;
+        let secret: SecretObject =
+            serde_json::from_str(text).map_err(|error| error.to_string()).ok().unwrap();
+        let data = secret.data.unwrap();
+        assert_eq!((&data["note"].0[..], &data["ca.crt"].0[..]), (&b""[..], &b"hi"[..]));
     }
 }

@@ -33,6 +33,7 @@ pub struct Metrics {
     pub deletes_held: Gauge,
     watch_age: Family<WatchLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
     watch_restarts: Family<WatchLabel, Counter>,
+    undecodable_objects: Family<WatchLabel, Counter>,
     api_calls: Family<CallLabel, Counter>,
     pub events_dropped: Counter,
     pub events_suppressed: Counter,
@@ -154,6 +155,11 @@ impl Metrics {
             ),
             watch_age: add(r, "watch_age_seconds", "Time since a watch last received anything"),
             watch_restarts: add(r, "watch_restarts", "Watches started or restarted with a list"),
+            undecodable_objects: add(
+                r,
+                "undecodable_objects",
+                "Objects that a watch showed and that were ignored because they cannot be decoded",
+            ),
             api_calls: add(r, "api_calls", "Calls to the API server, by verb and code"),
             events_dropped: add(r, "events_dropped", "Events that could not be written"),
             events_suppressed: add(
@@ -241,6 +247,10 @@ impl Metrics {
 
     pub fn watch_restarted(&self, watch: &'static str) {
         self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
+    }
+
+    pub fn undecodable(&self, watch: &'static str) {
+        self.undecodable_objects.get_or_create(&WatchLabel { watch }).inc();
     }
 
     /// When the certificate in use expires, as a Unix time.

@@ -22,6 +22,7 @@ fn every_series() -> String {
     drop(metrics.troubles.get_or_create(&ReasonLabel { reason: "conflict" }));
     metrics.fight("somebody");
     metrics.watch_age("source configmaps", std::time::Duration::ZERO);
+    metrics.undecodable("namespaces");
     metrics.watch_restarted("namespaces");
     metrics.api_call("create", None);
     metrics.review(ReviewResult::Denied("edit"));

@@ -36,6 +36,16 @@ where
     Client::new(service, "default")
 }
 
+/// As [`api_server`], with texts as bodies, such as the lines of a watch. `answer` gets path and query.
+pub fn api_server_of_texts(answer: impl Fn(&str) -> (u16, String) + Clone + Send + 'static) -> Client {
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let (code, text) = answer(&request.uri().to_string());
+        let response = Response::builder().status(code).body(Body::from(text)).unwrap();
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    Client::new(service, "default")
+}
+
 /// The response that refuses a request.
 #[must_use]
 pub fn refusal(code: u16, reason: &str) -> (u16, Value) {

@@ -4,6 +4,8 @@
 use kube::core::ListMeta;
 use serde::{Deserialize, de::DeserializeOwned};
 
+use super::decode::{self, Undecodable};
+
 /// The JSON of a list: an object with an array of objects in it.
 #[derive(Default)]
 pub struct ListSplitter {
@@ -27,11 +29,7 @@ pub struct List {
 
 impl ListSplitter {
     /// Takes the next bytes, and hands on each object that they complete.
-    pub fn push<T: DeserializeOwned>(
-        &mut self,
-        bytes: &[u8],
-        mut sink: impl FnMut(T),
-    ) -> Result<(), serde_json::Error> {
+    pub fn push<T: DeserializeOwned>(&mut self, bytes: &[u8], mut sink: impl FnMut(Result<T, Undecodable>)) {
         let mut from = 0;
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -60,7 +58,7 @@ impl ListSplitter {
                     if self.depth == 2 && self.in_items {
                         self.object.extend_from_slice(&bytes[from..=at]);
                         from = at + 1;
-                        sink(serde_json::from_slice(&self.object)?);
+                        sink(decode::object(&self.object));
                         self.object.clear();
                     }
                 }
@@ -73,7 +71,6 @@ impl ListSplitter {
         }
         let left = if self.depth > 2 && self.in_items { &mut self.object } else { &mut self.list };
         left.extend_from_slice(&bytes[from..]);
-        Ok(())
     }
 
     /// The list has ended: its metadata.
@@ -111,7 +108,7 @@ mod tests {
             cuts.sort_unstable();
             let (mut splitter, mut found) = (ListSplitter::default(), Vec::<Value>::new());
             for piece in cuts.windows(2) {
-                splitter.push(&text.as_bytes()[piece[0]..piece[1]], |object| found.push(object)).unwrap();
+                splitter.push(&text.as_bytes()[piece[0]..piece[1]], |object| found.push(object.unwrap()));
                 prop_assert!(splitter.object.len() <= text.len());
             }
             prop_assert_eq!(found, objects);
@@ -124,13 +121,14 @@ mod tests {
     #[test]
     fn list_without_objects_and_malformed_lists_are_read_as_such() {
         let read = |text: &str| {
-            let (mut splitter, mut found) = (ListSplitter::default(), 0);
-            splitter.push(text.as_bytes(), |_: Value| found += 1)?;
+            let (mut splitter, mut found) = (ListSplitter::default(), Vec::new());
+            splitter.push(text.as_bytes(), |object: Result<Value, _>| found.push(object.is_ok()));
             splitter.finish().map(|_| found)
         };
-        assert_eq!(read(r#"{"metadata":{},"items":null}"#).unwrap(), 0);
-        assert_eq!(read(r#"{"metadata":{},"items":[{}]}"#).unwrap(), 1);
-        for text in ["", "{", "}}]]", r#"{"metadata":{},"items":[{}"#, r#"{"metadata":{},"items":[{a}]}"#] {
+        assert_eq!(read(r#"{"metadata":{},"items":null}"#).unwrap(), [true; 0]);
+        assert_eq!(read(r#"{"metadata":{},"items":[{}]}"#).unwrap(), [true]);
+        assert_eq!(read(r#"{"metadata":{},"items":[{a},{}]}"#).unwrap(), [false, true]);
+        for text in ["", "{", "}}]]", r#"{"metadata":{},"items":[{}"#] {
             assert!(read(text).is_err(), "{text}");
         }
     }

@@ -66,6 +66,11 @@ fn observe<T>(listing: &mut Option<Observed<T>>, event: Event<T>) -> Option<Obse
         }
         Event::InitDone(_) => return listing.take(),
         Event::Bookmark => return None,
+        // It exists, and nothing new is known of it.
+        Event::Undecodable(_) => {
+            *listing = None;
+            return None;
+        }
         Event::Apply(object) => Observed::Present(Arc::new(object)),
         Event::Delete(_) => Observed::Absent,
     };
@@ -81,6 +86,7 @@ fn observe<T>(listing: &mut Option<Observed<T>>, event: Event<T>) -> Option<Obse
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::Undecodable;
 
     #[test]
     fn only_a_complete_list_or_an_event_after_it_changes_what_is_observed() {
@@ -103,6 +109,10 @@ mod tests {
             (Event::Apply(5), "nothing new"),
             (Event::Init, "nothing new"),
             (Event::InitDone("6".to_owned()), "Absent"),
+            (Event::Undecodable(Undecodable::default()), "nothing new"),
+            (Event::Init, "nothing new"),
+            (Event::Undecodable(Undecodable::default()), "nothing new"),
+            (Event::InitDone("7".to_owned()), "nothing new"),
         ] {
             assert_eq!(see(event), expected);
         }

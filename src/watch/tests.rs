@@ -8,7 +8,7 @@ use tokio::time::Instant as Clock;
 use super::*;
 use crate::{
     object::Object,
-    testing::api::{ApiRequest, api_server, refusal},
+    testing::api::{ApiRequest, api_server, api_server_of_texts, refusal},
 };
 
 #[tokio::test]
@@ -34,7 +34,7 @@ async fn lists_come_in_small_pages() {
     tokio::spawn(run(client, spec(), Restores::default(), move |event: Event<Object>| match event {
         Event::Apply(object) => sender.send(object.metadata.name).unwrap(),
         Event::InitDone(version) => sender.send(version).unwrap(),
-        Event::Init | Event::Delete(_) | Event::Bookmark => {}
+        Event::Init | Event::Delete(_) | Event::Bookmark | Event::Undecodable(_) => {}
     }));
     for expected in ["a", "b", "7"] {
         let next = tokio::time::timeout(Duration::from_secs(10), received.recv()).await;
@@ -42,6 +42,62 @@ async fn lists_come_in_small_pages() {
     }
     let asked = asked.lock().unwrap();
     assert!(asked.len() == 2 && asked.iter().all(|uri| uri.contains("limit=50")), "{asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn undecodable_object_is_skipped_in_lists_and_watches_and_the_position_advances() {
+    let object = |name: &str, version: &str, labels: Value| json!({"metadata": {"name": name, "resourceVersion": version, "labels": labels}});
+    let (good, bad) =
+        (|name, version| object(name, version, json!({})), |version| object("odd", version, json!(1)));
+    for streams in [true, false] {
+        let (uris, mut asked) = tokio::sync::mpsc::unbounded_channel();
+        let events = [("ADDED", good("a", "1")), ("ADDED", bad("2"))]
+            .map(|(kind, object)| json!({"type": kind, "object": object}));
+        let end = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata":
+            {"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}}});
+        let streamed =
+            format!("{}\n{}\n{}\n", events[0], events[1], json!({"type": "BOOKMARK", "object": end}));
+        let listed =
+            json!({"metadata": {"resourceVersion": "7"}, "items": [good("a", "1"), bad("2")]}).to_string();
+        let changed =
+            ["8", "9"].map(|version| json!({"type": "MODIFIED", "object": bad(version)}).to_string());
+        let client = api_server_of_texts(move |uri| {
+            uris.send(uri.to_owned()).unwrap();
+            if uri.contains("sendInitialEvents") {
+                return if streams {
+                    (200, streamed.clone())
+                } else {
+                    (422, refusal(422, "Invalid").1.to_string())
+                };
+            }
+            let answer = if uri.contains("watch=true") { changed.join("\n") + "\n" } else { listed.clone() };
+            (200, answer)
+        });
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(run(client, spec(), Restores::default(), move |event: Event<Object>| {
+            let shown = match event {
+                Event::Apply(object) => object.metadata.name,
+                Event::InitDone(version) => format!("listed {version}"),
+                Event::Undecodable(object) => format!("skipped {} {}", object.name, object.resource_version),
+                Event::Init | Event::Delete(_) | Event::Bookmark => return,
+            };
+            drop(sender.send(shown));
+        }));
+        for expected in ["a", "skipped odd 2", "listed 7", "skipped odd 8", "skipped odd 9"] {
+            let next = tokio::time::timeout(Duration::from_secs(10), received.recv()).await;
+            assert_eq!(next.expect("in time").as_deref(), Some(expected), "{streams}");
+        }
+        let resumed = async {
+            while let Some(uri) = asked.recv().await {
+                if uri.contains("watch=true") && uri.contains("resourceVersion=9") {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), resumed)
+            .await
+            .expect("it resumes after what it skipped");
+    }
 }
 
 fn spec() -> WatchSpec {
@@ -139,9 +195,8 @@ async fn expired_version_after_an_outage_is_listed_again_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn watch_that_cannot_be_resumed_is_listed_again_in_the_end() {
-    // An event that cannot be decoded comes again with each watch from the same resourceVersion.
-    let undecodable = json!({"type": "ADDED", "object": {"metadata": []}});
-    for answer in [refusal(500, "InternalError"), (200, undecodable)] {
+    let incomplete = json!({"type": "ADDED", "object": {"metadata": "x"}});
+    for answer in [refusal(500, "InternalError"), (200, incomplete)] {
         let requests = requests(20, |_, uri| pages(uri, answer.clone())).await;
         let lists = requests.iter().skip(2).filter(|(_, uri)| is_list(uri)).count();
         assert!((1..=3).contains(&lists), "{requests:?}");

@@ -145,6 +145,10 @@ impl Informer {
                 effect
             }
             Event::Bookmark => Effect::default(),
+            Event::Undecodable(_) => {
+                metrics.undecodable(name);
+                Effect::default()
+            }
         };
         for (source, event) in &effect.events {
             self.log(source, *event);

@@ -3,9 +3,11 @@
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-use crate::harness::{Cluster, secret};
+use crate::harness::{Cluster, configmap, eventually, secret};
 
 const OBJECTS: usize = 150;
+/// The API server stores this time as none, and sends it as null.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 /// Values that the API server accepts where it expects a text, and some that it does not.
 fn text(rng: &mut Rng) -> Value {
@@ -56,8 +58,8 @@ fn odd_object(cluster: &Cluster, rng: &mut Rng, name: &str, is_secret: bool) -> 
     }
     labels[cluster.key("managed")] = "true".into();
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "no-such-uid", "controller": null}]);
-    let managed = json!([{"manager": null, "operation": "Update", "apiVersion": "v1", "time": null, "fieldsType": "FieldsV1",
-        "fieldsV1": {"f:data": {}}}]);
+    let managed = json!([{"manager": null, "operation": "Update", "apiVersion": "v1", "time": ZERO_TIME,
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {}}}}]);
     let mut metadata = json!({"name": name, "labels": labels});
     let optional = [
         (
@@ -161,6 +163,54 @@ async fn odd_but_legal_objects_never_fail_the_webhook() {
 }
 
 #[tokio::test]
+async fn zero_time_in_managed_fields_ends_no_watch_and_no_review() {
+    let cluster = Cluster::new("zero").await;
+    let home = cluster.namespace("home").await;
+    let managed = json!([{"manager": "odd", "operation": "Update", "apiVersion": "v1", "time": ZERO_TIME,
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:annotations": {"f:odd": {}}}}}]);
+    // In this order: the manager that changes a field becomes its only owner.
+    let patches = [
+        json!({"metadata": {"annotations": {"odd": "yes"}}}),
+        json!({"metadata": {"managedFields": managed}}),
+    ];
+    let sources = [
+        cluster.source(&home, "colors").with("/data", json!({"sky": "blue"})),
+        cluster.source(&home, "login").secret("Opaque", json!({"user": "YWxpY2U="})),
+    ];
+    let paths = [format!("/api/v1/namespaces/{home}"), configmap(&home, "colors"), secret(&home, "login")];
+    for source in sources {
+        source.create().await;
+    }
+    let patch = async |path: &String| {
+        for patch in &patches {
+            let outcome =
+                cluster.try_request("PATCH", path, Some(("application/merge-patch+json", patch))).await;
+            assert!(outcome.is_ok(), "{path}: {outcome:?}");
+        }
+        let stored = cluster.get(path).await.expect("the object");
+        let times =
+            stored["metadata"]["managedFields"].as_array().unwrap().iter().map(|entry| &entry["time"]);
+        assert!(times.into_iter().any(Value::is_null), "{path}: {stored}");
+    };
+    for path in &paths {
+        patch(path).await;
+    }
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    let companion = secret(&home, "login-synced");
+    eventually("the companion", || async { cluster.get(&companion).await }).await;
+    // The watches and the guard see it, too.
+    for path in &paths {
+        patch(path).await;
+    }
+    let change = json!({"data": {"sky": "grey"}});
+    let outcome =
+        cluster.try_request("PATCH", &paths[1], Some(("application/merge-patch+json", &change))).await;
+    assert!(outcome.is_ok(), "{outcome:?}");
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "grey"})).await;
+}
+
+#[tokio::test]
 async fn null_value_in_a_secret_is_mirrored_as_the_api_server_stores_it() {
     let cluster = Cluster::new("null").await;
     let home = cluster.namespace("home").await;
@@ -169,10 +219,8 @@ async fn null_value_in_a_secret_is_mirrored_as_the_api_server_stores_it() {
         cluster.source(&home, "login").secret("Opaque", json!({"user": "YWxpY2U=", "password": null}));
     let stored = source.create().await;
     assert_eq!(stored["data"]["user"], "YWxpY2U=");
-    let copy = crate::harness::eventually("the companion", || async {
-        cluster.get(&secret(&home, "login-synced")).await
-    })
-    .await;
+    let copy =
+        eventually("the companion", || async { cluster.get(&secret(&home, "login-synced")).await }).await;
     let read = cluster.get(&secret(&home, "login")).await.expect("the source");
     assert_eq!(copy["data"], read["data"]);
     // A null in a patch removes a key; in an update it is a value.
@@ -181,7 +229,7 @@ async fn null_value_in_a_secret_is_mirrored_as_the_api_server_stores_it() {
     let path = secret(&home, "login");
     let outcome = cluster.try_request("PUT", &path, Some(("application/json", &update))).await;
     assert!(outcome.is_ok(), "{outcome:?}");
-    crate::harness::eventually("the companion follows", || async {
+    eventually("the companion follows", || async {
         let (source, copy) = (cluster.get(&path).await?, cluster.get(&secret(&home, "login-synced")).await?);
         (source["data"] == copy["data"] && copy["data"]["user"] == "").then_some(())
     })
