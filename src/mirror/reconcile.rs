@@ -95,6 +95,8 @@ struct Reconcile {
 
 #[derive(Default)]
 struct Progress {
+    /// Companions that it writes.
+    writes: usize,
     /// Companions whose writes have not ended.
     unfinished: usize,
     summary: Summary,
@@ -340,7 +342,8 @@ impl<A: CompanionApi> Inner<A> {
                 Permission::InFlight => {}
             }
         }
-        let progress = Progress { unfinished: jobs.len() + deletes.len(), ..Progress::default() };
+        let writes = jobs.len() + deletes.len();
+        let progress = Progress { writes, unfinished: writes, ..Progress::default() };
         if !deletes.is_empty() {
             // A read passes no webhook: it does not wait for writes in the source's namespace.
             jobs.push(("".into(), Job::ConfirmDeletes(deletes)));
@@ -437,7 +440,7 @@ impl<A: CompanionApi> Inner<A> {
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, Instant::now());
-        let Progress { summary, stale_cache, failure, .. } = progress;
+        let Progress { writes, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {
                 tracing::warn!(source = %key, companion = %at, "the companion could not be written: {failure}; retrying");
@@ -460,8 +463,12 @@ impl<A: CompanionApi> Inner<A> {
             }
             let SourceState { uid, retry, planned, reported, .. } = &mut *state;
             let about = About { key, uid };
-            let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
-            self.reporter.troubles(about, reported, &troubles, now);
+            // A reconcile that found every write in flight leaves the report to the one that started them: troubles that
+            // are found one after the other are reported together.
+            if writes > 0 || !retry.is_in_flight() {
+                let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
+                self.reporter.troubles(about, reported, &troubles, now);
+            }
             self.reporter.summary(about, &summary);
             if !reported.is_empty() {
                 self.queue.push_at(key.clone(), now + REPEAT_AFTER);

@@ -40,8 +40,10 @@ impl Scene {
     /// Starts both together, so that they have to agree on one CA.
     async fn set(test: &str, flags: &'static [&'static str]) -> Self {
         let cluster = Arc::new(Cluster::new(test).await);
-        let ip = cluster.address.split(':').next().unwrap();
-        let replicas = [format!("{ip}:9444"), format!("{ip}:9445")];
+        let (ip, port) = cluster.address.split_once(':').expect("an address with a port");
+        let port: u16 = port.parse().expect("a port");
+        // On an existing cluster all tests share one address, with ports from 10,000 to 19,999.
+        let replicas = [10_000, 20_000].map(|offset| format!("{ip}:{}", port + offset));
         let service = TcpProxy::start(&cluster.address, &replicas).await;
         let installed = cluster.install(&["--webhook-url", &cluster.url()]);
         let mut running = [0, 1].map(|n| spawn(&cluster, &replicas[n], flags));

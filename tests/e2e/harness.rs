@@ -119,7 +119,7 @@ impl Cluster {
         let client = client_for(&plane.admin()).await;
         // An existing cluster may not share this machine's loopback interface.
         let address = match std::env::var("LOCKSTEP_TEST_HOST") {
-            Ok(host) => format!("{host}:{}", 10_000 + unique % 20_000),
+            Ok(host) => format!("{host}:{}", 10_000 + unique % 10_000),
             Err(_) => {
                 format!("127.{}.{}.{}:9443", 64 + unique / 65_536, unique / 256 % 256, unique % 256)
             }
