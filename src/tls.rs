@@ -34,10 +34,6 @@ use limiter::{Connection, ConnectionLimiter, TrackedBody};
 pub mod client_ca;
 mod limiter;
 
-const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// For 256 connections these are 32 MiB, as much as the guard's budget for bodies.
-const CONNECTION_WINDOW_BYTES: u32 = 128 << 10;
-
 #[derive(Debug, Clone)]
 pub struct ConnectionLimits {
     /// An API server needs one or two.
@@ -175,10 +171,6 @@ impl Server {
             .keep_alive_interval(Duration::from_secs(30))
             .keep_alive_timeout(Duration::from_secs(10))
             .max_concurrent_streams(64)
-            // Peers may send this much before anything reads it and counts it in a budget. hyper's defaults are 1 MiB each.
-            // A connection has more than a stream, so that one body that waits does not hold up the others.
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_header_list_size(16 << 10);
         // Detecting the protocol from the first bytes would wait for them without a timeout.
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
