@@ -164,7 +164,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
         let mut sink = |event: Event<T>| {
             last_event = Instant::now();
             if let Event::InitDone(listed) = &event {
-                if watcher.is_restored(number(listed), position, count) {
+                if watcher.report_restore(number(listed), position, count) {
                     // Not complete before the other watches have begun to list, too: companions that the restore
                     // erased would be created again for sources that it erased as well.
                     return;
@@ -396,7 +396,8 @@ impl Watcher {
         {
             match with_timeout(POSITION_TIMEOUT, self.client.request::<List>(request)).await {
                 Ok(List { metadata }) => {
-                    self.is_restored(metadata.resource_version.as_deref().and_then(number), position, count);
+                    let listed = metadata.resource_version.as_deref().and_then(number);
+                    self.report_restore(listed, position, count);
                     break;
                 }
                 Err(_) => tokio::time::sleep(retry.next_delay()).await,
@@ -405,8 +406,8 @@ impl Watcher {
         std::future::pending().await
     }
 
-    /// Whether a consistent list is older than what was seen before. If so, reports a restore.
-    fn is_restored(&self, listed: Option<u64>, position: u64, count: u64) -> bool {
+    /// Reports a restore if a consistent list is older than what was seen before, and returns whether it is.
+    fn report_restore(&self, listed: Option<u64>, position: u64, count: u64) -> bool {
         let Some(listed) = listed.filter(|listed| *listed < position) else { return false };
         let name = &self.spec.name;
         self.restores.report(count, format_args!("{name} are at version {listed}, after {position}"));

@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{issue::later, secret::CaSet, webhooks::WebhookConfiguration};
 use crate::{keys::Keys, leader::LeaseAnnotations};
 
-/// How far the clocks of replicas and of the person who asks may differ.
+/// The most that the clock of a client may be ahead of that of a replica.
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 
 /// Whether a request can have been made by now. Replicas take up only later requests than the last one, so a request

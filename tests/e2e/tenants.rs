@@ -40,7 +40,7 @@ async fn source_of_a_tenant_does_not_keep_a_pattern_from_other_namespaces() {
         cluster.wait_data(namespace, "ca-synced", json!({"from": a})).await;
     }
     assert_eq!(cluster.configmap(&b, "ca-synced").await.unwrap()["data"]["from"], *b);
-    // A name that is written outright is refused; the user who has no rights there does not learn why.
+    // A namespace listed by name is refused. A user without rights there is not told which source has the name.
     let refused = admin.fails_with("apply -f -", &source(&cluster, &a, "ca", &format!("{a},{b}")));
     assert!(refused.contains(&format!("{b}/ca-synced is already the companion of {b}/ca")), "{refused}");
     let stranger = cluster.editor("stranger", &[], &[&c]).await;

@@ -362,7 +362,7 @@ fn foreign_ca_is_accepted_and_the_one_being_served_stays_trusted() {
     assert!(!matches!(change, Due::Now(change) if change.blocks_use()), "{change:?}");
 }
 
-/// The clock of the person who asks is a minute ahead.
+/// The clock of the client is a minute ahead.
 const REQUEST: i64 = 60_000;
 
 #[test]
