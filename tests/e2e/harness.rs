@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 
 /// How long a test waits for a condition. It is far more than needed, for machines that are busy.
 pub const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a hundred megabytes may take on a busy machine.
+pub const LARGE_DEADLINE: Duration = Duration::from_secs(240);
 
 /// A mirror without leader election and guard: it needs no permissions on objects named after a test's instance.
 pub const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
@@ -518,7 +520,8 @@ impl Lockstep {
     }
 
     pub async fn wait_ready(&mut self) {
-        self.0.wait_ready(DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
+        // Everything is listed first.
+        self.0.wait_ready(LARGE_DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
     }
 
     pub fn readyz(&self) -> String {

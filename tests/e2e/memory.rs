@@ -8,11 +8,12 @@ use std::{
     },
 };
 
+use controlplane::poll;
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, configmap, dedicated_control_plane, eventually},
+    harness::{Cluster, LARGE_DEADLINE, configmap, dedicated_control_plane},
     hostile_reviews::hostile,
     users::manifest,
 };
@@ -21,6 +22,13 @@ use crate::{
 const MIRROR_BOUND: u64 = 160 << 20;
 /// The memory limit of deploy/base/deployment.yaml.
 const SHIPPED_LIMIT: u64 = 256 << 20;
+/// Each of these tests keeps a machine busy, so they take turns.
+static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// Waits for a condition that involves much data: these tests are about memory, not about time.
+async fn patiently<T, F: Future<Output = Option<T>>>(what: &str, condition: impl FnMut() -> F) -> T {
+    poll(LARGE_DEADLINE, condition).await.unwrap_or_else(|| panic!("not within {LARGE_DEADLINE:?}: {what}"))
+}
 
 /// Creates sources of one megabyte each, for a namespace that does not exist.
 async fn hoard(cluster: &Cluster, namespace: &str, sources: usize) {
@@ -43,26 +51,34 @@ async fn mirror_large_sources(cluster: &Cluster, namespace: &str, sources: std::
     for n in sources.clone() {
         let path = configmap(namespace, &large(n));
         // Among hostile reviews, one of megabytes may be refused.
-        eventually("the source is written", || async {
+        patiently("the source is written", || async {
             let patch = Some(("application/merge-patch+json", &targets));
             cluster.try_request("PATCH", &path, patch).await.ok()
         })
         .await;
     }
     for n in sources {
+        let name = format!("{}-synced", large(n));
         let copied = |object: &Value| object["data"]["text"].as_str().map(str::len) == Some(1_000_000);
-        cluster.wait(namespace, &format!("{}-synced", large(n)), "a megabyte", copied).await;
+        patiently(&format!("{name} has a megabyte"), || async {
+            cluster.configmap(namespace, &name).await.filter(copied)
+        })
+        .await;
     }
 }
 
 #[tokio::test]
 async fn sources_of_100_mb_stay_within_the_bound_with_lists_in_pages() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let Some(plane) = dedicated_control_plane("hoard", &["--feature-gates=WatchList=false"]) else { return };
     let cluster = Cluster::on(plane, "hoard").await;
     let (greedy, modest) = (cluster.namespace("greedy").await, cluster.namespace("modest").await);
     hoard(&cluster, &greedy, 100).await;
     let lockstep = cluster.start_mirror().await;
-    lockstep.wait_metric("lockstep_sources", 100.0).await;
+    patiently("all sources are listed", || async {
+        (lockstep.metric("lockstep_sources") == 100.0).then_some(())
+    })
+    .await;
     assert!(lockstep.metric("lockstep_source_cache_bytes") <= (64 << 20) as f64);
 
     let reads = || lockstep.metric("lockstep_api_calls_total{verb=\"get\",code=\"200\"}");
@@ -78,6 +94,7 @@ async fn sources_of_100_mb_stay_within_the_bound_with_lists_in_pages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_inputs_side_by_side_fit_into_the_shipped_limit_while_others_are_served() {
     assert!(include_str!("../../deploy/base/deployment.yaml").contains("memory: 256Mi"));
+    let _turn = ONE_AT_A_TIME.lock().await;
     let Some(plane) = dedicated_control_plane("siege", &[]) else { return };
     let cluster = Arc::new(Cluster::on(plane, "siege").await);
     let greedy = cluster.namespace("greedy").await;
