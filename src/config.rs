@@ -12,10 +12,7 @@ use crate::{
     leader, mirror, names,
     object::Kind,
     ops::log,
-    policy::{
-        Protect, Targets,
-        pattern::{Pattern, Patterns},
-    },
+    policy::{self, Protect, Targets, pattern::Patterns},
     world::{NamespaceRules, Scope},
 };
 
@@ -59,9 +56,9 @@ pub struct Run {
     #[arg(long, env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
     pub namespace: Option<String>,
 
-    /// Names or prefixes of namespaces that get companions only if their accept-from allows it, in addition to kube-*
-    #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_delimiter = ',', value_parser = pattern)]
-    pub exclude_namespaces: Vec<Pattern>,
+    /// Names or patterns of namespaces that get companions only if their accept-from allows it, in addition to kube-*
+    #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_parser = policy::namespace_patterns)]
+    pub exclude_namespaces: Option<Patterns>,
 
     /// How long deletes are held when more than half of all companions in other namespaces than their source would be
     /// deleted at once; 0s disables this
@@ -162,7 +159,7 @@ impl Run {
             keys: Arc::new(Keys::new(&self.domain, &self.suffix)),
             rules: NamespaceRules {
                 own_namespace: self.namespace.clone().unwrap_or_else(own_namespace),
-                excluded: Patterns(self.exclude_namespaces.clone()),
+                excluded: self.exclude_namespaces.clone().unwrap_or_default(),
             },
             kinds,
         }
@@ -260,12 +257,8 @@ pub fn namespace(text: &str) -> Result<String, String> {
     if names::is_label(text) { Ok(text.to_owned()) } else { Err("not a valid namespace name".to_owned()) }
 }
 
-fn pattern(text: &str) -> Result<Pattern, String> {
-    text.trim().parse::<Pattern>().map_err(|error| error.to_string())
-}
-
 fn targets(text: &str) -> Result<String, String> {
-    Targets::default().add(text).map(|()| text.to_owned())
+    Targets::list(text, "").map(|_| text.to_owned())
 }
 
 /// `0`, `64Mi`, `1G`: a quantity of Kubernetes in whole bytes.

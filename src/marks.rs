@@ -38,6 +38,8 @@ impl Marks {
         };
         let mut labels = copy(&meta.labels, &policy.copy_labels);
         let mut annotations = copy(&meta.annotations, &policy.copy_annotations);
+        labels.extend(policy.set_labels.clone());
+        annotations.extend(policy.set_annotations.clone());
         let copied = copied_annotation(&labels, &annotations);
 
         labels.insert(keys.companion.clone(), "true".to_owned());
@@ -173,6 +175,23 @@ mod tests {
         companion.annotations.insert("foreign.example/x".into(), "yes".into());
         assert_eq!(Marks::found(&keys, &companion), marks);
         assert_eq!(marks.annotations["workshop.io/copied"], "l:team,a:example.com/x");
+    }
+
+    #[test]
+    fn set_labels_and_annotations_win_over_copied_ones_and_can_be_removed_again() {
+        let keys = Keys::new("workshop.io", "-synced");
+        let mut meta = source();
+        meta.annotations.insert("workshop.io/copy-labels".into(), "*,!secret".into());
+        meta.annotations.insert("workshop.io/set-labels".into(), "team=b, tier=web".into());
+        meta.annotations.insert("workshop.io/set-annotations".into(), "note=a=b".into());
+        meta.labels.insert("secret".into(), "x".into());
+        let policy = Policy::parse(&keys, &meta).unwrap();
+        let key = ObjectKey::of(Kind::ConfigMap, &meta);
+        let marks = Marks::expected(&keys, &key, &meta, &policy, "abc".to_owned());
+        assert_eq!((&*marks.labels["team"], &*marks.labels["tier"]), ("b", "web"));
+        assert_eq!(marks.annotations["note"], "a=b");
+        assert!(!marks.labels.contains_key("secret") && !marks.labels.contains_key("workshop.io/managed"));
+        assert_eq!(marks.annotations["workshop.io/copied"], "l:team,l:tier,a:example.com/x,a:note");
     }
 
     #[test]

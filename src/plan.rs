@@ -110,7 +110,7 @@ pub fn targets<'a>(
 ) -> impl Iterator<Item = Target<'a>> {
     world.namespaces().wanted(home, targets).into_iter().map(move |namespace| Target {
         namespace,
-        eligibility: world.namespaces().eligibility(home, namespace),
+        eligibility: world.namespaces().eligibility(home, namespace, targets),
         explicit: targets.names_explicitly(home, namespace),
     })
 }
@@ -198,7 +198,8 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
             Ok(desired) if desired.policy.paused => return Decision::Nothing,
             Ok(desired) => {
                 if *at.name == *desired.policy.companion && world.wants(key, &at.namespace) {
-                    match world.namespaces().eligibility(&key.namespace, &at.namespace) {
+                    let targets = &desired.policy.targets;
+                    match world.namespaces().eligibility(&key.namespace, &at.namespace, targets) {
                         Eligibility::Absent => return Decision::Nothing,
                         Eligibility::Eligible if at == key => return Decision::Nothing,
                         Eligibility::Eligible => return decide_in(world, source, at, in_step),
@@ -323,7 +324,7 @@ impl TargetContext {
         Self {
             in_step: in_step == Some(source.digest),
             lost: world.was_lost(at),
-            accepts: world.namespaces().accepts(&source.key.namespace, &at.namespace),
+            accepts: world.namespaces().accepts_adoption(&source.key.namespace, &at.namespace),
             first_in_line: unowned && world.is_first_in_line(&source.key, at),
         }
     }

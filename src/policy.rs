@@ -18,8 +18,8 @@ use crate::{
     object::{Kind, Meta, Object, ObjectKey},
     text::shorten,
 };
-use list::{MAX_ITEMS, MAX_KEYS, items};
-use pattern::{BadPattern, Pattern, Patterns};
+use list::{BadList, MAX_ITEMS, MAX_KEYS, items};
+use pattern::{Pattern, Patterns, any_matches};
 
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
@@ -36,19 +36,27 @@ pub struct Policy {
     pub keys: KeySelection,
     pub copy_labels: Patterns,
     pub copy_annotations: Patterns,
+    /// Labels and annotations that companions have and the source need not have.
+    pub set_labels: BTreeMap<String, String>,
+    pub set_annotations: BTreeMap<String, String>,
     pub protect: Protect,
     pub adopt: bool,
     pub paused: bool,
 }
 
-/// The namespaces in which a source wants companions. A namespace is wanted if any of the fields matches it.
+/// The namespaces in which a source wants companions. A namespace is wanted if any of the fields matches it, and
+/// `excluded` does not.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Targets {
     /// `.`: the source's own namespace.
     pub own: bool,
+    /// Other namespaces that are listed by name, none of them excluded.
     pub names: BTreeSet<String>,
-    pub prefixes: Vec<String>,
+    pub patterns: Vec<Pattern>,
     pub selector: Option<Selector>,
+    pub excluded: Vec<Pattern>,
+    /// Companions exist only in namespaces whose `accept-from` names the source's, and where [`Self::own`] says so.
+    pub needs_consent: bool,
 }
 
 /// Which requests for a companion the guard refuses.
@@ -132,6 +140,8 @@ impl Policy {
             keys: parser.key_selection()?,
             copy_labels: parser.patterns(&keys.copy_labels)?,
             copy_annotations: parser.patterns(&keys.copy_annotations)?,
+            set_labels: parser.pairs(&keys.set_labels, names::is_label_value)?,
+            set_annotations: parser.pairs(&keys.set_annotations, |_| true)?,
             protect: parser.protect()?,
             adopt: parser.flag(&keys.adopt)?,
             paused: parser.flag(&keys.paused)?,
@@ -199,75 +209,88 @@ fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
 }
 
 impl Targets {
-    /// Adds a comma-separated list of `.`, names and prefixes. The error says what is wrong with the list.
+    /// The targets that a comma-separated list of `.`, names and patterns asks for, for a source in namespace `home`. An
+    /// item behind a `!` is excluded. The error says what is wrong with the list.
     ///
     /// ```
     /// use std::collections::BTreeMap;
     /// use lockstep::policy::Targets;
     ///
-    /// let mut targets = Targets::default();
-    /// targets.add("., team-*").unwrap();
+    /// let targets = Targets::list("., team-*, !team-x", "home").unwrap();
     /// let labels = BTreeMap::new();
     /// assert!(targets.wants("home", "home", &labels));
     /// assert!(targets.wants("home", "team-a", &labels));
+    /// assert!(!targets.wants("home", "team-x", &labels));
     /// assert!(!targets.wants("home", "other", &labels));
-    /// assert!(targets.add("*-team").is_err());
+    /// assert!(Targets::list("Team", "home").is_err());
     /// ```
-    pub fn add(&mut self, text: &str) -> Result<(), String> {
-        // Names and prefixes are counted each for themselves, so a list may have as many of both, and `.`.
-        for item in items(text, 2 * MAX_ITEMS + 1).map_err(|error| error.to_string())? {
-            match item.parse().map_err(|error: BadPattern| error.to_string())? {
-                Pattern::Exact(name) if name == "." => self.own = true,
-                Pattern::Exact(name) if names::is_label(&name) => {
-                    self.names.insert(name);
-                }
-                Pattern::Prefix(prefix) if prefix.is_empty() || is_prefix(&prefix) => self.add_prefix(prefix),
-                other => {
-                    return Err(format!(
-                        "`{other}` is neither `.`, a namespace nor a prefix such as `team-*`"
-                    ));
-                }
+    pub fn list(text: &str, home: &str) -> Result<Self, String> {
+        let mut targets = Self::default();
+        // Names, patterns and exclusions are counted each for themselves, so a list may have as many of each, and `.`.
+        for item in items(text, 3 * MAX_ITEMS + 1).map_err(|error| error.to_string())? {
+            let (excluded, item) = match item.strip_prefix('!') {
+                Some(item) => (true, item.trim()),
+                None => (false, item),
+            };
+            let pattern = Pattern::new(if item == "." { home } else { item });
+            if item != "." && !is_namespace_pattern(&pattern) {
+                return Err(format!("`{item}` is neither `.`, a namespace nor a pattern such as `team-*`"));
+            }
+            if excluded {
+                targets.excluded.push(pattern);
+            } else if item == "." || item == home {
+                targets.own = true;
+            } else if pattern.is_name() {
+                targets.names.insert(item.to_owned());
+            } else {
+                targets.add_pattern(pattern);
             }
         }
-        if self.names.len() > MAX_ITEMS {
-            return Err(format!(
-                "{} names, {MAX_ITEMS} are allowed: use a prefix such as `team-*` or a selector",
-                self.names.len()
-            ));
-        }
-        if self.prefixes.len() > MAX_ITEMS {
-            return Err(format!("{} prefixes, {MAX_ITEMS} are allowed: use a selector", self.prefixes.len()));
-        }
-        Ok(())
+        let count = |found: usize, what: &str, instead: &str| match found {
+            0..=MAX_ITEMS => Ok(()),
+            _ => Err(format!("{found} {what}, {MAX_ITEMS} are allowed: use {instead}")),
+        };
+        count(targets.names.len(), "names", "a pattern such as `team-*` or a selector")?;
+        count(targets.patterns.len(), "patterns", "a selector")?;
+        count(targets.excluded.len(), "exclusions", "a pattern such as `!team-*`")?;
+        targets.own &= !any_matches(&targets.excluded, home);
+        targets.names.retain(|name| !any_matches(&targets.excluded, name));
+        Ok(targets)
     }
 
-    /// Keeps no prefix that another one covers: every prefix is a walk over namespaces.
-    fn add_prefix(&mut self, prefix: String) {
-        if !self.prefixes.iter().any(|known| prefix.starts_with(known.as_str())) {
-            self.prefixes.retain(|known| !known.starts_with(prefix.as_str()));
-            self.prefixes.push(prefix);
+    /// Keeps no pattern that another one covers: every pattern is a walk over namespaces.
+    fn add_pattern(&mut self, pattern: Pattern) {
+        if !self.patterns.iter().any(|known| known.covers(&pattern)) {
+            self.patterns.retain(|known| !pattern.covers(known));
+            self.patterns.push(pattern);
         }
     }
 
-    /// Without prefixes and selector.
+    /// Without patterns and selector.
     #[must_use]
     pub fn listed_by_name(&self) -> Self {
-        Self { own: self.own, names: self.names.clone(), ..Self::default() }
+        Self { patterns: Vec::new(), selector: None, ..self.clone() }
     }
 
     /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels.
     #[must_use]
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
-        (self.own && home == namespace)
-            || self.names.contains(namespace)
-            || self.prefixes.iter().any(|prefix| namespace.starts_with(prefix.as_str()))
-            || self.selector.as_ref().is_some_and(|selector| selector.matches(labels))
+        self.names_explicitly(home, namespace)
+            || ((any_matches(&self.patterns, namespace)
+                || self.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
+                && !any_matches(&self.excluded, namespace))
+    }
+
+    /// Whether a pattern or a selector may match any namespace.
+    #[must_use]
+    pub const fn has_patterns(&self) -> bool {
+        !self.patterns.is_empty() || self.selector.is_some()
     }
 
     /// Whether only the source's own namespace can match.
     #[must_use]
     pub fn only_own(&self) -> bool {
-        self.names.is_empty() && self.prefixes.is_empty() && self.selector.is_none()
+        self.names.is_empty() && !self.has_patterns()
     }
 
     /// Whether a namespace is wanted by its name, not by a pattern: then it is worth a warning if it gets no companion.
@@ -313,23 +336,36 @@ impl<'a> Parser<'a> {
     }
 
     fn targets(&self) -> Result<Targets, Fault> {
-        let mut targets = Targets::default();
-        let key = &self.keys.target_selector;
-        if let Some(text) = self.get(key) {
-            targets.selector = Some(selector::parse(text).map_err(|error| fault(key, &error))?);
-        }
+        let (key, home) = (&self.keys.target_selector, &self.meta.namespace);
+        let selector = self.get(key).map(|text| selector::parse(text).map_err(|error| fault(key, &error)));
+        let selector = selector.transpose()?;
         let key = &self.keys.target_namespaces;
-        let Some(text) = self.get(key) else {
-            targets.own = targets.selector.is_none();
-            return Ok(targets);
+        let listed = match self.get(key) {
+            None => Targets { own: selector.is_none(), ..Targets::default() },
+            Some(text) => Targets::list(text, home).map_err(|problem| fault(key, &problem))?,
         };
-        targets.add(text).map_err(|problem| fault(key, &problem))?;
+        let targets = Targets { selector, needs_consent: self.consent()?, ..listed };
+        if targets.only_own() && !targets.own {
+            return Err(fault(key, &BadList::OnlyExclusions));
+        }
         Ok(targets)
+    }
+
+    fn consent(&self) -> Result<bool, Fault> {
+        match self.get(&self.keys.consent) {
+            None => Ok(false),
+            Some("required") => Ok(true),
+            Some(other) => Err(fault(
+                &self.keys.consent,
+                &format!("`{}` is not `required`", shorten(other, MAX_QUOTED_BYTES)),
+            )),
+        }
     }
 
     fn companion_name(&self, targets: &Targets) -> Result<String, Fault> {
         let key = &self.keys.companion_name;
         let name = match self.get(key) {
+            Some("=") => self.meta.name.clone(),
             Some(name) if names::is_subdomain(name) => name.to_owned(),
             Some(name) if name.len() > MAX_NAME_BYTES => return Err(name_too_long(key, name)),
             Some(name) => {
@@ -380,16 +416,34 @@ impl<'a> Parser<'a> {
     fn patterns(&self, key: &str) -> Result<Patterns, Fault> {
         let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
         let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
-        let bad = |pattern: &&Pattern| match pattern {
-            Pattern::Exact(name) => !names::is_label_key(name),
-            Pattern::Prefix(prefix) => !prefix.strip_suffix('/').is_some_and(names::is_subdomain),
-        };
-        match patterns.0.iter().find(bad) {
-            Some(pattern) => {
-                Err(fault(key, &format!("`{pattern}` is neither a key nor a prefix such as `example.com/*`")))
-            }
-            None => Ok(patterns),
+        if let Some(bad) = patterns.iter().find(|pattern| !names::is_label_key(&pattern.example())) {
+            return Err(fault(
+                key,
+                &format!("`{bad}` is neither a key nor a pattern such as `example.com/*`"),
+            ));
         }
+        Ok(patterns)
+    }
+
+    /// `a=b,c=d`: labels or annotations for companions.
+    fn pairs(&self, key: &str, is_value: fn(&str) -> bool) -> Result<BTreeMap<String, String>, Fault> {
+        let Some(text) = self.get(key) else { return Ok(BTreeMap::new()) };
+        let mut pairs = BTreeMap::new();
+        for item in items(text, MAX_ITEMS).map_err(|error| fault(key, &error))? {
+            let bad = |problem: &str| fault(key, &format!("`{}` {problem}", shorten(item, MAX_QUOTED_BYTES)));
+            let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
+            let (name, value) = (name.trim(), value.trim());
+            if !names::is_label_key(name) || !is_value(value) {
+                return Err(bad("is not a valid key and value"));
+            }
+            if !self.keys.may_copy(name) {
+                return Err(bad("has a key that companions must not have"));
+            }
+            if pairs.insert(name.to_owned(), value.to_owned()).is_some() {
+                return Err(bad("sets a key that was set before"));
+            }
+        }
+        Ok(pairs)
     }
 
     fn protect(&self) -> Result<Protect, Fault> {
@@ -410,9 +464,18 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Whether the name of a namespace can start with this.
-fn is_prefix(prefix: &str) -> bool {
-    names::is_label(&format!("{prefix}x"))
+/// Whether it can match the name of a namespace.
+fn is_namespace_pattern(pattern: &Pattern) -> bool {
+    names::is_label(&pattern.example())
+}
+
+/// A comma-separated list of names and patterns of namespaces, with exclusions. The error says what is wrong with it.
+pub fn namespace_patterns(text: &str) -> Result<Patterns, String> {
+    let patterns: Patterns = text.parse().map_err(|error: BadList| error.to_string())?;
+    if let Some(pattern) = patterns.iter().find(|pattern| !is_namespace_pattern(pattern)) {
+        return Err(format!("`{pattern}` is neither a namespace nor a pattern such as `team-*`"));
+    }
+    Ok(patterns)
 }
 
 fn name_too_long(key: &str, name: &str) -> Fault {
@@ -459,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_match_own_namespace_names_prefixes_and_selector() {
+    fn targets_match_own_namespace_names_patterns_and_selector() {
         let policy =
             parse(&[("target-namespaces", "., other, team-*"), ("target-selector", "env in (dev)")]).unwrap();
         let dev = BTreeMap::from([("env".to_owned(), "dev".to_owned())]);
@@ -476,11 +539,32 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_that_another_one_covers_are_merged() {
-        let prefixes = |text: &str| parse(&[("target-namespaces", text)]).unwrap().targets.prefixes;
-        assert_eq!(prefixes("team-a*,b*,team-*,team-b*,b*"), ["b", "team-"]);
-        assert_eq!(prefixes(&["*"; 50].join(",")), [""]);
-        assert_eq!(prefixes("a*,*,b*"), [""]);
+    fn patterns_that_another_one_covers_are_merged() {
+        let patterns = |text: &str| {
+            let targets = parse(&[("target-namespaces", text)]).unwrap().targets;
+            targets.patterns.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(patterns("team-a*,b*,team-*,team-b*-qa,b*"), ["b*", "team-*"]);
+        assert_eq!(patterns(&["*"; 50].join(",")), ["*"]);
+        assert_eq!(patterns("a*,*,*-b"), ["*"]);
+    }
+
+    #[test]
+    fn exclusion_wins_over_names_patterns_selector_and_own_namespace() {
+        let dev = BTreeMap::from([("env".to_owned(), "dev".to_owned())]);
+        let selector = ("target-selector", "env=dev");
+        for (annotations, wanted, unwanted) in [
+            (&[("target-namespaces", "!team-x,*")][..], &["home", "team-a"][..], &["team-x"][..]),
+            (&[("target-namespaces", "*,!.,!*-qa")], &["team-a"], &["home", "a-qa"]),
+            (&[("target-namespaces", "., a, b, !home, !a")], &["b"], &["home", "a"]),
+            (&[("target-namespaces", "!team-*"), selector], &["a", "home"], &["team-a"]),
+        ] {
+            let targets = parse(annotations).unwrap().targets;
+            assert!(wanted.iter().all(|name| targets.wants("home", name, &dev)), "{annotations:?}");
+            assert!(!unwanted.iter().any(|name| targets.wants("home", name, &dev)), "{annotations:?}");
+        }
+        let one = parse(&[("target-namespaces", "a, !a, b")]).unwrap().targets;
+        assert!(!one.names.contains("a"), "no right is needed where nothing is wanted");
     }
 
     #[test]
@@ -500,8 +584,17 @@ mod tests {
             ("copy-labels", fifty_one.as_str()),
             ("copy-annotations", fifty_one.as_str()),
             ("target-namespaces", ""),
-            ("target-namespaces", "a*b"),
+            ("target-namespaces", "a*-"),
+            ("target-namespaces", "!team-*"),
+            ("target-namespaces", "a,!a"),
             ("target-namespaces", "Not-A-Namespace"),
+            ("consent", "true"),
+            ("set-labels", "a"),
+            ("set-labels", "a=b c"),
+            ("set-labels", "a=b,a=c"),
+            ("set-labels", "workshop.io/companion=true"),
+            ("set-annotations", "argocd.argoproj.io/tracking-id=x"),
+            ("set-annotations", fifty_one.as_str()),
             ("target-namespaces", fifty_one.as_str()),
             ("target-selector", ""),
             ("target-selector", "a in b"),
@@ -516,7 +609,7 @@ mod tests {
             ("keys", "a,a=b"),
             ("keys", "a/b"),
             ("copy-labels", "a b"),
-            ("copy-annotations", "*"),
+            ("copy-annotations", "!a"),
             ("protect", "everything"),
             ("adopt", "yes"),
             ("paused", "1"),
@@ -531,7 +624,11 @@ mod tests {
     #[test]
     fn impossible_companion_names_are_faults() {
         assert!(matches!(parse(&[("companion-name", "kube-root-ca.crt")]), Err(Fault::ReservedName { .. })));
-        assert!(matches!(parse(&[("companion-name", "colors")]), Err(Fault::OwnName { .. })));
+        for own in ["colors", "="] {
+            assert!(matches!(parse(&[("companion-name", own)]), Err(Fault::OwnName { .. })));
+        }
+        let elsewhere = parse(&[("companion-name", "="), ("target-namespaces", "*")]).unwrap();
+        assert_eq!(elsewhere.companion, "colors");
         assert!(parse(&[("companion-name", "colors"), ("target-namespaces", "other")]).is_ok());
         let long = Meta { name: "x".repeat(250), ..source(&[]) };
         assert!(matches!(Policy::parse(&keys(), &long), Err(Fault::NameTooLong { .. })));

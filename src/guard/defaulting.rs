@@ -48,7 +48,7 @@ pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, 
     if !targeted {
         let names =
             added.valid(&keys.default_target_namespaces, defaults.target_namespaces.as_ref(), |text| {
-                Targets::default().add(text)
+                Targets::list(text, &request.namespace).map(drop)
             });
         let selector =
             added.valid(&keys.default_target_selector, defaults.target_selector.as_ref(), |text| {

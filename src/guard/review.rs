@@ -60,7 +60,7 @@ pub enum Verdict {
 pub struct Claims {
     key: ObjectKey,
     /// None if the source keeps its settings.
-    new_policy: Option<Policy>,
+    new_policy: Option<Box<Policy>>,
     /// About the object as a companion.
     warnings: Vec<String>,
 }
@@ -266,7 +266,7 @@ impl<'a> Case<'a> {
             Some(Err(fault)) if self.settings_changed => {
                 return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
             }
-            Some(Ok(policy)) if self.settings_changed => Some(policy.clone()),
+            Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
             Some(_) | None => None,
         };
         let claims = Claims { key: self.key.clone(), new_policy, warnings };
@@ -296,20 +296,34 @@ impl<'a> Case<'a> {
         let mut required = RequiredAccess::default();
         for (policy, verbs) in [(&self.before, Verbs::Delete), (&self.after, Verbs::All)] {
             let Some(Ok(policy)) = policy else { continue };
-            if !policy.targets.prefixes.is_empty() || policy.targets.selector.is_some() {
+            let targets = &policy.targets;
+            if targets.own {
+                required.add_namespaced(self.key.namespace.to_string(), &policy.companion, verbs);
+            }
+            // Namespaces that have agreed decide for themselves, and no others are reached.
+            if targets.needs_consent {
+                continue;
+            }
+            if targets.has_patterns() {
                 required.add_cluster_wide(&policy.companion, verbs);
             }
-            let own = policy.targets.own.then(|| self.key.namespace.to_string());
-            for namespace in policy.targets.names.iter().cloned().chain(own) {
-                required.add_namespaced(namespace, &policy.companion, verbs);
+            for namespace in &targets.names {
+                required.add_namespaced(namespace.clone(), &policy.companion, verbs);
             }
         }
         // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of
         // that name, even if they have lost our label, unless they are terminating anyway.
+        // Where the source needs consent, this request changes nothing about those: they stay where the namespace
+        // agrees, and are deleted elsewhere.
+        let needed_consent = self
+            .before
+            .as_ref()
+            .is_some_and(|before| before.as_ref().is_ok_and(|policy| policy.targets.needs_consent));
         let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.terminating);
         let leftover: BTreeSet<&ObjectKey> = labelled
             .map(|(at, _)| at)
             .chain(world.lost_with_known_uid(&self.key))
+            .filter(|at| !needed_consent || at.namespace == self.key.namespace)
             .filter(|at| !required.covers(at) && !world.namespaces().is_terminating(&at.namespace))
             .collect();
         let many = leftover.len() > MAX_ITEMS;
@@ -351,8 +365,8 @@ impl Claims {
         };
         let listed;
         let wanted = match scope {
-            Scope::All => &policy.targets,
-            Scope::ListedByName => {
+            Scope::All if !policy.targets.needs_consent => &policy.targets,
+            _ => {
                 listed = policy.targets.listed_by_name();
                 &listed
             }

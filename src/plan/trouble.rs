@@ -47,7 +47,7 @@ pub enum Holder {
     /// A foreign object that `adopt` must not take: it has a controller or a finalizer, is itself a source, or is
     /// being deleted.
     Bound,
-    /// A foreign object in a namespace whose `accept-from` does not name the source's namespace.
+    /// A foreign object in a namespace whose `accept-adopt-from` does not name the source's namespace.
     NotAccepting,
     Companion {
         of: ObjectKey,
@@ -128,7 +128,7 @@ impl fmt::Display for Holder {
             ),
             Self::NotAccepting => f.write_str(
                 "an object that is not managed by Lockstep, \
-                 and its namespace's accept-from does not allow its adoption",
+                 and its namespace's accept-adopt-from does not allow its adoption",
             ),
             Self::Companion { of } => write!(f, "the companion of {of}"),
         }

@@ -18,6 +18,8 @@ pub enum BadList {
     TooLong,
     #[error("{found} items, {max} are allowed")]
     TooMany { found: usize, max: usize },
+    #[error("it has only exclusions: add what they are excluded from, `*` for example")]
+    OnlyExclusions,
 }
 
 /// Fails for a text that is too long to be parsed.

@@ -24,7 +24,7 @@ pub struct AwayCounts {
     total: usize,
 }
 
-/// A companion's name and a namespace that the source lists; none if a prefix or a selector may match any.
+/// A companion's name and a namespace that the source lists; none if a pattern or a selector may match any.
 type DesiredName = (Kind, Option<Arc<str>>, String);
 
 impl Index {
@@ -73,7 +73,7 @@ impl Index {
     }
 
     /// The sources whose companions have this name, and may be wanted in this namespace: those that list it, and
-    /// those with a prefix or a selector. Each in order.
+    /// those with a pattern or a selector. Each in order.
     pub fn sources_by_name(&self, companion: &ObjectKey) -> [impl Iterator<Item = &ObjectKey>; 2] {
         let name = companion.name.to_string();
         let here = (companion.kind, Some(companion.namespace.clone()), name.clone());
@@ -115,7 +115,7 @@ fn desired_names(source: &Source) -> Vec<DesiredName> {
     let Ok(Desired { policy, .. }) = &source.desired else { return Vec::new() };
     let name = |namespace| (source.key.kind, namespace, policy.companion.clone());
     let targets = &policy.targets;
-    if !targets.prefixes.is_empty() || targets.selector.is_some() {
+    if targets.has_patterns() {
         return vec![name(None)];
     }
     let listed = targets.names.iter().map(|namespace| Arc::from(namespace.as_str()));

@@ -13,7 +13,7 @@ use crate::{
     policy::{
         self, Fault, Targets,
         list::MAX_LIST_BYTES,
-        pattern::{BadPattern, Patterns},
+        pattern::{Patterns, any_matches},
     },
     text,
 };
@@ -27,6 +27,8 @@ pub struct Namespaces {
     keys: Arc<Keys>,
     rules: NamespaceRules,
     namespaces: BTreeMap<String, Namespace>,
+    /// Those with an `accept-from`: the only ones that sources with `consent: required` can reach.
+    accepting: BTreeSet<String>,
 }
 
 /// A namespace, reduced to what decides whether it is a target.
@@ -36,7 +38,8 @@ pub struct Namespace {
     deletion_timestamp: Option<String>,
     excluded: bool,
     accept_from: Patterns,
-    /// What is wrong with its `accept-from`, if anything.
+    accept_adopt_from: Patterns,
+    /// What is wrong with one of these two, if anything.
     fault: Option<Fault>,
     defaults: Defaults,
     /// The list, or the watch after it, that showed it last.
@@ -59,7 +62,8 @@ pub enum Eligibility {
     Absent,
     /// It has the `exclude` label, or it is Lockstep's own.
     Never,
-    /// It is a `kube-*` namespace or excluded by a flag, and its `accept-from` does not name the source's namespace.
+    /// It is a `kube-*` namespace or excluded by a flag, or the source needs its consent, and its `accept-from` does not
+    /// name the source's namespace.
     NotAccepted,
 }
 
@@ -67,14 +71,14 @@ pub enum Eligibility {
 pub struct NamespaceChange {
     /// None if it is new.
     pub before: Option<Namespace>,
-    /// What is wrong with its `accept-from`, if anything.
+    /// What is wrong with its `accept-from` or `accept-adopt-from`, if anything.
     pub fault: Option<Fault>,
 }
 
 impl Namespaces {
     #[must_use]
     pub const fn new(keys: Arc<Keys>, rules: NamespaceRules) -> Self {
-        Self { keys, rules, namespaces: BTreeMap::new() }
+        Self { keys, rules, namespaces: BTreeMap::new(), accepting: BTreeSet::new() }
     }
 
     #[must_use]
@@ -87,24 +91,36 @@ impl Namespaces {
         self.namespaces.get(name)
     }
 
-    /// The namespaces that a policy asks for, in order, whether or not they may be targets.
+    /// The namespaces that a policy asks for, in order, whether or not they may be targets. Patterns of a source that
+    /// needs consent match only namespaces with an `accept-from`.
     #[must_use]
     pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
-        let mut wanted: BTreeSet<&str> = BTreeSet::new();
-        if targets.own {
-            wanted.insert(home);
-        }
-        wanted.extend(targets.names.iter().map(String::as_str));
-        for prefix in &targets.prefixes {
-            let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
-            let names = self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str());
-            wanted.extend(names.take_while(|name| name.starts_with(prefix.as_str())));
+        let mut wanted: BTreeSet<&str> = targets.names.iter().map(String::as_str).collect();
+        wanted.extend(targets.own.then_some(home));
+        for pattern in &targets.patterns {
+            let names = self.starting_with(pattern.prefix(), targets.needs_consent);
+            wanted.extend(names.filter(|name| pattern.matches(name)));
         }
         if targets.selector.is_some() {
-            let matching = self.namespaces.iter().filter(|(name, known)| known.matches(targets, home, name));
-            wanted.extend(matching.map(|(name, _)| name.as_str()));
+            let names = self.starting_with("", targets.needs_consent);
+            wanted.extend(names.filter(|name| self.is_wanted(home, targets, name)));
         }
+        wanted.retain(|name| targets.names_explicitly(home, name) || !any_matches(&targets.excluded, name));
         wanted
+    }
+
+    fn starting_with<'a>(
+        &'a self,
+        prefix: &'a str,
+        accepting: bool,
+    ) -> Box<dyn Iterator<Item = &'a str> + 'a> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let names: Box<dyn Iterator<Item = &'a str>> = if accepting {
+            Box::new(self.accepting.range::<str, _>(from).map(String::as_str))
+        } else {
+            Box::new(self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str()))
+        };
+        Box::new(names.take_while(move |name| name.starts_with(prefix)))
     }
 
     /// Whether a policy asks for this namespace.
@@ -116,29 +132,28 @@ impl Namespaces {
         }
     }
 
-    /// Whether sources of `home` may have companions in a namespace.
+    /// Whether sources of `home` with these targets may have companions in a namespace.
     #[must_use]
-    pub fn eligibility(&self, home: &str, name: &str) -> Eligibility {
+    pub fn eligibility(&self, home: &str, name: &str, targets: &Targets) -> Eligibility {
         let Some(target) = self.get(name) else { return Eligibility::Absent };
+        let needs_acceptance = name.starts_with("kube-")
+            || self.rules.excluded.matches(name)
+            || (targets.needs_consent && !(targets.own && home == name));
         if target.excluded || name == self.rules.own_namespace {
             Eligibility::Never
         } else if target.is_terminating() {
             Eligibility::Absent
-        } else if self.needs_acceptance(name) && !target.accept_from.matches(home) {
+        } else if needs_acceptance && !target.accept_from.matches(home) {
             Eligibility::NotAccepted
         } else {
             Eligibility::Eligible
         }
     }
 
-    fn needs_acceptance(&self, name: &str) -> bool {
-        name.starts_with("kube-") || self.rules.excluded.matches(name)
-    }
-
     /// Whether sources of `home` may adopt objects in a namespace. In their own namespace they always may.
     #[must_use]
-    pub fn accepts(&self, home: &str, name: &str) -> bool {
-        home == name || self.accept_from_matches(home, name)
+    pub fn accepts_adoption(&self, home: &str, name: &str) -> bool {
+        home == name || self.get(name).is_some_and(|known| known.accept_adopt_from.matches(home))
     }
 
     /// Whether the `accept-from` of a namespace matches `home`.
@@ -180,28 +195,41 @@ impl Namespaces {
         let namespace = Namespace::read(&self.keys, meta, epoch);
         let fault = namespace.fault.clone();
         let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
+        if namespace.accept_from.is_empty() {
+            self.accepting.remove(&meta.name);
+        } else {
+            self.accepting.insert(meta.name.clone());
+        }
         let before = self.namespaces.insert(meta.name.clone(), namespace);
         (!same).then_some(NamespaceChange { before, fault })
     }
 
     pub fn delete(&mut self, name: &str) {
         self.namespaces.remove(name);
+        self.accepting.remove(name);
     }
 
     /// A list has ended: removes the namespaces that it did not show.
     pub fn retain_epoch(&mut self, epoch: u32) {
         self.namespaces.retain(|_, known| known.epoch == epoch);
+        self.accepting.retain(|name| self.namespaces.contains_key(name));
     }
 }
 
 impl Namespace {
     fn read(keys: &Keys, meta: &Meta, epoch: u32) -> Self {
-        let accept_from: Option<Result<Patterns, BadPattern>> =
-            meta.annotations.get(&keys.accept_from).map(|text| text.parse());
-        let (accept_from, fault) = match accept_from.transpose() {
-            Ok(patterns) => (patterns.unwrap_or_default(), None),
-            Err(error) => (Patterns::default(), Some(policy::fault(&keys.accept_from, &error))),
-        };
+        let mut fault = None;
+        let mut patterns =
+            |key: &str| match meta.annotations.get(key).map(|text| policy::namespace_patterns(text)) {
+                None => Patterns::default(),
+                Some(Ok(patterns)) => patterns,
+                Some(Err(problem)) => {
+                    fault.get_or_insert_with(|| policy::fault(key, &problem));
+                    Patterns::default()
+                }
+            };
+        let (accept_from, accept_adopt_from) =
+            (patterns(&keys.accept_from), patterns(&keys.accept_adopt_from));
         // One byte more than a list may have: a default that is too long stays invalid, and costs no more than that.
         let default = |key: &str| {
             meta.annotations.get(key).map(|text| text::prefix(text, MAX_LIST_BYTES + 1).to_owned())
@@ -212,6 +240,7 @@ impl Namespace {
             deletion_timestamp: meta.deletion_timestamp.clone(),
             excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
             accept_from,
+            accept_adopt_from,
             fault,
             defaults: Defaults {
                 target_namespaces: default(&keys.default_target_namespaces),
@@ -232,8 +261,18 @@ impl Namespace {
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        let Self { labels, deletion_timestamp, excluded, accept_from, fault, defaults, epoch: _ } = self;
+        let Self {
+            labels,
+            deletion_timestamp,
+            excluded,
+            accept_from,
+            accept_adopt_from,
+            fault,
+            defaults,
+            epoch: _,
+        } = self;
         (labels, deletion_timestamp, *excluded) == (&other.labels, &other.deletion_timestamp, other.excluded)
-            && (accept_from, fault, defaults) == (&other.accept_from, &other.fault, &other.defaults)
+            && (accept_from, accept_adopt_from) == (&other.accept_from, &other.accept_adopt_from)
+            && (fault, defaults) == (&other.fault, &other.defaults)
     }
 }

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Kind, Meta, ObjectKey},
-    policy::Fault,
+    policy::{Fault, Targets},
 };
 
 /// What happened to a source.
@@ -138,12 +138,9 @@ impl World {
                 Err(_) => lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)),
                 Ok(desired) if desired.policy.paused => false,
                 Ok(_) => {
-                    let home = &lost.source.namespace;
-                    let excluded = matches!(
-                        self.namespaces.eligibility(home, &at.namespace),
-                        Eligibility::NotAccepted | Eligibility::Never
-                    );
-                    excluded || !self.wants_at(&lost.source, at)
+                    let eligibility = self.eligibility(source, &at.namespace);
+                    matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
+                        || !self.wants_at(&lost.source, at)
                 }
             },
         };
@@ -181,8 +178,9 @@ impl World {
     #[must_use]
     pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
-            self.sources.get(*source).is_some_and(|source| !source.terminating)
-                && self.namespaces.eligibility(&source.namespace, &at.namespace) == Eligibility::Eligible
+            self.sources.get(*source).is_some_and(|source| {
+                !source.terminating && self.eligibility(source, &at.namespace) == Eligibility::Eligible
+            })
         };
         let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
         match holder.filter(counts) {
@@ -202,6 +200,13 @@ impl World {
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.first_wanting(at, |_| true) == Some(source)
+    }
+
+    /// Whether a source may have a companion in a namespace. A malformed source keeps those that it has.
+    fn eligibility(&self, source: &Source, namespace: &str) -> Eligibility {
+        let (home, malformed) = (&source.key.namespace, Targets::default());
+        let targets = source.desired.as_ref().map_or(&malformed, |desired| &desired.policy.targets);
+        self.namespaces.eligibility(home, namespace, targets)
     }
 
     /// Whether a source wants a companion in a namespace.
@@ -229,8 +234,10 @@ impl World {
     /// Whether the mirror writes this companion for this source.
     fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
-            && self.sources.get(source).is_some_and(|source| source.active_policy().is_some())
-            && self.namespaces.eligibility(&source.namespace, &at.namespace) == Eligibility::Eligible
+            && self.sources.get(source).is_some_and(|source| {
+                source.active_policy().is_some()
+                    && self.eligibility(source, &at.namespace) == Eligibility::Eligible
+            })
     }
 
     /// The source to reconcile when no object has the name of a companion any more: its owner if that source writes it
@@ -299,7 +306,7 @@ impl World {
 
     // --- namespaces
 
-    /// The watch shows a namespace. Returns what is wrong with its `accept-from`, too, if anything.
+    /// The watch shows a namespace. Returns what is wrong with its `accept-from` or `accept-adopt-from`, too.
     pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<Fault>) {
         let epoch = self.progress.epoch(WatchId::Namespaces);
         let Some(change) = self.namespaces.apply(meta, epoch) else { return Default::default() };
@@ -429,7 +436,7 @@ impl World {
             at != key
                 && self.lost.get(at).is_none()
                 && self.companions.get(at).is_none_or(|found| found.source.is_none())
-                && self.namespaces.eligibility(&key.namespace, &at.namespace) == Eligibility::Eligible
+                && self.eligibility(former, &at.namespace) == Eligibility::Eligible
                 && !self.wants_at(key, at)
         };
         let wanted = self.namespaces.wanted(&key.namespace, &policy.targets).into_iter();

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use crate::content::Content;
 use crate::object::{Meta, ObjectKey};
+use crate::policy::Targets;
 use crate::testing::{
     self, ObjectBuilder, companion, configmap, namespace, object, read_companion, read_source, source, world,
 };
@@ -610,14 +611,16 @@ fn first_list_of_namespaces_enqueues_nothing() {
 #[test]
 fn malformed_accept_from_is_reported_and_accepts_nothing() {
     let mut world = world();
-    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
-    assert!(fault.is_some_and(|fault| fault.to_string().contains("workshop.io/accept-from")));
-    assert!(!world.namespaces().accepts("a", "away"));
+    for malformed in ["a,Team A", "!b"] {
+        let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", malformed).meta());
+        assert!(fault.is_some_and(|fault| fault.to_string().contains("workshop.io/accept-from")));
+        assert!(!world.namespaces().accept_from_matches("a", "away"));
+    }
     let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*").meta());
     assert!(
         fault.is_none()
-            && world.namespaces().accepts("a", "away")
-            && !world.namespaces().accepts("b", "away")
+            && world.namespaces().accept_from_matches("a", "away")
+            && !world.namespaces().accept_from_matches("b", "away")
     );
 }
 
@@ -626,7 +629,13 @@ fn long_annotations_and_many_labels_of_a_namespace_are_not_kept() {
     let mut world = testing::world();
     let long = format!("a,{}", "b".repeat(200_000));
     let mut huge = namespace("away");
-    for key in ["accept-from", "default-target-namespaces", "default-target-selector", "default-protect"] {
+    for key in [
+        "accept-from",
+        "accept-adopt-from",
+        "default-target-namespaces",
+        "default-target-selector",
+        "default-protect",
+    ] {
         huge = huge.annotate(key, &long);
     }
     for n in 0..10_000 {
@@ -653,10 +662,52 @@ fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     let mut world = World::new(crate::testing::keys(), rules, 0);
     see_namespace(&mut world, &namespace("infra-a"));
     see_namespace(&mut world, &namespace("infra-b").annotate("accept-from", "home"));
-    assert_eq!(world.namespaces().eligibility("home", "infra-a"), Eligibility::NotAccepted);
-    assert_eq!(world.namespaces().eligibility("home", "infra-b"), Eligibility::Eligible);
-    assert_eq!(world.namespaces().eligibility("other", "infra-b"), Eligibility::NotAccepted);
-    assert_eq!(world.namespaces().eligibility("home", "nowhere"), Eligibility::Absent);
+    let eligibility = |home, name| world.namespaces().eligibility(home, name, &Targets::default());
+    assert_eq!(eligibility("home", "infra-a"), Eligibility::NotAccepted);
+    assert_eq!(eligibility("home", "infra-b"), Eligibility::Eligible);
+    assert_eq!(eligibility("other", "infra-b"), Eligibility::NotAccepted);
+    assert_eq!(eligibility("home", "nowhere"), Eligibility::Absent);
+}
+
+#[test]
+fn patterns_that_need_consent_reach_exactly_the_matching_namespaces_that_accept() {
+    let mut world = world();
+    for draft in [
+        namespace("home"),
+        namespace("team-a").annotate("accept-from", "home"),
+        namespace("team-b").annotate("accept-from", "*,!home"),
+        namespace("team-c").label("workshop.io/env", "dev"),
+        namespace("dev").label("workshop.io/env", "dev").annotate("accept-from", "h*"),
+        namespace("other").annotate("accept-from", "home"),
+    ] {
+        see_namespace(&mut world, &draft);
+    }
+    let targets = Targets {
+        needs_consent: true,
+        selector: Some(crate::policy::selector::parse("workshop.io/env=dev").unwrap()),
+        ..Targets::list("., team-*", "home").unwrap()
+    };
+    let reached = |world: &World| {
+        let wanted = world.namespaces().wanted("home", &targets).into_iter();
+        let eligible =
+            |name: &&str| world.namespaces().eligibility("home", name, &targets) == Eligibility::Eligible;
+        wanted.filter(eligible).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(reached(&world), ["dev", "home", "team-a"]);
+    see_namespace(&mut world, &namespace("team-a"));
+    see_namespace(&mut world, &namespace("team-c").annotate("accept-from", "home"));
+    assert_eq!(reached(&world), ["dev", "home", "team-c"]);
+    world.delete_namespace("team-c");
+    assert_eq!(reached(&world), ["dev", "home"]);
+}
+
+#[test]
+fn only_accept_adopt_from_allows_adoption() {
+    let mut world = world();
+    see_namespace(&mut world, &namespace("one").annotate("accept-from", "home"));
+    see_namespace(&mut world, &namespace("two").annotate("accept-adopt-from", "home"));
+    let accepts = |name| world.namespaces().accepts_adoption("home", name);
+    assert_eq!([accepts("one"), accepts("two"), accepts("home")], [false, true, true]);
 }
 
 #[test]
@@ -684,7 +735,7 @@ fn deleted_namespace_has_no_lost_companions() {
 fn accept_from_that_becomes_malformed_is_reported() {
     let mut world = world();
     world.apply_namespace(namespace("away").meta());
-    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "a*b").meta());
+    let (_, fault) = world.apply_namespace(namespace("away").annotate("accept-from", "A*b").meta());
     assert!(fault.is_some());
 }
 

@@ -267,7 +267,7 @@ async fn faulty_source_is_refused_when_it_is_written() {
     let (alice, home, key) = (&scene.alice, &scene.home, |name: &str| scene.cluster.key(name));
     let names = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
     for (annotation, value, says) in [
-        ("target-namespaces", "a*b", "`*` is allowed only at the end"),
+        ("target-namespaces", "a*-", "`a*-` is neither `.`, a namespace nor a pattern such as `team-*`"),
         ("target-namespaces", &names, "51 names, 50 are allowed"),
         ("target-selector", "", "an empty selector would match every namespace"),
         ("protect", "everything", "none of `edits`, `all`, `none`"),

@@ -66,7 +66,7 @@ async fn patterns_and_adopt_do_not_reach_kube_namespaces_or_locksteps_own() {
     let cluster = Cluster::new("patterns").await;
     let home = cluster.namespace("home").await;
     let labels = json!({"env": cluster.id});
-    let accept = json!({cluster.key("accept-from"): home});
+    let accept = json!({cluster.key("accept-from"): home, cluster.key("accept-adopt-from"): home});
     let own = cluster.namespace_with("system", labels.clone(), accept).await;
     let kube = format!("kube-{}", cluster.id);
     cluster.post("/api/v1/namespaces", &json!({"metadata": {"name": kube, "labels": labels}})).await;
@@ -90,7 +90,8 @@ async fn patterns_and_adopt_do_not_reach_kube_namespaces_or_locksteps_own() {
         assert!(cluster.configmap(namespace, "two-synced").await.is_none(), "{namespace}");
     }
     // With accept-from, the same sources reach the namespace.
-    let accept = json!({"metadata": {"annotations": {cluster.key("accept-from"): home}}});
+    let accepts = json!({cluster.key("accept-from"): home, cluster.key("accept-adopt-from"): home});
+    let accept = json!({"metadata": {"annotations": accepts}});
     cluster.merge(&format!("/api/v1/namespaces/{kube}"), &accept).await;
     for name in ["vital", "two-synced"] {
         cluster.wait_data(&kube, name, json!({"sky": "blue"})).await;

@@ -42,7 +42,7 @@ fn invalid_flag_is_named_with_its_valid_values() {
         ("--domain", "Not A Domain", "such as `workshop.io`"),
         ("--workers", "0", "1..=256"),
         ("--kinds", "pods", "configmaps, secrets"),
-        ("--exclude-namespaces", "a*b", "at the end"),
+        ("--exclude-namespaces", "a*-", "neither a namespace nor a pattern"),
         ("--ops-bind", "nowhere", "--ops-bind"),
     ] {
         let output = lockstep(&["run", flag, value], "");

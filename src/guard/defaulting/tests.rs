@@ -108,7 +108,7 @@ fn adding_defaults_twice_changes_nothing() {
 #[test]
 fn invalid_default_is_ignored_with_a_warning() {
     let home =
-        namespace("home").annotate("default-target-namespaces", "a*b").annotate("default-protect", "??");
+        namespace("home").annotate("default-target-namespaces", "a*-").annotate("default-protect", "??");
     let (annotations, warnings) = with_defaults(&rules(), home, source("home", "colors"));
     assert_eq!(annotations, json!({"workshop.io/target-namespaces": ".", "workshop.io/protect": "edits"}));
     assert_eq!(warnings.len(), 2, "{warnings:?}");

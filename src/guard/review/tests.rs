@@ -427,7 +427,7 @@ fn faulty_source_is_denied_with_a_message_of_one_line() {
     let fifty_one = (0..51).map(|n| format!("n{n}")).collect::<Vec<_>>().join(",");
     let long = "x".repeat(250);
     for (draft, reason, says) in [
-        (source("home", "c").annotate("target-namespaces", "a*b"), "malformed", "target-namespaces"),
+        (source("home", "c").annotate("target-namespaces", "a*-"), "malformed", "target-namespaces"),
         (
             source("home", "c").annotate("target-namespaces", &fifty_one),
             "malformed",

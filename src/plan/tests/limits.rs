@@ -126,16 +126,16 @@ fn adopt_recreates_what_an_update_cannot_change() {
 }
 
 #[test]
-fn adopt_in_another_namespace_needs_its_accept_from() {
+fn adopt_in_another_namespace_needs_its_accept_adopt_from() {
     let mut cluster = two_namespaces();
     let at = cluster.put(companion("away", "colors-synced").data("their", "own"));
     let key =
         cluster.put(source("home", "colors").annotate("target-namespaces", "away").annotate("adopt", "true"));
     let plan = cluster.plan(&key);
     assert_eq!((planned(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
-    cluster.namespace(namespace("away").annotate("accept-from", "elsewhere"));
+    cluster.namespace(namespace("away").annotate("accept-from", "*").annotate("accept-adopt-from", "elsewhere"));
     assert_eq!(cluster.plan(&key).troubles, [conflict(&at, Holder::NotAccepting)]);
-    cluster.namespace(namespace("away").annotate("accept-from", "elsewhere,ho*"));
+    cluster.namespace(namespace("away").annotate("accept-adopt-from", "elsewhere,ho*"));
     expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Adopted))]);
 }
 
