@@ -91,6 +91,40 @@ impl Keys {
         }
     }
 
+    /// The annotations that have a meaning on a source, and those of a companion that a restored copy may still have.
+    #[must_use]
+    pub fn on_source(&self) -> [&str; 15] {
+        [
+            &self.target_namespaces,
+            &self.target_selector,
+            &self.companion_name,
+            &self.keys,
+            &self.copy_labels,
+            &self.copy_annotations,
+            &self.set_labels,
+            &self.set_annotations,
+            &self.consent,
+            &self.protect,
+            &self.adopt,
+            &self.paused,
+            &self.source_checksum,
+            &self.copied,
+            &self.source,
+        ]
+    }
+
+    /// The annotations that have a meaning on a Namespace.
+    #[must_use]
+    pub fn on_namespace(&self) -> [&str; 5] {
+        [
+            &self.accept_from,
+            &self.accept_adopt_from,
+            &self.default_target_namespaces,
+            &self.default_target_selector,
+            &self.default_protect,
+        ]
+    }
+
     /// Whether an object's labels make it a source.
     #[must_use]
     pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {

@@ -14,6 +14,7 @@ use crate::{
     marks,
     object::ObjectKey,
     policy::Targets,
+    text::shorten,
     world::{Companion, Eligibility, LostCompanion, Source, World, uid_digest},
 };
 
@@ -102,6 +103,9 @@ pub struct Target<'a> {
     pub explicit: bool,
 }
 
+/// How much of a selector a message quotes.
+const MAX_QUOTED_BYTES: usize = 60;
+
 /// The namespaces that sources of `home` with these targets ask for, in order, whether or not they get a companion.
 pub fn targets<'a>(
     world: &'a World,
@@ -119,18 +123,32 @@ impl Target<'_> {
     /// Why there is no companion in a namespace that the source lists by name. A pattern may match a namespace that
     /// takes no companions: that is no trouble.
     #[must_use]
-    pub fn trouble(&self, home: &str) -> Option<Trouble> {
+    pub fn trouble(&self, world: &World, home: &str) -> Option<Trouble> {
         let namespace = || self.namespace.to_owned();
         match self.eligibility {
-            Eligibility::NotAccepted if self.explicit => {
-                Some(Trouble::NotAccepted { namespace: namespace(), home: home.to_owned() })
-            }
-            Eligibility::Never if self.explicit => Some(Trouble::Excluded(namespace())),
-            Eligibility::NotAccepted | Eligibility::Never | Eligibility::Absent | Eligibility::Eligible => {
-                None
-            }
+            _ if !self.explicit => None,
+            Eligibility::NotAccepted => Some(Trouble::NotAccepted {
+                namespace: namespace(),
+                home: home.to_owned(),
+                command: world.namespaces().how_to_accept(home, self.namespace),
+            }),
+            Eligibility::Never => Some(Trouble::Excluded(namespace())),
+            Eligibility::Missing => Some(Trouble::NoNamespace(namespace())),
+            Eligibility::Terminating | Eligibility::Eligible => None,
         }
     }
+}
+
+/// Patterns and selectors of sources of `home` that match nothing.
+pub fn unmatched<'a>(
+    world: &'a World,
+    home: &'a str,
+    targets: &'a Targets,
+) -> impl Iterator<Item = Trouble> + 'a {
+    world.namespaces().unmatched(home, targets).map(|pattern| Trouble::NoMatch {
+        pattern: shorten(&pattern, MAX_QUOTED_BYTES),
+        consent: targets.needs_consent,
+    })
 }
 
 /// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
@@ -159,18 +177,20 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
             return plan;
         }
     };
-    if desired.policy.paused {
-        return plan;
-    }
-
+    plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
     let home = &*key.namespace;
+    plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
     let mut kept = BTreeSet::new();
     for target in targets(world, home, &desired.policy.targets) {
         let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
         match target.eligibility {
-            Eligibility::NotAccepted | Eligibility::Never => plan.troubles.extend(target.trouble(home)),
-            // The namespace controller deletes what is in there.
-            Eligibility::Absent => drop(kept.insert(at)),
+            Eligibility::NotAccepted | Eligibility::Never => {
+                plan.troubles.extend(target.trouble(world, home))
+            }
+            Eligibility::Missing | Eligibility::Terminating => {
+                plan.troubles.extend(target.trouble(world, home));
+                kept.insert(at);
+            }
             // A pattern matches the source's own namespace, and the companion has the source's name.
             Eligibility::Eligible if at == *key => {}
             Eligibility::Eligible => {
@@ -183,6 +203,9 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     plan.changes.extend(unwanted.filter_map(|(at, found)| delete(world, at, found, DeleteReason::NotWanted)));
     let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
     plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, DeleteReason::NotWanted)));
+    if desired.policy.paused {
+        plan.pause();
+    }
     plan
 }
 
@@ -200,7 +223,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
                 if *at.name == *desired.policy.companion && world.wants(key, &at.namespace) {
                     let targets = &desired.policy.targets;
                     match world.namespaces().eligibility(&key.namespace, &at.namespace, targets) {
-                        Eligibility::Absent => return Decision::Nothing,
+                        Eligibility::Missing | Eligibility::Terminating => return Decision::Nothing,
                         Eligibility::Eligible if at == key => return Decision::Nothing,
                         Eligibility::Eligible => return decide_in(world, source, at, in_step),
                         Eligibility::NotAccepted | Eligibility::Never => {}
@@ -446,6 +469,15 @@ impl Action {
 }
 
 impl Plan {
+    /// Nothing is written while a source is paused.
+    fn pause(&mut self) {
+        self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
+        let waiting = std::mem::take(&mut self.changes).len();
+        if waiting > 0 {
+            self.troubles.push(Trouble::Paused(waiting));
+        }
+    }
+
     fn add(&mut self, decision: Decision) {
         match decision {
             Decision::Nothing => {}

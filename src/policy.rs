@@ -1,6 +1,7 @@
 //! The policy of a source: its annotations, parsed and validated, or the [`Fault`] that keeps it from being mirrored.
 
 pub mod list;
+pub mod mistake;
 pub mod pattern;
 pub mod selector;
 
@@ -89,6 +90,8 @@ pub enum Fault {
         "Secrets of type {0} are tied to one namespace and are never mirrored: remove the label that makes it a source"
     )]
     SecretType(String),
+    #[error("the annotation {key} selects none of the keys that this object has: name at least one of them")]
+    NothingSelected { key: String },
     #[error("a Secret of type {type_} needs the key {missing}: add it to the annotation {key}")]
     KeysBreakType { type_: String, missing: &'static str, key: String },
     #[error("sources are not allowed in Lockstep's own namespace: move this one to another namespace")]
@@ -104,6 +107,7 @@ impl Fault {
             Self::NameTooLong { .. } => "name_too_long",
             Self::IsCompanion { .. } => "is_companion",
             Self::ReservedName { .. }
+            | Self::NothingSelected { .. }
             | Self::SecretType(_)
             | Self::KeysBreakType { .. }
             | Self::OwnNamespace => "refused",
@@ -119,6 +123,7 @@ impl Policy {
         }
         let policy = Self::parse(keys, &object.metadata)?;
         policy.check_secret(keys, key.kind, object)?;
+        policy.check_selection(keys, object)?;
         Ok(policy)
     }
 
@@ -166,6 +171,14 @@ impl Policy {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Fails if companions would be empty although the source is not.
+    fn check_selection(&self, keys: &Keys, object: &Object) -> Result<(), Fault> {
+        let maps = [object.data.as_ref(), object.binary_data.as_ref()];
+        let is_empty = maps.iter().flatten().all(|map| map.is_empty());
+        let selects = || maps.iter().any(|map| self.keys.selected(*map).next().is_some());
+        if is_empty || selects() { Ok(()) } else { Err(Fault::NothingSelected { key: keys.keys.clone() }) }
     }
 
     /// Whether two sources with this policy have the same companions.

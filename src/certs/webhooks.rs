@@ -54,7 +54,7 @@ impl WebhookKind {
 }
 
 /// What the names of our webhooks begin with; the name of their configuration follows.
-const OURS: [&str; 4] = ["companions", "sources", "newcomers", "defaults"];
+const OURS: [&str; 5] = ["companions", "sources", "newcomers", "mislabelled", "defaults"];
 
 /// A webhook configuration: only the fields we use.
 #[derive(Clone, Deserialize)]

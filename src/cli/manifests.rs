@@ -282,7 +282,7 @@ mod tests {
     fn webhook_url_replaces_the_service_in_every_webhook() {
         let url = Some("https://127.0.0.1:9443".to_owned());
         let text = Manifests { webhook_url: url, ..manifests() }.render();
-        assert_eq!(text.matches("      url: https://127.0.0.1:9443/validate\n").count(), 3, "{text}");
+        assert_eq!(text.matches("      url: https://127.0.0.1:9443/validate\n").count(), 4, "{text}");
         assert_eq!(text.matches("      url: https://127.0.0.1:9443/mutate\n").count(), 1, "{text}");
         assert!(!text.contains("service:\n") && !text.contains("kind: Service\n"), "{text}");
         for kind in ["Deployment", "PodDisruptionBudget", "NetworkPolicy", "ResourceQuota"] {
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn webhooks_and_policy_match_secrets_only_with_the_flag() {
-        assert_eq!(manifests().render().matches("resources: [configmaps, secrets]").count(), 5);
+        assert_eq!(manifests().render().matches("resources: [configmaps, secrets]").count(), 6);
         assert!(
             manifests()
                 .render()

@@ -1,11 +1,7 @@
 //! PURE. Every reason to deny a request, and its message to the user.
 
 use super::messages;
-use crate::{
-    keys::Keys,
-    object::{Kind, ObjectKey},
-    policy::Fault,
-};
+use crate::{keys::Keys, object::ObjectKey, policy::Fault};
 
 /// Why a request is denied. `at` is the object of the request, `of` the source whose companion it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,21 +20,32 @@ pub enum Denial {
     Fault { at: ObjectKey, fault: Fault },
     /// A source of another namespace already has a companion of that name.
     Taken { at: ObjectKey, of: ObjectKey },
-    /// The user may not do themselves what the mirror would do for them. No `namespace` means all
-    /// namespaces.
-    NoRight {
-        user: String,
-        verb: &'static str,
-        kind: Kind,
-        namespace: Option<String>,
-        name: String,
-        home: String,
-    },
-    /// A deputy writes a source whose target namespace does not accept it. No `namespace` means that
-    /// a prefix or a selector matches the target.
-    Deputy { user: String, namespace: Option<String>, home: String },
+    /// The user may not do to the companion `name` themselves what the mirror would do for them.
+    NoRight { user: String, verb: &'static str, name: String, source: ObjectKey, reach: Box<Reach> },
+    /// A deputy writes a source that reaches namespaces which have not agreed.
+    Deputy { user: String, source: ObjectKey, reach: Box<Reach> },
     /// The user's access could not be checked.
     Unanswered(String),
+}
+
+/// Where a source is not allowed to have companions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// In a namespace, which can agree with this command.
+    Namespace { name: String, accept: String },
+    /// In all namespaces, because of a pattern or a selector.
+    Everywhere(AskConsent),
+}
+
+/// Whether a source without the rights for patterns can ask the namespaces for consent instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskConsent {
+    /// The source exists: it can be annotated.
+    Annotate,
+    /// The source is new: the annotation belongs into its manifest.
+    InManifest,
+    /// It has such companions already, and they would be deleted.
+    TooLate,
 }
 
 impl Denial {
@@ -84,39 +91,58 @@ impl Denial {
                 "{at} is already the companion of {of}: choose another name with the annotation {}",
                 keys.companion_name
             ),
-            Self::NoRight { user, verb, kind, namespace, name, home } => {
-                let forbidden = format!("{user} may not {verb} {} {name}", kind.plural());
-                match namespace {
-                    Some(namespace) if namespace == home => format!(
-                        "{forbidden} in namespace {home}, so Lockstep does not keep it there on their behalf. \
+            Self::NoRight { user, verb, name, source, reach } => {
+                let forbidden = format!("{user} may not {verb} {} {name}", source.kind.plural());
+                match &**reach {
+                    Reach::Namespace { name, .. } if **name == *source.namespace => format!(
+                        "{forbidden} in namespace {name}, so Lockstep does not keep it there on their behalf. \
                          Ask for that right, or choose another {}",
                         keys.companion_name
                     ),
-                    Some(namespace) => format!(
-                        "{forbidden} in namespace {namespace}, so Lockstep does not do it on their behalf. \
-                         Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}",
-                        keys.accept_from
+                    Reach::Namespace { name, accept } => format!(
+                        "{forbidden} in namespace {name}, so Lockstep does not do it on their behalf. \
+                         Ask for that right, or for this: {accept}"
                     ),
-                    None => format!(
-                        "{forbidden} in all namespaces, which a prefix or a selector needs. \
-                         Ask for that right, or list the namespaces in {}",
-                        keys.target_namespaces
+                    Reach::Everywhere(ask) => format!(
+                        "{forbidden} in all namespaces, which a pattern or a selector needs. \
+                         Ask for that right, or list the namespaces in {}{}",
+                        keys.target_namespaces,
+                        ask.hint(keys, source)
                     ),
                 }
             }
-            Self::Deputy { user, namespace: Some(namespace), home } => format!(
-                "{user} writes on behalf of others, so its own rights do not count. \
-                 Namespace {namespace} has to agree: kubectl annotate namespace {namespace} {}={home}",
-                keys.accept_from
-            ),
-            Self::Deputy { user, namespace: None, home } => format!(
-                "{user} writes on behalf of others, so its own rights do not count, and a prefix or a selector \
-                 reaches namespaces that have not agreed. List them in {}, and let each agree with {}={home}",
-                keys.target_namespaces, keys.accept_from
-            ),
+            Self::Deputy { user, source, reach } => {
+                let deputy = format!("{user} writes on behalf of others, so its own rights do not count");
+                match &**reach {
+                    Reach::Namespace { name, accept } => {
+                        format!("{deputy}. Namespace {name} has to agree: {accept}")
+                    }
+                    Reach::Everywhere(ask) => format!(
+                        "{deputy}, and a pattern or a selector reaches namespaces that have not agreed. \
+                         List the namespaces in {}{}",
+                        keys.target_namespaces,
+                        ask.hint(keys, source)
+                    ),
+                }
+            }
             Self::Unanswered(why) => {
                 format!("your rights could not be checked ({why}), so nothing was changed: try again")
             }
         }
+    }
+}
+
+impl AskConsent {
+    fn hint(self, keys: &Keys, source: &ObjectKey) -> String {
+        let ObjectKey { kind, namespace, name } = source;
+        let annotation = format!("{}=required", keys.consent);
+        let how = match self {
+            Self::Annotate => {
+                format!("kubectl annotate {} {name} -n {namespace} {annotation}", messages::kind(*kind))
+            }
+            Self::InManifest => format!("add the annotation {annotation}"),
+            Self::TooLate => return String::new(),
+        };
+        format!(", or reach only namespaces whose {} names {namespace}: {how}", keys.accept_from)
     }
 }

@@ -206,7 +206,14 @@ impl Guard {
             Verdict::CheckAccess { required, then } => {
                 match self.check_access(peer, &user, kind, &required).await {
                     Ok(()) => self.world.read(|world| then.decide(world, Scope::All)),
-                    Err(error) => Err(access_denial(&namespace, &user, error)),
+                    Err(AccessError::Unavailable(why)) => Err(Denial::Unanswered(why)),
+                    Err(AccessError::Forbidden(access)) => Err(Denial::NoRight {
+                        user: user.name.clone(),
+                        verb: access.verb,
+                        reach: self.world.read(|world| then.reach(world, access.namespace.as_deref())),
+                        name: access.name,
+                        source: then.key().clone(),
+                    }),
                 }
             }
         };
@@ -262,20 +269,6 @@ impl Guard {
         self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
         wire::answer(&review.uid, Ok(warnings), patch)
-    }
-}
-
-fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
-    match error {
-        AccessError::Unavailable(why) => Denial::Unanswered(why),
-        AccessError::Forbidden(access) => Denial::NoRight {
-            user: user.name.clone(),
-            verb: access.verb,
-            kind: access.kind,
-            namespace: access.namespace,
-            name: access.name,
-            home: home.to_owned(),
-        },
     }
 }
 

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn match_conditions_in_deploy_exempt_the_same_cleanup_users() {
         for (manifest, lists) in [
-            (include_str!("../../deploy/base/webhook.yaml"), 4),
+            (include_str!("../../deploy/base/webhook.yaml"), 5),
             (include_str!("../../deploy/components/policy/policy.yaml"), 1),
         ] {
             let found = exempted_users(manifest);

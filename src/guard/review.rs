@@ -9,15 +9,15 @@ use std::{
 };
 
 use super::{
-    denial::Denial,
+    denial::{AskConsent, Denial, Reach},
     request::{Operation, Request, Subjects},
     required_access::{RequiredAccess, Verbs},
 };
 use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
-    plan::{Decision, plan_companion, targets},
-    policy::{Fault, Policy, Protect, list::MAX_ITEMS},
+    plan::{Decision, plan_companion, targets, unmatched},
+    policy::{Fault, Policy, Protect, list::MAX_ITEMS, mistake::Mistake},
     world::{Eligibility, World},
 };
 
@@ -61,6 +61,7 @@ pub struct Claims {
     key: ObjectKey,
     /// None if the source keeps its settings.
     new_policy: Option<Box<Policy>>,
+    ask_consent: AskConsent,
     /// About the object as a companion.
     warnings: Vec<String>,
 }
@@ -94,6 +95,8 @@ pub struct Case<'a> {
     settings_changed: bool,
     /// Companions stay as they are, now and when the source is deleted.
     companions_unaffected: bool,
+    /// What its author should know about the object as it will be.
+    warnings: Vec<String>,
 }
 
 impl<'a> Case<'a> {
@@ -123,6 +126,31 @@ impl<'a> Case<'a> {
                 _ => (true, false),
             };
         let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
+        let mut warnings = Vec::new();
+        if let Some(Ok(policy)) = &after
+            && let Some(new) = new.filter(|_| settings_changed)
+        {
+            warnings.extend(Mistake::on_source(keys, &new.metadata, policy).iter().map(ToString::to_string));
+        }
+        match &after {
+            Some(Ok(policy)) if policy.paused && !companions_unaffected => warnings.push(format!(
+                "{key} is paused: its companions do not follow until the annotation {} is removed",
+                keys.paused
+            )),
+            Some(Err(fault)) if !settings_changed => {
+                warnings.push(format!("{key} cannot be a source: {fault}; its companions stay as they are"));
+            }
+            _ => {}
+        }
+        if let Some(value) =
+            new.and_then(|new| new.metadata.labels.get(&keys.managed)).filter(|_| after.is_none())
+        {
+            let companions = if before.is_some() { ": its companions are deleted" } else { "" };
+            warnings.push(format!(
+                "the label {} is `{value}`, and only `true` makes {key} a source{companions}",
+                keys.managed
+            ));
+        }
         Some(Self {
             rules,
             request,
@@ -132,6 +160,7 @@ impl<'a> Case<'a> {
             terminating,
             settings_changed,
             companions_unaffected,
+            warnings,
         })
     }
 
@@ -255,7 +284,8 @@ impl<'a> Case<'a> {
 
     /// Decides about a source that is created, changed, unlabelled or deleted. `warnings` are those about the
     /// object as a companion.
-    fn change_of_source(&self, world: &World, warnings: Vec<String>) -> Result<Verdict, Denial> {
+    fn change_of_source(&self, world: &World, mut warnings: Vec<String>) -> Result<Verdict, Denial> {
+        warnings.extend_from_slice(&self.warnings);
         let is_source = self.before.is_some() || self.after.is_some();
         // The delete of a terminating source was reviewed when it began, and its companions are no longer
         // written.
@@ -269,7 +299,7 @@ impl<'a> Case<'a> {
             Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
             Some(_) | None => None,
         };
-        let claims = Claims { key: self.key.clone(), new_policy, warnings };
+        let claims = Claims { key: self.key.clone(), new_policy, ask_consent: self.ask_consent(), warnings };
         let required =
             if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
         if required.is_empty() {
@@ -284,11 +314,22 @@ impl<'a> Case<'a> {
         if self.is_by_deputy() {
             return Err(Denial::Deputy {
                 user: self.request.user.name.clone(),
-                home: self.key.namespace.to_string(),
-                namespace: required.first_namespace().map(str::to_owned),
+                reach: claims.reach(world, required.first_namespace()),
+                source: self.key.clone(),
             });
         }
         Ok(Verdict::CheckAccess { required, then: claims })
+    }
+
+    /// Whether consent could replace the rights that this request needs.
+    fn ask_consent(&self) -> AskConsent {
+        let reaches_all = |policy: &Policy| policy.targets.has_patterns() && !policy.targets.needs_consent;
+        match (&self.before, &self.after) {
+            (_, None) => AskConsent::TooLate,
+            (Some(Ok(before)), _) if reaches_all(before) => AskConsent::TooLate,
+            _ if matches!(self.request.operation, Operation::Create { .. }) => AskConsent::InManifest,
+            _ => AskConsent::Annotate,
+        }
     }
 
     /// Everything that the mirror would do because of this request.
@@ -354,6 +395,23 @@ impl<'a> Case<'a> {
 }
 
 impl Claims {
+    #[must_use]
+    pub const fn key(&self) -> &ObjectKey {
+        &self.key
+    }
+
+    /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
+    #[must_use]
+    pub fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
+        Box::new(match namespace {
+            None => Reach::Everywhere(self.ask_consent),
+            Some(name) => Reach::Namespace {
+                accept: world.namespaces().how_to_accept(&self.key.namespace, name),
+                name: name.to_owned(),
+            },
+        })
+    }
+
     /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
     pub fn decide(mut self, world: &World, scope: Scope) -> Result<Vec<String>, Denial> {
         let policy = match &self.new_policy {
@@ -374,13 +432,8 @@ impl Claims {
         let home = &*self.key.namespace;
         let (mut warnings, mut conflicts) = (Vec::new(), Conflicts::default());
         for target in targets(world, home, wanted) {
-            warnings.extend(target.trouble(home).map(|trouble| trouble.to_string()));
+            warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
-            if target.eligibility == Eligibility::Absent && target.explicit && self.new_policy.is_some() {
-                warnings.push(format!(
-                    "namespace {namespace} does not exist or is terminating: it gets a companion once it exists"
-                ));
-            }
             if target.eligibility != Eligibility::Eligible {
                 continue;
             }
@@ -404,6 +457,10 @@ impl Claims {
             }
         }
         warnings.extend(conflicts.warning());
+        // Anybody may ask for consent, so nothing is expanded for that here. An Event says it later.
+        if scope == Scope::All && !policy.targets.needs_consent {
+            warnings.extend(unmatched(world, home, &policy.targets).map(|trouble| trouble.to_string()));
+        }
         self.warnings.extend(warnings);
         Ok(self.warnings)
     }

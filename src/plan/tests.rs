@@ -49,6 +49,13 @@ fn assert_nothing(cluster: &Cluster, key: &ObjectKey) {
     assert!(plan.is_empty(), "{:?} {:?}", planned(&plan), plan.troubles);
 }
 
+/// Nothing is written, and these are the labels of what is reported.
+fn assert_only_troubles(cluster: &Cluster, key: &ObjectKey, labels: &[&str]) {
+    let plan = cluster.plan(key);
+    assert_eq!(planned(&plan), []);
+    assert_eq!(plan.troubles.iter().map(Trouble::label).collect::<Vec<_>>(), labels);
+}
+
 fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {
     cluster.object(at)?.data?.remove(key)
 }
@@ -142,7 +149,7 @@ fn namespace_that_appears_or_starts_to_match_gets_a_companion() {
             .annotate("target-namespaces", "team-*")
             .annotate("target-selector", "env=dev"),
     );
-    assert_nothing(&cluster, &key);
+    assert_only_troubles(&cluster, &key, &["no_match", "no_match"]);
     cluster.namespace(namespace("team-a"));
     cluster.namespace(namespace("other").label("example.com/env", "dev"));
     expect(&cluster, &key, &[("team-a/colors-synced", Create(WriteReason::New))]);
@@ -154,11 +161,11 @@ fn namespace_that_appears_or_starts_to_match_gets_a_companion() {
 }
 
 #[test]
-fn absent_target_is_no_trouble() {
+fn missing_target_is_reported_and_keeps_no_other_waiting() {
     let mut cluster = Cluster::with(&["home"]);
     let key = cluster.put(colors());
     expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
-    assert!(cluster.plan(&key).troubles.is_empty());
+    assert_eq!(cluster.plan(&key).troubles, [Trouble::NoNamespace("away".to_owned())]);
 }
 
 #[test]
@@ -227,7 +234,7 @@ fn companion_is_deleted_where_a_target_no_longer_matches() {
     expect(&cluster, &key, &not_wanted);
     cluster.reconcile(&key);
     assert!(cluster.object(&away()).is_none());
-    assert_nothing(&cluster, &key);
+    assert_only_troubles(&cluster, &key, &["no_match"]);
 }
 
 #[test]
@@ -267,7 +274,7 @@ fn companions_of_a_paused_source_stay_until_it_is_deleted() {
     let (mut cluster, key) = mirrored();
     cluster.put(colors().data("sky", "red").annotate("paused", "true").annotate("target-namespaces", "."));
     cluster.delete(&home());
-    assert_nothing(&cluster, &key);
+    assert_only_troubles(&cluster, &key, &["paused"]);
     cluster.delete(&key);
     let (gone, lost) = (Delete(DeleteReason::SourceGone), DeleteLost(DeleteReason::SourceGone));
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", lost)]);
@@ -295,7 +302,7 @@ fn companion_that_lost_its_marks_while_paused_goes_with_its_source() {
                     object.metadata.annotations.clear();
                 }
             });
-            assert_nothing(&cluster, &key);
+            assert_only_troubles(&cluster, &key, &["paused"]);
             if gone {
                 cluster.delete(&key);
             } else {

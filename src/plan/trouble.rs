@@ -3,19 +3,30 @@
 use std::fmt;
 
 use super::Heal;
-use crate::{object::ObjectKey, policy::Fault};
+use crate::{
+    object::ObjectKey,
+    policy::{Fault, mistake::Mistake},
+};
 
-/// What keeps a source from having what it asks for. Its message is the text of a Warning Event.
+/// What keeps a source from having what it asks for, or from asking for what its author meant. Its message is the text of a Warning Event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Trouble {
     #[error("{0}")]
     Fault(Fault),
     #[error("{at}: the name is held by {holder}; nothing was overwritten")]
     Conflict { at: ObjectKey, holder: Holder },
+    #[error("{0}")]
+    Mistake(Mistake),
     #[error(
-        "namespace {namespace} takes no companions from {home} until its accept-from annotation names {home}"
+        "namespace {namespace} takes no companions from {home} until its accept-from names {home}: {command}"
     )]
-    NotAccepted { namespace: String, home: String },
+    NotAccepted { namespace: String, home: String, command: String },
+    #[error("namespace {0} does not exist; it gets a companion once it exists")]
+    NoNamespace(String),
+    #[error("`{pattern}` matches no namespace{}", if *.consent { " that accepts this source" } else { "" })]
+    NoMatch { pattern: String, consent: bool },
+    #[error("it is paused; companions that do not follow it until the annotation paused is removed: {0}")]
+    Paused(usize),
     #[error("namespace {0} is excluded and never a target: choose other target-namespaces")]
     Excluded(String),
     #[error(
@@ -65,6 +76,11 @@ impl Trouble {
             // The message of an exceeded quota contains what is in use.
             Self::Forbidden { at, .. } => Self::Forbidden { at: at.clone(), detail: String::new() },
             Self::DeletesHeld { .. } => Self::DeletesHeld { companions: 0, sources: 0, until: String::new() },
+            Self::NotAccepted { namespace, home, .. } => {
+                let (namespace, home) = (namespace.clone(), home.clone());
+                Self::NotAccepted { namespace, home, command: String::new() }
+            }
+            Self::Paused(_) => Self::Paused(0),
             other => other.clone(),
         }
     }
@@ -74,8 +90,14 @@ impl Trouble {
     #[must_use]
     pub fn place(&self) -> Option<String> {
         match self {
-            Self::Fault(_) | Self::DeletesHeld { .. } => None,
-            Self::NotAccepted { namespace, .. } | Self::Excluded(namespace) => Some(namespace.clone()),
+            Self::Fault(_)
+            | Self::Mistake(_)
+            | Self::NoMatch { .. }
+            | Self::Paused(_)
+            | Self::DeletesHeld { .. } => None,
+            Self::NotAccepted { namespace, .. }
+            | Self::NoNamespace(namespace)
+            | Self::Excluded(namespace) => Some(namespace.clone()),
             Self::Conflict { at, .. }
             | Self::Invalid { at, .. }
             | Self::Forbidden { at, .. }
@@ -89,6 +111,10 @@ impl Trouble {
     pub const fn event_reason(&self) -> &'static str {
         match self {
             Self::Fault(_) => "Refused",
+            Self::Mistake(_) => "Mistake",
+            Self::NoNamespace(_) => "NoNamespace",
+            Self::NoMatch { .. } => "NoMatch",
+            Self::Paused(_) => "Paused",
             Self::Conflict { .. } => "Conflict",
             Self::NotAccepted { .. } | Self::Excluded(_) => "NotAccepted",
             Self::Invalid { .. } => "Invalid",
@@ -104,6 +130,10 @@ impl Trouble {
     pub const fn label(&self) -> &'static str {
         match self {
             Self::Fault(fault) => fault.label(),
+            Self::Mistake(_) => "mistake",
+            Self::NoNamespace(_) => "no_namespace",
+            Self::NoMatch { .. } => "no_match",
+            Self::Paused(_) => "paused",
             Self::Conflict { .. } => "conflict",
             Self::NotAccepted { .. } => "not_accepted",
             Self::Excluded(_) => "excluded",

@@ -126,6 +126,15 @@ impl fmt::Display for Pattern {
     }
 }
 
+/// The list as it can be parsed again.
+impl fmt::Display for Patterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let included = self.included.iter().map(ToString::to_string);
+        let excluded = self.excluded.iter().map(|pattern| format!("!{pattern}"));
+        f.write_str(&included.chain(excluded).collect::<Vec<_>>().join(","))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

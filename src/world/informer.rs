@@ -96,10 +96,10 @@ impl Informer {
     }
 
     fn namespace(&self, event: Event<NamespaceObject>) {
-        let mut malformed = None;
+        let mut complaint = None;
         let apply = |world: &mut World, meta: Meta| {
-            let (effect, fault) = world.apply_namespace(&meta);
-            malformed = fault.map(|fault| (meta.name, fault));
+            let (effect, text) = world.apply_namespace(&meta);
+            complaint = text.map(|text| (meta.name, text));
             effect
         };
         let delete = |world: &mut World, object: NamespaceObject| {
@@ -108,8 +108,8 @@ impl Informer {
         };
         self.handle(event, |object| object.metadata, apply, delete);
         // Logged after the world's lock is released: a log may be slow.
-        if let Some((namespace, fault)) = malformed {
-            tracing::warn!(namespace, "{fault}; the namespace accepts nothing until this is corrected");
+        if let Some((namespace, text)) = complaint {
+            tracing::warn!(namespace, "{text}");
         }
     }
 

@@ -6,6 +6,8 @@ use std::{
     sync::Arc,
 };
 
+use kube::core::SelectorExt;
+
 use super::NamespaceRules;
 use crate::{
     keys::Keys,
@@ -13,6 +15,7 @@ use crate::{
     policy::{
         self, Fault, Targets,
         list::MAX_LIST_BYTES,
+        mistake::Mistake,
         pattern::{Patterns, any_matches},
     },
     text,
@@ -21,6 +24,8 @@ use crate::{
 /// How many labels of a namespace are kept, in the order of their keys. Kubernetes limits neither their number nor
 /// their total length.
 const MAX_LABELS: usize = 256;
+/// A command repeats an `accept-from` of at most this length.
+const MAX_REPEATED_BYTES: usize = 200;
 
 /// All namespaces that the watch has shown.
 pub struct Namespaces {
@@ -41,6 +46,8 @@ pub struct Namespace {
     accept_adopt_from: Patterns,
     /// What is wrong with one of these two, if anything.
     fault: Option<Fault>,
+    /// What has no effect although somebody probably meant something by it.
+    mistake: Option<Mistake>,
     defaults: Defaults,
     /// The list, or the watch after it, that showed it last.
     epoch: u32,
@@ -58,8 +65,10 @@ pub struct Defaults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eligibility {
     Eligible,
-    /// It is terminating or does not exist: there is nothing to do until that changes.
-    Absent,
+    /// It does not exist: there is nothing to do until it does.
+    Missing,
+    /// It is being deleted: the namespace controller deletes what is in there.
+    Terminating,
     /// It has the `exclude` label, or it is Lockstep's own.
     Never,
     /// It is a `kube-*` namespace or excluded by a flag, or the source needs its consent, and its `accept-from` does not
@@ -71,8 +80,8 @@ pub enum Eligibility {
 pub struct NamespaceChange {
     /// None if it is new.
     pub before: Option<Namespace>,
-    /// What is wrong with its `accept-from` or `accept-adopt-from`, if anything.
-    pub fault: Option<Fault>,
+    /// What is wrong with its annotations, if anything: for the log, because no webhook sees namespaces.
+    pub complaint: Option<String>,
 }
 
 impl Namespaces {
@@ -135,18 +144,55 @@ impl Namespaces {
     /// Whether sources of `home` with these targets may have companions in a namespace.
     #[must_use]
     pub fn eligibility(&self, home: &str, name: &str, targets: &Targets) -> Eligibility {
-        let Some(target) = self.get(name) else { return Eligibility::Absent };
+        let Some(target) = self.get(name) else { return Eligibility::Missing };
         let needs_acceptance = name.starts_with("kube-")
             || self.rules.excluded.matches(name)
             || (targets.needs_consent && !(targets.own && home == name));
         if target.excluded || name == self.rules.own_namespace {
             Eligibility::Never
         } else if target.is_terminating() {
-            Eligibility::Absent
+            Eligibility::Terminating
         } else if needs_acceptance && !target.accept_from.matches(home) {
             Eligibility::NotAccepted
         } else {
             Eligibility::Eligible
+        }
+    }
+
+    /// The patterns and the selector of a source that match no namespace, or none that accepts the source if it needs
+    /// consent. Each costs a walk over the namespaces only if it matches none.
+    pub fn unmatched<'a>(&'a self, home: &'a str, targets: &'a Targets) -> impl Iterator<Item = String> + 'a {
+        let accepts = move |name: &str| {
+            !any_matches(&targets.excluded, name)
+                && (!targets.needs_consent || self.accept_from_matches(home, name))
+        };
+        let unmatched = targets.patterns.iter().filter(move |pattern| {
+            let mut names = self.starting_with(pattern.prefix(), targets.needs_consent);
+            !names.any(|name| pattern.matches(name) && accepts(name))
+        });
+        let selector = targets.selector.as_ref().filter(move |selector| {
+            let mut names = self.starting_with("", targets.needs_consent);
+            !names.any(|name| {
+                self.get(name).is_some_and(|known| selector.matches(&known.labels)) && accepts(name)
+            })
+        });
+        unmatched.map(ToString::to_string).chain(selector.map(ToString::to_string))
+    }
+
+    /// How a namespace can accept sources of `home`: a command that keeps what it accepts already, if there is one.
+    #[must_use]
+    pub fn how_to_accept(&self, home: &str, name: &str) -> String {
+        let key = &self.keys.accept_from;
+        let known = self.get(name);
+        let accepted = known.map(|known| known.accept_from.to_string()).unwrap_or_default();
+        let malformed = known.is_some_and(|known| known.fault.is_some());
+        let excluded = known.is_some_and(|known| any_matches(&known.accept_from.excluded, home));
+        if malformed || excluded || accepted.len() > MAX_REPEATED_BYTES {
+            return format!("kubectl edit namespace {name} (its annotation {key} has to match {home})");
+        }
+        match accepted.as_str() {
+            "" => format!("kubectl annotate namespace {name} {key}={home}"),
+            _ => format!("kubectl annotate --overwrite namespace {name} '{key}={accepted},{home}'"),
         }
     }
 
@@ -193,7 +239,10 @@ impl Namespaces {
     /// Takes in a namespace that the watch shows; none if nothing that we use has changed.
     pub fn apply(&mut self, meta: &Meta, epoch: u32) -> Option<NamespaceChange> {
         let namespace = Namespace::read(&self.keys, meta, epoch);
-        let fault = namespace.fault.clone();
+        let fault = namespace.fault.as_ref();
+        let complaint = fault
+            .map(|fault| format!("{fault}; the namespace accepts nothing until this is corrected"))
+            .or_else(|| namespace.mistake.as_ref().map(ToString::to_string));
         let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
         if namespace.accept_from.is_empty() {
             self.accepting.remove(&meta.name);
@@ -201,7 +250,7 @@ impl Namespaces {
             self.accepting.insert(meta.name.clone());
         }
         let before = self.namespaces.insert(meta.name.clone(), namespace);
-        (!same).then_some(NamespaceChange { before, fault })
+        (!same).then_some(NamespaceChange { before, complaint })
     }
 
     pub fn delete(&mut self, name: &str) {
@@ -242,6 +291,7 @@ impl Namespace {
             accept_from,
             accept_adopt_from,
             fault,
+            mistake: Mistake::on_namespace(keys, meta),
             defaults: Defaults {
                 target_namespaces: default(&keys.default_target_namespaces),
                 target_selector: default(&keys.default_target_selector),
@@ -268,11 +318,12 @@ impl Namespace {
             accept_from,
             accept_adopt_from,
             fault,
+            mistake,
             defaults,
             epoch: _,
         } = self;
         (labels, deletion_timestamp, *excluded) == (&other.labels, &other.deletion_timestamp, other.excluded)
             && (accept_from, accept_adopt_from) == (&other.accept_from, &other.accept_adopt_from)
-            && (fault, defaults) == (&other.fault, &other.defaults)
+            && (fault, mistake, defaults) == (&other.fault, &other.mistake, &other.defaults)
     }
 }

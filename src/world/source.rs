@@ -7,7 +7,7 @@ use crate::{
     keys::Keys,
     marks::Marks,
     object::{Kind, Meta, Object, ObjectKey},
-    policy::{Fault, Policy},
+    policy::{Fault, Policy, mistake::Mistake},
 };
 
 use super::{NamespaceRules, payloads::Payload};
@@ -22,6 +22,8 @@ pub struct Source {
     pub desired: Result<Desired, Fault>,
     /// Changes with everything that can change a companion.
     pub digest: Digest,
+    /// What has no effect although its author probably meant something by it.
+    pub mistakes: Vec<Mistake>,
     pub(super) version: u64,
     /// The list, or the watch after it, that showed it last.
     pub(super) epoch: u32,
@@ -53,6 +55,8 @@ impl ObservedSource {
         let key = ObjectKey::of(kind, &object.metadata);
         let policy = Policy::of(keys, &rules.own_namespace, &key, &object);
         let (meta, content) = Content::split(object);
+        let mistakes =
+            policy.as_ref().map_or_else(|_| Vec::new(), |policy| Mistake::on_source(keys, &meta, policy));
         let (desired, payload) = match policy {
             Ok(policy) => {
                 let (desired, payload) = Desired::new(keys, &key, &meta, policy, content);
@@ -68,6 +72,7 @@ impl ObservedSource {
                 hasher.digest("marks", &desired.marks);
                 // The policy is what these annotations say.
                 hasher.map("policy", meta.annotations.iter().filter(|(key, _)| keys.is_ours(key)));
+                mistakes.iter().for_each(|mistake| hasher.text("mistake", &mistake.to_string()));
             }
             Err(fault) => hasher.text("fault", &fault.to_string()),
         }
@@ -76,6 +81,7 @@ impl ObservedSource {
             terminating: meta.is_terminating(),
             desired,
             digest: hasher.finish(),
+            mistakes,
             version: meta.version(),
             epoch: 0,
             uid: meta.uid,

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Kind, Meta, ObjectKey},
-    policy::{Fault, Targets},
+    policy::Targets,
 };
 
 /// What happened to a source.
@@ -306,13 +306,13 @@ impl World {
 
     // --- namespaces
 
-    /// The watch shows a namespace. Returns what is wrong with its `accept-from` or `accept-adopt-from`, too.
-    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<Fault>) {
+    /// The watch shows a namespace. Returns what is wrong with its annotations, too.
+    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<String>) {
         let epoch = self.progress.epoch(WatchId::Namespaces);
         let Some(change) = self.namespaces.apply(meta, epoch) else { return Default::default() };
         if !self.namespaces_listed {
             // Nothing is planned before everything is listed, and then every source is enqueued.
-            return (Effect::default(), change.fault);
+            return (Effect::default(), change.complaint);
         }
         let wanting = |source: &&Arc<Source>| {
             source.desired.as_ref().is_ok_and(|desired| {
@@ -323,7 +323,7 @@ impl World {
             })
         };
         let requeue = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
-        (Effect { requeue, ..Effect::default() }, change.fault)
+        (Effect { requeue, ..Effect::default() }, change.complaint)
     }
 
     /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.

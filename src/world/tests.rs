@@ -666,7 +666,7 @@ fn namespace_excluded_by_flag_is_a_target_only_with_accept_from() {
     assert_eq!(eligibility("home", "infra-a"), Eligibility::NotAccepted);
     assert_eq!(eligibility("home", "infra-b"), Eligibility::Eligible);
     assert_eq!(eligibility("other", "infra-b"), Eligibility::NotAccepted);
-    assert_eq!(eligibility("home", "nowhere"), Eligibility::Absent);
+    assert_eq!(eligibility("home", "nowhere"), Eligibility::Missing);
 }
 
 #[test]

@@ -53,11 +53,11 @@ impl Scene {
         )
     }
 
-    /// The message to a user who asks for namespaces by a pattern.
+    /// The message to a user who asks for namespaces by a pattern; what follows depends on the source.
     fn refusal_everywhere(&self, person: &User, verb: &str, name: &str) -> String {
         format!(
-            "{} may not {verb} configmaps {name} in all namespaces, which a prefix or a selector needs. \
-             Ask for that right, or list the namespaces in {}\n",
+            "{} may not {verb} configmaps {name} in all namespaces, which a pattern or a selector needs. \
+             Ask for that right, or list the namespaces in {}",
             person.name,
             self.cluster.key("target-namespaces")
         )

@@ -21,7 +21,7 @@ async fn long_names_companions_as_sources_and_malformed_annotations_are_refused(
     for (name, reason, text) in [
         (long.as_str(), "name_too_long", "253 are allowed"),
         ("copy", "is_companion", "itself a companion"),
-        ("crooked", "malformed", "`*` is allowed only at the end"),
+        ("crooked", "malformed", "`a*-` is neither `.`, a namespace nor a pattern"),
     ] {
         let note = cluster.wait_event(&home, name, "Refused").await;
         assert!(note.contains(text), "{note}");

@@ -127,6 +127,16 @@ impl User {
         command
     }
 
+    /// Runs a command line that somebody pasted into a shell. An editor saves what it was given.
+    pub fn shell(&self, line: &str) -> Output {
+        let kubectl = self.plane.kubectl();
+        let bin = std::path::Path::new(kubectl.get_program()).parent().expect("a directory");
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", line]).env("PATH", path).env("KUBECONFIG", &self.kubeconfig);
+        shell.env("EDITOR", "true").output().expect("a shell")
+    }
+
     /// A command of `lockstep` that uses the user's kubeconfig.
     pub fn lockstep(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));

@@ -90,6 +90,15 @@ fn edit_source(cluster: &Cluster, change: impl FnOnce(&mut Object)) -> Verdict {
     judge(cluster, &by_alice("home", update(old, change)))
 }
 
+/// Gives an object the labels, annotations and data of this one.
+fn replace(cluster: &Cluster, draft: ObjectBuilder) -> Verdict {
+    let Meta { namespace, name, labels, annotations, .. } = draft.object.metadata;
+    let change = |new: &mut Object| {
+        (new.metadata.labels, new.metadata.annotations, new.data) = (labels, annotations, draft.object.data);
+    };
+    judge(cluster, &by_alice(&namespace, update(find(cluster, &namespace, &name), change)))
+}
+
 fn delete(cluster: &Cluster, namespace: &str, name: &str) -> Verdict {
     judge(cluster, &by_alice(namespace, Operation::Delete { old: find(cluster, namespace, name) }))
 }
@@ -457,7 +466,12 @@ fn update_of_a_faulty_source_that_keeps_its_settings_is_allowed() {
     let mut cluster = Cluster::with(&["home"]);
     cluster.put(source("home", "colors").annotate("protect", "everything"));
     let verdict = edit_source(&cluster, |new| new.data = Some([("sky".into(), "green".into())].into()));
-    assert_eq!(verdict, Verdict::ALLOWED);
+    let warned = warnings(&cluster, &verdict);
+    assert!(
+        warned.len() == 1
+            && warned[0].starts_with("home/colors cannot be a source: annotation workshop.io/protect"),
+        "{warned:?}"
+    );
     let verdict = edit_source(&cluster, |new| annotate(new, "paused", "true"));
     assert_eq!(denied(&cluster, &verdict), "malformed");
 }
@@ -519,7 +533,7 @@ fn update_that_needs_no_access_looks_only_at_namespaces_listed_by_name() {
     }
     cluster.put(source("home", "colors").annotate("target-namespaces", "*,away"));
     let trouble = |verdict: Verdict| warnings(&cluster, &verdict);
-    let unaffected = trouble(edit_source(&cluster, |new| annotate(new, "note", "x")));
+    let unaffected = trouble(edit_source(&cluster, |new| annotate(new, "example.com/note", "x")));
     assert!(unaffected.iter().all(|warning| warning.starts_with("away/")), "{unaffected:?}");
     let content = trouble(edit_source(&cluster, |new| new.data = Some([("a".into(), "b".into())].into())));
     assert_eq!(content.len(), 2, "{content:?}");
@@ -746,6 +760,104 @@ fn many_leftover_companions_require_access_in_all_namespaces() {
     cluster.reconcile(&key);
     cluster.put(source("home", "colors").annotate("target-namespaces", "!"));
     assert_eq!(required(&delete(&cluster, "home", "colors")), ["delete */colors-synced"]);
+}
+
+#[test]
+fn source_that_needs_consent_requires_access_only_in_its_own_namespace() {
+    let mut cluster = Cluster::with(&["home", "third"]);
+    cluster.namespace(namespace("away").annotate("accept-from", "home"));
+    let draft = |targets: &str| {
+        source("home", "c").annotate("consent", "required").annotate("target-namespaces", targets)
+    };
+    assert_eq!(required(&create(&cluster, draft("*, third"))), Vec::<String>::new());
+    assert_eq!(required(&create(&cluster, draft("., *"))), ["all home/c-synced"]);
+    // Companions that exist by consent are the source's to take away.
+    let key = cluster.put(draft("*"));
+    cluster.reconcile(&key);
+    assert!(cluster.object(&configmap("away", "c-synced")).is_some());
+    assert_eq!(required(&delete(&cluster, "home", "c")), Vec::<String>::new());
+    // Where consent begins or ends, the rights for the other policy are needed.
+    let new = source("home", "c").annotate("target-namespaces", "*");
+    assert_eq!(required(&replace(&cluster, new)), ["all */c-synced"]);
+    cluster.put(source("home", "c").annotate("target-namespaces", "*"));
+    assert_eq!(required(&replace(&cluster, draft("*"))), ["delete */c-synced"]);
+}
+
+#[test]
+fn deputy_may_reach_namespaces_by_consent() {
+    let cluster = Cluster::with(&["home"]);
+    let deputy = User { name: "cert-manager".into(), ..User::default() };
+    let new = source("home", "c").annotate("target-namespaces", "*").annotate("consent", "required").object;
+    let request = Request { user: deputy, ..by_alice("home", Operation::Create { new }) };
+    assert_eq!(denied(&cluster, &judge(&cluster, &request)), "allowed");
+}
+
+#[test]
+fn refused_pattern_names_consent_as_the_way_out_where_it_is_one() {
+    let mut cluster = Cluster::with(&["home"]);
+    let everywhere = |name: &str| source("home", name).annotate("target-namespaces", "*");
+    let hint = |cluster: &Cluster, verdict: &Verdict| match verdict {
+        Verdict::CheckAccess { then, .. } => {
+            let reach = cluster.world.read(|world| then.reach(world, None));
+            let (user, source) = ("alice".to_owned(), then.key().clone());
+            let denial = Denial::NoRight { user, verb: "create", name: "c-synced".to_owned(), source, reach };
+            denial.message(&crate::testing::keys())
+        }
+        other => panic!("{other:?}"),
+    };
+    let verdict = create(&cluster, everywhere("c"));
+    assert_eq!(
+        hint(&cluster, &verdict),
+        "alice may not create configmaps c-synced in all namespaces, which a pattern or a selector needs. \
+         Ask for that right, or list the namespaces in workshop.io/target-namespaces, \
+         or reach only namespaces whose workshop.io/accept-from names home: \
+         add the annotation workshop.io/consent=required"
+    );
+    cluster.put(source("home", "c"));
+    let text = hint(&cluster, &replace(&cluster, everywhere("c")));
+    assert!(
+        text.ends_with("home: kubectl annotate configmap c -n home workshop.io/consent=required"),
+        "{text}"
+    );
+    cluster.put(everywhere("c"));
+    let text = hint(&cluster, &delete(&cluster, "home", "c"));
+    assert!(text.ends_with("workshop.io/target-namespaces"), "{text}");
+}
+
+#[test]
+fn probable_mistakes_are_warnings() {
+    let mut cluster = Cluster::with(&["home"]);
+    let created = |cluster: &Cluster, draft: ObjectBuilder| warnings(cluster, &create(cluster, draft));
+    for (key, value, warning) in [
+        ("tagret-namespaces", "away", "did you mean workshop.io/target-namespaces?"),
+        (
+            "target-namespaces",
+            "nowhere",
+            "namespace nowhere does not exist; it gets a companion once it exists",
+        ),
+        ("target-namespaces", "*-qa", "`*-qa` matches no namespace"),
+        ("paused", "true", "home/colors is paused: its companions do not follow until"),
+        ("copy-labels", "helm.sh/chart", "workshop.io/copy-labels: `helm.sh/chart` is never copied"),
+    ] {
+        let warned = created(&cluster, source("home", "colors").annotate(key, value));
+        assert!(warned.len() == 1 && warned[0].contains(warning), "{key}: {warned:?}");
+    }
+    let warned = created(&cluster, object("home", "colors").label("managed", "yes"));
+    assert_eq!(
+        warned,
+        ["the label workshop.io/managed is `yes`, and only `true` makes home/colors a source"]
+    );
+
+    // A change of something else repeats no warning about settings.
+    cluster.put(source("home", "colors").annotate("tagret-namespaces", "away"));
+    assert_eq!(
+        warnings(&cluster, &edit_source(&cluster, |new| annotate(new, "example.com/x", "y"))),
+        [""; 0]
+    );
+    let unlabelled = edit_source(&cluster, |new| {
+        new.metadata.labels.insert("workshop.io/managed".into(), "false".into());
+    });
+    assert!(warnings(&cluster, &unlabelled)[0].ends_with("a source: its companions are deleted"));
 }
 
 #[test]

@@ -133,7 +133,8 @@ fn adopt_in_another_namespace_needs_its_accept_adopt_from() {
         cluster.put(source("home", "colors").annotate("target-namespaces", "away").annotate("adopt", "true"));
     let plan = cluster.plan(&key);
     assert_eq!((planned(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
-    cluster.namespace(namespace("away").annotate("accept-from", "*").annotate("accept-adopt-from", "elsewhere"));
+    cluster
+        .namespace(namespace("away").annotate("accept-from", "*").annotate("accept-adopt-from", "elsewhere"));
     assert_eq!(cluster.plan(&key).troubles, [conflict(&at, Holder::NotAccepting)]);
     cluster.namespace(namespace("away").annotate("accept-adopt-from", "elsewhere,ho*"));
     expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Adopted))]);
@@ -299,10 +300,19 @@ fn kube_namespace_is_a_target_only_with_accept_from() {
     assert_nothing(&cluster, &key);
     cluster.put(source("home", "colors").annotate("target-namespaces", "kube-public"));
     let plan = cluster.plan(&key);
-    let refused = Trouble::NotAccepted { namespace: "kube-public".to_owned(), home: "home".to_owned() };
-    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![refused]));
-    cluster.namespace(namespace("kube-public").annotate("accept-from", "away"));
-    assert_eq!(cluster.plan(&key).changes.len(), 0);
+    let refused = |command: &str| Trouble::NotAccepted {
+        namespace: "kube-public".to_owned(),
+        home: "home".to_owned(),
+        command: command.to_owned(),
+    };
+    let command = "kubectl annotate namespace kube-public workshop.io/accept-from=home";
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![refused(command)]));
+    // The command keeps what is there.
+    cluster.namespace(namespace("kube-public").annotate("accept-from", "away, team-*,!x"));
+    let plan = cluster.plan(&key);
+    let command =
+        "kubectl annotate --overwrite namespace kube-public 'workshop.io/accept-from=away,team-*,!x,home'";
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![refused(command)]));
 
     cluster.namespace(namespace("kube-public").annotate("accept-from", "home"));
     expect(&cluster, &key, &[("kube-public/colors-synced", Create(WriteReason::New))]);
@@ -323,4 +333,77 @@ fn pattern_that_matches_the_source_itself_changes_nothing() {
     assert_eq!(cluster.reconcile(&key), []);
     assert!(is_untouched(&cluster, &key, &before));
     assert_nothing(&cluster, &key);
+}
+
+#[test]
+fn pattern_or_selector_that_matches_nothing_and_missing_namespace_are_troubles() {
+    let mut cluster = Cluster::with(&["home", "team-a"]);
+    let troubles = |cluster: &mut Cluster, annotations: &[(&str, &str)]| {
+        let draft = source("home", "colors");
+        let key =
+            cluster.put(annotations.iter().fold(draft, |draft, (key, value)| draft.annotate(key, value)));
+        cluster.plan(&key).troubles.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let targets = ("target-namespaces", "team-*, *-qa, home, nowhere, !nothing");
+    let found = troubles(&mut cluster, &[targets, ("target-selector", "env in (dev)")]);
+    assert_eq!(
+        found,
+        [
+            "`*-qa` matches no namespace",
+            "`env in (dev)` matches no namespace",
+            "namespace nowhere does not exist; it gets a companion once it exists"
+        ]
+    );
+    let found = troubles(&mut cluster, &[("target-namespaces", "team-*"), ("consent", "required")]);
+    assert_eq!(found, ["`team-*` matches no namespace that accepts this source"]);
+    cluster.namespace(namespace("team-a").annotate("accept-from", "home"));
+    let found = troubles(&mut cluster, &[("target-namespaces", "team-*"), ("consent", "required")]);
+    assert_eq!(found, [""; 0]);
+}
+
+#[test]
+fn paused_source_says_how_many_companions_do_not_follow() {
+    let mut cluster = two_namespaces();
+    let paused =
+        |value: &str| source("home", "colors").data("sky", value).annotate("target-namespaces", ".,away");
+    let key = cluster.put(paused("blue"));
+    cluster.reconcile(&key);
+    cluster.put(paused("blue").annotate("paused", "true"));
+    assert_nothing(&cluster, &key);
+    cluster.put(paused("green").annotate("paused", "true"));
+    let plan = cluster.plan(&key);
+    assert_eq!((planned(&plan), plan.troubles), (vec![], vec![Trouble::Paused(2)]));
+}
+
+#[test]
+fn source_without_consent_of_a_namespace_has_no_companion_there() {
+    let mut cluster = Cluster::with(&["home", "team-a"]);
+    cluster.namespace(namespace("team-b").annotate("accept-from", "home"));
+    let draft = source("home", "colors").annotate("consent", "required");
+    let key = cluster.put(draft.annotate("target-namespaces", "., team-*, team-a"));
+    let both = [
+        ("home/colors-synced", Create(WriteReason::New)),
+        ("team-b/colors-synced", Create(WriteReason::New)),
+    ];
+    let plan = cluster.plan(&key);
+    assert_eq!(planned(&plan), both.map(|(at, action)| (at.to_owned(), action)));
+    assert_eq!(plan.troubles.iter().map(Trouble::label).collect::<Vec<_>>(), ["not_accepted"]);
+    cluster.reconcile(&key);
+    // A namespace that withdraws its consent loses the companion.
+    cluster.namespace(namespace("team-b").annotate("accept-from", "elsewhere"));
+    assert_eq!(
+        planned(&cluster.plan(&key)),
+        [("team-b/colors-synced".to_owned(), Delete(DeleteReason::NotWanted))]
+    );
+}
+
+#[test]
+fn keys_that_select_nothing_are_refused_unless_the_source_is_empty() {
+    let mut cluster = two_namespaces();
+    let draft = source("home", "colors").annotate("keys", "sea");
+    let key = cluster.put(draft.clone());
+    expect(&cluster, &key, &[("home/colors-synced", Create(WriteReason::New))]);
+    cluster.put(draft.data("sky", "blue"));
+    let plan = cluster.plan(&key);
+    assert!(plan.changes.is_empty() && plan.troubles[0].label() == "refused", "{plan:?}");
 }
