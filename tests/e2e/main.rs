@@ -16,6 +16,7 @@ mod guard_and_policy;
 mod guard_down;
 mod harness;
 mod heal;
+mod hints;
 mod hostile_reviews;
 mod kubectl_commands;
 mod leader_election;
