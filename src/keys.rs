@@ -28,8 +28,9 @@ pub struct Keys {
     pub protect: String,
     pub adopt: String,
     pub paused: String,
+    pub when_removed: String,
 
-    // on a companion (and `protect`)
+    // on a companion (and `protect` and `when_removed`)
     pub companion: String,
     pub source: String,
     pub source_uid: String,
@@ -74,6 +75,7 @@ impl Keys {
             protect: key("protect"),
             adopt: key("adopt"),
             paused: key("paused"),
+            when_removed: key("when-removed"),
             companion: key("companion"),
             source: key("source"),
             source_uid: key("source-uid"),
@@ -149,6 +151,13 @@ impl Keys {
     #[must_use]
     pub fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
+    }
+
+    /// Every annotation that Lockstep writes on companions.
+    #[must_use]
+    pub fn companion_annotations(&self) -> [&str; 6] {
+        let Self { source, source_uid, source_checksum, protect, when_removed, copied, .. } = self;
+        [source, source_uid, source_checksum, protect, when_removed, copied]
     }
 
     /// Whether a label or annotation key belongs to this instance.

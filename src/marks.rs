@@ -6,7 +6,7 @@ use crate::{
     content::{Digest, Hasher},
     keys::Keys,
     object::{Meta, ObjectKey, OwnerReference},
-    policy::{self, Policy, pattern::Patterns},
+    policy::{self, Policy, WhenRemoved, pattern::Patterns},
 };
 
 /// How many keys of each map an update removes at most. An object may have thousands; the next update removes more.
@@ -47,6 +47,9 @@ impl Marks {
         annotations.insert(keys.source_uid.clone(), meta.uid.clone());
         annotations.insert(keys.source_checksum.clone(), checksum);
         annotations.insert(keys.protect.clone(), policy.protect.as_str().to_owned());
+        if policy.when_removed == WhenRemoved::Keep {
+            annotations.insert(keys.when_removed.clone(), policy.when_removed.as_str().to_owned());
+        }
         if !copied.is_empty() {
             annotations.insert(keys.copied.clone(), copied);
         }
@@ -94,6 +97,12 @@ impl RemovableKeys {
     }
 }
 
+/// Whether the marks of a companion say that it is left to its namespace when its source is gone.
+#[must_use]
+pub fn say_keep(keys: &Keys, meta: &Meta) -> bool {
+    meta.annotations.get(&keys.when_removed).is_some_and(|value| value == WhenRemoved::Keep.as_str())
+}
+
 /// The value of the `copied` annotation: `l:` before the key of a label, `a:` before the key of an annotation.
 fn copied_annotation(labels: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> String {
     let labels = labels.keys().map(|key| format!("l:{key}"));
@@ -102,12 +111,18 @@ fn copied_annotation(labels: &BTreeMap<String, String>, annotations: &BTreeMap<S
 }
 
 /// The ownerReferences that a companion in `namespace` must have: its source where both share the namespace, none
-/// elsewhere, because an owner in another namespace makes the garbage collector delete the object.
+/// elsewhere, because an owner in another namespace makes the garbage collector delete the object. A companion that is
+/// to stay when its source is deleted has none either, because the garbage collector would not ask us.
 ///
 /// `blockOwnerDeletion` stays unset: setting it needs the `update` verb on the source's finalizers.
 #[must_use]
-pub fn expected_owners(source: &ObjectKey, uid: &str, namespace: &str) -> Vec<OwnerReference> {
-    if *source.namespace != *namespace {
+pub fn expected_owners(
+    source: &ObjectKey,
+    uid: &str,
+    when_removed: WhenRemoved,
+    namespace: &str,
+) -> Vec<OwnerReference> {
+    if *source.namespace != *namespace || when_removed == WhenRemoved::Keep {
         return Vec::new();
     }
     vec![OwnerReference {
@@ -195,12 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn companion_is_owned_by_its_source_only_in_the_same_namespace() {
+    fn companion_is_owned_by_its_source_only_in_the_same_namespace_and_unless_it_is_kept() {
         let source = ObjectKey::new(Kind::Secret, "home", "colors");
-        let owners = expected_owners(&source, "u1", "home");
+        let owners = expected_owners(&source, "u1", WhenRemoved::Delete, "home");
         assert_eq!((&*owners[0].kind, &*owners[0].name, &*owners[0].uid), ("Secret", "colors", "u1"));
         assert_eq!((owners.len(), owners[0].controller), (1, Some(true)));
-        assert!(expected_owners(&source, "u1", "away").is_empty());
+        assert!(expected_owners(&source, "u1", WhenRemoved::Delete, "away").is_empty());
+        assert!(expected_owners(&source, "u1", WhenRemoved::Keep, "home").is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     content::Digest,
-    marks,
+    marks::owners_digest,
     object::ObjectKey,
     policy::Targets,
     text::shorten,
@@ -50,6 +50,11 @@ pub enum Action {
         reason: DeleteReason,
         known: Box<Companion>,
     },
+    /// Takes our marks off a companion and leaves the object to its namespace.
+    Release {
+        reason: DeleteReason,
+        known: Box<Companion>,
+    },
     /// Looks for a companion that no watch shows. If it is there, another plan deletes it.
     DeleteLost {
         reason: DeleteReason,
@@ -79,7 +84,16 @@ pub enum Heal {
     Finalizer,
 }
 
-/// Why a companion is deleted.
+/// A change after which a companion does not exist any more, or is none. It cannot be undone, so the source is read live
+/// first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// The brake is asked first, too.
+    Delete,
+    Release,
+}
+
+/// Why a companion is deleted or released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeleteReason {
     SourceGone,
@@ -158,8 +172,9 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let mut plan = Plan::default();
     let Some(source) = world.source(key) else {
         let reason = DeleteReason::SourceGone;
-        let deletes = world.companions_of(key).filter_map(|(at, found)| delete(world, at, found, reason));
-        plan.changes.extend(deletes);
+        let removals =
+            world.companions_of(key).filter_map(|(at, found)| remove(world, key, at, found, reason));
+        plan.changes.extend(removals);
         plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
         return plan;
     };
@@ -172,7 +187,7 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
             plan.troubles.push(Trouble::Fault(fault.clone()));
             let reason = DeleteReason::SourceGone;
             let former = world.companions_of(key).filter(|(_, found)| is_of_former_source(source, found));
-            plan.changes.extend(former.filter_map(|(at, found)| delete(world, at, found, reason)));
+            plan.changes.extend(former.filter_map(|(at, found)| remove(world, key, at, found, reason)));
             plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
             return plan;
         }
@@ -200,9 +215,10 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
         }
     }
     let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
-    plan.changes.extend(unwanted.filter_map(|(at, found)| delete(world, at, found, DeleteReason::NotWanted)));
+    let reason = DeleteReason::NotWanted;
+    plan.changes.extend(unwanted.filter_map(|(at, found)| remove(world, key, at, found, reason)));
     let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
-    plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, DeleteReason::NotWanted)));
+    plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, reason)));
     if desired.policy.paused {
         plan.pause();
     }
@@ -234,7 +250,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
         },
     };
     let change = match found {
-        Some(found) => delete(world, at, found, reason),
+        Some(found) => remove(world, key, at, found, reason),
         None => world.unwanted_lost_at(key, at).map(|lost| delete_lost(at, lost, reason)),
     };
     change.map_or(Decision::Nothing, Decision::Change)
@@ -250,12 +266,23 @@ fn delete_lost(at: &ObjectKey, lost: &LostCompanion, reason: DeleteReason) -> Ch
     Change { at: at.clone(), action: Action::DeleteLost { reason, lost: Box::new(lost.clone()) } }
 }
 
-/// Deletes a companion, unless it is being deleted already, alone or with its namespace.
-fn delete(world: &World, at: &ObjectKey, found: &Companion, reason: DeleteReason) -> Option<Change> {
+/// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace.
+fn remove(
+    world: &World,
+    key: &ObjectKey,
+    at: &ObjectKey,
+    found: &Companion,
+    reason: DeleteReason,
+) -> Option<Change> {
     if found.terminating || world.namespaces().is_gone_or_terminating(&at.namespace) {
         return None;
     }
-    Some(Change { at: at.clone(), action: Action::Delete { reason, known: Box::new(found.clone()) } })
+    let known = Box::new(found.clone());
+    let action = match world.is_kept(key, found.source_uid, found.keep) {
+        true => Action::Release { reason, known },
+        false => Action::Delete { reason, known },
+    };
+    Some(Change { at: at.clone(), action })
 }
 
 fn decide_in(world: &World, source: &Source, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
@@ -380,7 +407,7 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
 #[must_use]
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
-    let owners = marks::owners_digest(&marks::expected_owners(&source.key, &source.uid, &at.namespace));
+    let owners = owners_digest(&source.expected_owners(&at.namespace));
     if found.content != desired.content {
         Some(if found.type_ != desired.type_ {
             Heal::Type
@@ -425,19 +452,23 @@ impl Action {
         self
     }
 
+    /// What has to be approved before it is carried out; none for writes, and for a first look at a lost companion.
     #[must_use]
-    pub const fn is_delete(&self) -> bool {
+    pub const fn removal(&self) -> Option<Removal> {
         match self {
-            Self::Delete { .. } => true,
-            Self::DeleteLost { lost, .. } => lost.is_found(),
-            Self::Create { .. } | Self::Update { .. } | Self::Recreate { .. } => false,
+            Self::Delete { .. } => Some(Removal::Delete),
+            Self::DeleteLost { lost, .. } if lost.is_found() => Some(Removal::Delete),
+            Self::Release { .. } => Some(Removal::Release),
+            Self::Create { .. } | Self::Update { .. } | Self::Recreate { .. } | Self::DeleteLost { .. } => {
+                None
+            }
         }
     }
 
     /// Whether it sends content.
     #[must_use]
     pub const fn has_content(&self) -> bool {
-        !matches!(self, Self::Delete { .. } | Self::DeleteLost { .. })
+        !matches!(self, Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. })
     }
 
     #[must_use]
@@ -446,7 +477,7 @@ impl Action {
             Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
                 matches!(reason, WriteReason::Healed(_))
             }
-            Self::Delete { .. } | Self::DeleteLost { .. } => false,
+            Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => false,
         }
     }
 
@@ -461,9 +492,10 @@ impl Action {
     pub fn other_manager(&self) -> Option<&str> {
         match self {
             Self::Create { .. } | Self::DeleteLost { .. } => None,
-            Self::Update { known, .. } | Self::Recreate { known, .. } | Self::Delete { known, .. } => {
-                known.other_manager.as_deref()
-            }
+            Self::Update { known, .. }
+            | Self::Recreate { known, .. }
+            | Self::Delete { known, .. }
+            | Self::Release { known, .. } => known.other_manager.as_deref(),
         }
     }
 }
@@ -488,7 +520,8 @@ impl Plan {
 
     /// The companions that it deletes.
     pub fn deletes(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.changes.iter().filter(|change| change.action.is_delete()).map(|change| &change.at)
+        let is_delete = |change: &&Change| change.action.removal() == Some(Removal::Delete);
+        self.changes.iter().filter(is_delete).map(|change| &change.at)
     }
 
     #[must_use]

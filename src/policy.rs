@@ -43,6 +43,7 @@ pub struct Policy {
     pub protect: Protect,
     pub adopt: bool,
     pub paused: bool,
+    pub when_removed: WhenRemoved,
 }
 
 /// The namespaces in which a source wants companions. A namespace is wanted if any of the fields matches it, and
@@ -67,6 +68,15 @@ pub enum Protect {
     Edits,
     All,
     None,
+}
+
+/// What becomes of a companion when its source is deleted or unlabelled, or no longer wants it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenRemoved {
+    #[default]
+    Delete,
+    /// Lockstep takes its marks off the companion, and the object stays.
+    Keep,
 }
 
 /// Why a source is not mirrored. The message says what is wrong and what to do.
@@ -150,6 +160,7 @@ impl Policy {
             protect: parser.protect()?,
             adopt: parser.flag(&keys.adopt)?,
             paused: parser.flag(&keys.paused)?,
+            when_removed: parser.when_removed()?,
         })
     }
 
@@ -337,6 +348,28 @@ impl FromStr for Protect {
     }
 }
 
+impl WhenRemoved {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Delete => "delete",
+            Self::Keep => "keep",
+        }
+    }
+}
+
+impl FromStr for WhenRemoved {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "delete" => Ok(Self::Delete),
+            "keep" => Ok(Self::Keep),
+            other => Err(format!("`{}` is neither `delete` nor `keep`", shorten(other, MAX_QUOTED_BYTES))),
+        }
+    }
+}
+
 /// Parses one annotation at a time; an error names the annotation.
 struct Parser<'a> {
     keys: &'a Keys,
@@ -460,9 +493,16 @@ impl<'a> Parser<'a> {
     }
 
     fn protect(&self) -> Result<Protect, Fault> {
-        let key = &self.keys.protect;
-        self.get(key)
-            .map_or(Ok(Protect::default()), |text| text.parse().map_err(|problem| fault(key, &problem)))
+        self.choice(&self.keys.protect)
+    }
+
+    fn when_removed(&self) -> Result<WhenRemoved, Fault> {
+        self.choice(&self.keys.when_removed)
+    }
+
+    /// One of a few words.
+    fn choice<T: FromStr<Err = String> + Default>(&self, key: &str) -> Result<T, Fault> {
+        self.get(key).map_or(Ok(T::default()), |text| text.parse().map_err(|problem| fault(key, &problem)))
     }
 
     fn flag(&self, key: &str) -> Result<bool, Fault> {
@@ -532,6 +572,7 @@ mod tests {
         assert_eq!(policy.companion, "colors-synced");
         assert_eq!(policy.protect, Protect::Edits);
         assert!(!policy.adopt && !policy.paused);
+        assert_eq!(policy.when_removed, WhenRemoved::Delete);
     }
 
     #[test]
@@ -626,6 +667,7 @@ mod tests {
             ("protect", "everything"),
             ("adopt", "yes"),
             ("paused", "1"),
+            ("when-removed", "true"),
         ] {
             let fault = parse(&[(key, value)]).expect_err(&format!("{key}={value}"));
             assert!(fault.to_string().contains(&format!("workshop.io/{key}")), "{fault}");

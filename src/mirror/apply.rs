@@ -14,12 +14,12 @@ use crate::{
     keys::Keys,
     object::{Object, ObjectKey},
     plan::{
-        Action, Decision, DeleteReason, Heal, TargetContext, Trouble, WriteReason, decide, first_difference,
-        plan_companion,
+        Action, Decision, DeleteReason, Heal, Removal, TargetContext, Trouble, WriteReason, decide,
+        first_difference, plan_companion,
     },
     world::{
-        Effect, LostCompanion, NamespaceRules, ObservedCompanion, ObservedSource, Payload, SharedWorld,
-        Source,
+        Companion, Effect, LostCompanion, NamespaceRules, ObservedCompanion, ObservedSource, Payload,
+        SharedWorld, Source,
     },
 };
 
@@ -52,6 +52,7 @@ pub enum Applied {
     Adopted,
     Healed(Heal),
     Deleted(DeleteReason),
+    Released(DeleteReason),
 }
 
 /// A write that did not succeed.
@@ -66,13 +67,13 @@ pub enum ApplyError {
     },
 }
 
-/// One companion that is to be written or deleted.
+/// One companion that is to be written, deleted or released.
 #[derive(Debug, Clone)]
 pub struct PlannedWrite {
     pub source: ObjectKey,
     pub at: ObjectKey,
-    /// True only for a delete that the brake and a live read of the source approved; otherwise nothing is deleted.
-    pub delete: bool,
+    /// The removal that was approved, by the brake if it is a delete, and by a live read of the source. No other happens.
+    pub removal: Option<Removal>,
 }
 
 /// What the retry state knows about a target when its write starts.
@@ -96,7 +97,7 @@ struct Content {
     payload: Arc<Payload>,
 }
 
-/// What an attempt starts with. A delete has no content.
+/// What an attempt starts with. A removal has no content.
 struct Planned {
     action: Action,
     content: Option<Content>,
@@ -158,24 +159,27 @@ impl<A: CompanionApi> Applier<A> {
         Err(ApplyError::StaleCache)
     }
 
-    /// Reads a source live, once before its companions are deleted, and returns those that may be deleted.
+    /// Reads a source live, once before its companions are deleted or released, and returns those that may be.
     /// `Err(None)`: the cache is stale.
-    pub async fn confirm_deletes(
+    pub async fn confirm_removals(
         &self,
         key: &ObjectKey,
-        deletes: Vec<ObjectKey>,
-    ) -> Result<Vec<ObjectKey>, Option<Failure>> {
+        removals: Vec<(ObjectKey, Removal)>,
+    ) -> Result<Vec<(ObjectKey, Removal)>, Option<Failure>> {
         let _read = self.reads.acquire().await;
         let live = self.api.get_metadata(key).await;
         self.world.read(|world| match (live, world.source(key)) {
             // The garbage collector deletes what the source owned.
-            (Err(Failure::NotFound), None) => Ok(deletes
+            (Err(Failure::NotFound), None) => Ok(removals
                 .into_iter()
-                .filter(|at| world.companion(at).is_none_or(|known| !known.owned_by_source))
+                .filter(|(at, removal)| {
+                    let owned = world.companion(at).is_some_and(|known| known.source_owner.is_some());
+                    !owned || *removal == Removal::Release
+                })
                 .collect()),
             // It exists and is no source any more.
-            (Ok(meta), None) if !self.keys.is_source(&meta.labels) => Ok(deletes),
-            (Ok(meta), Some(source)) if meta.resource_version == source.resource_version => Ok(deletes),
+            (Ok(meta), None) if !self.keys.is_source(&meta.labels) => Ok(removals),
+            (Ok(meta), Some(source)) if meta.resource_version == source.resource_version => Ok(removals),
             (Ok(_) | Err(Failure::NotFound), _) => Err(None),
             (Err(failure), _) => Err(Some(failure)),
         })
@@ -189,7 +193,7 @@ impl<A: CompanionApi> Applier<A> {
         history: History,
         permits: usize,
     ) -> Result<Option<Planned>, ApplyError> {
-        let PlannedWrite { source: key, at, delete } = write;
+        let PlannedWrite { source: key, at, removal } = write;
         let plan = || {
             let (decision, source, kept) = self.world.read(|world| {
                 let source = world.source(key);
@@ -202,7 +206,7 @@ impl<A: CompanionApi> Applier<A> {
             });
             let Decision::Change(change) = decision else { return None };
             let action = if history.failed { change.action.without_heal() } else { change.action };
-            (action.is_delete() == *delete).then_some((action, source, kept))
+            (action.removal() == *removal).then_some((action, source, kept))
         };
         let Some((action, source, kept)) = plan() else { return Ok(None) };
         let Some(source) = source.filter(|_| action.has_content()) else {
@@ -215,7 +219,7 @@ impl<A: CompanionApi> Applier<A> {
         match plan() {
             Some((action, Some(source), _)) if source.digest == digest => {
                 // If it has grown beyond what was reserved, it is enqueued because it has changed.
-                let fits = self.permits_for(key, *delete) <= permits;
+                let fits = self.permits_for(key, *removal) <= permits;
                 let content = Some(Content { source, payload });
                 Ok(fits.then_some(Planned { action, content }))
             }
@@ -259,10 +263,10 @@ impl<A: CompanionApi> Applier<A> {
     /// Waits until there is memory for a request.
     async fn reserve_memory(&self, write: &PlannedWrite) -> Option<SemaphorePermit<'_>> {
         loop {
-            let permits = self.permits_for(&write.source, write.delete);
+            let permits = self.permits_for(&write.source, write.removal);
             let permit = self.permits.acquire_many(u32::try_from(permits).ok()?).await.ok();
             // The source may have grown while we waited.
-            if self.permits_for(&write.source, write.delete) <= permits {
+            if self.permits_for(&write.source, write.removal) <= permits {
                 return permit;
             }
         }
@@ -270,8 +274,8 @@ impl<A: CompanionApi> Applier<A> {
 
     /// How many permits a write for a source takes.
     #[must_use]
-    pub fn permits_for(&self, key: &ObjectKey, delete: bool) -> usize {
-        if delete {
+    pub fn permits_for(&self, key: &ObjectKey, removal: Option<Removal>) -> usize {
+        if removal.is_some() {
             return 1;
         }
         let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_bytes()));
@@ -290,6 +294,9 @@ impl<A: CompanionApi> Applier<A> {
             let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
             self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
+        }
+        if let Action::Release { reason, known } = action {
+            return self.release(key, at, reason, &known).await;
         }
         if let Action::DeleteLost { reason, lost } = action {
             return self.delete_lost(key, at, reason, &lost).await;
@@ -324,7 +331,9 @@ impl<A: CompanionApi> Applier<A> {
                 return Ok(Next::Try(Action::Create { reason }));
             }
             // Handled above.
-            Action::Delete { .. } | Action::DeleteLost { .. } => return Ok(Next::Done(None)),
+            Action::Delete { .. } | Action::Release { .. } | Action::DeleteLost { .. } => {
+                return Ok(Next::Done(None));
+            }
         };
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let stored = written.companion();
@@ -333,17 +342,41 @@ impl<A: CompanionApi> Applier<A> {
         self.requeue_others(key, effect);
         match difference {
             None => Ok(Next::Done(Some(Applied::from(reason)))),
-            // The API server stored something else than it was sent. Without a pace this would never end.
-            Some(what) => {
-                let trouble = Some(Trouble::Rewritten { at: at.clone(), what });
-                Err(ApplyError::Retry { trouble, policy: RetryPolicy::Conflict, failure: None })
-            }
+            Some(what) => Err(rewritten(at, what)),
         }
     }
 
     /// Enqueues the other sources that want the place. The writer's own is reconciled again only if need be.
     fn requeue_others(&self, own: &ObjectKey, effect: Effect) {
         self.queue.push_all(effect.requeue.into_iter().filter(|key| key != own));
+    }
+
+    /// Takes our marks off a companion: from then on it is a foreign object.
+    async fn release(
+        &self,
+        key: &ObjectKey,
+        at: &ObjectKey,
+        reason: DeleteReason,
+        known: &Companion,
+    ) -> Result<Next, ApplyError> {
+        let (effect, applied) = match self.api.patch(at, request::release(&self.keys, known)).await {
+            Ok(object) => {
+                let released = ObservedCompanion::read(&self.keys, at.kind, object);
+                if released.companion().labelled {
+                    // An admission plugin has put our label back. The companion is known by its UID until it is gone.
+                    self.world.write(|world| world.companion_written(released));
+                    return Err(rewritten(at, Heal::Label));
+                }
+                let effect = self.world.write(|world| world.companion_released(at, &known.uid));
+                (effect, Some(Applied::Released(reason)))
+            }
+            Err(Failure::NotFound) => {
+                (self.world.write(|world| world.companion_vanished(at, &known.uid)), None)
+            }
+            Err(failure) => return Err(error(at, failure)),
+        };
+        self.requeue_others(key, effect);
+        Ok(Next::Done(applied))
     }
 
     /// Reads a companion that no watch shows, and deletes it if an earlier read has found it: only then has the brake
@@ -423,6 +456,12 @@ impl<A: CompanionApi> Applier<A> {
     }
 }
 
+/// The API server stored something else than it was sent. Without a pace this would never end.
+fn rewritten(at: &ObjectKey, what: Heal) -> ApplyError {
+    let trouble = Some(Trouble::Rewritten { at: at.clone(), what });
+    ApplyError::Retry { trouble, policy: RetryPolicy::Conflict, failure: None }
+}
+
 /// What a failed call means for the retry.
 fn error(at: &ObjectKey, failure: Failure) -> ApplyError {
     let at = || at.clone();
@@ -468,6 +507,7 @@ impl Applied {
             Self::Adopted => "adopted",
             Self::Healed(_) => "healed",
             Self::Deleted(_) => "deleted",
+            Self::Released(_) => "released",
         }
     }
 }

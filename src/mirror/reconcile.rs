@@ -30,7 +30,7 @@ use crate::{
         log::LogOnce,
         metrics::{Metrics, ResultLabel},
     },
-    plan::{Decision, Plan, Trouble, plan, plan_companion},
+    plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     world::SharedWorld,
 };
 
@@ -77,8 +77,8 @@ struct Write {
 
 enum Job {
     Apply(PlannedWrite),
-    /// Reads the source live before these companions are deleted.
-    ConfirmDeletes(Vec<ObjectKey>),
+    /// Reads the source live before these companions are deleted or released.
+    ConfirmRemovals(Vec<(ObjectKey, Removal)>),
 }
 
 /// One reconcile of a source, until the last of its writes has ended.
@@ -154,7 +154,7 @@ impl<A: CompanionApi> Reconciler<A> {
             let Queued { namespace, permits, item: Write { reconcile, job } } = self.0.writes.next().await;
             match job {
                 Job::Apply(write) => self.0.apply(&reconcile, &write).await,
-                Job::ConfirmDeletes(companions) => self.0.confirm_deletes(&reconcile, companions).await,
+                Job::ConfirmRemovals(removals) => self.0.confirm_removals(&reconcile, removals).await,
             }
             self.0.writes.done(&namespace, permits);
             self.0.update_queue_depth();
@@ -259,7 +259,7 @@ impl<A: CompanionApi> Inner<A> {
         }
         *lock(&reconcile.progress) = progress;
         let reconcile = Arc::new(reconcile);
-        let permits = self.applier.permits_for(key, false);
+        let permits = self.applier.permits_for(key, None);
         let queued = writes.into_iter().map(|(namespace, job)| {
             let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
             Queued { namespace, permits, item: Write { reconcile: reconcile.clone(), job } }
@@ -325,50 +325,53 @@ impl<A: CompanionApi> Inner<A> {
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
-        let (mut jobs, mut deletes) = (Vec::new(), Vec::new());
+        let (mut jobs, mut removals) = (Vec::new(), Vec::new());
         for change in plan.changes {
-            let (at, delete) = (change.at, change.action.is_delete());
-            if delete && !deletable.contains(&at) {
+            let (at, removal) = (change.at, change.action.removal());
+            if removal == Some(Removal::Delete) && !deletable.contains(&at) {
                 continue;
             }
             let heals = change.action.may_heal() && !state.retry.has_failed(&at);
             match state.retry.start(&at, heals, digest, now) {
-                Permission::Now if delete => deletes.push(at),
-                Permission::Now => {
-                    let write = PlannedWrite { source: key.clone(), at: at.clone(), delete };
-                    jobs.push((at.namespace, Job::Apply(write)));
-                }
+                Permission::Now => match removal {
+                    Some(removal) => removals.push((at, removal)),
+                    None => {
+                        let write = PlannedWrite { source: key.clone(), at: at.clone(), removal };
+                        jobs.push((at.namespace, Job::Apply(write)));
+                    }
+                },
                 Permission::At(when) => self.queue.push_at(key.clone(), when),
                 Permission::InFlight => {}
             }
         }
-        let writes = jobs.len() + deletes.len();
+        let writes = jobs.len() + removals.len();
         let progress = Progress { writes, unfinished: writes, ..Progress::default() };
-        if !deletes.is_empty() {
+        if !removals.is_empty() {
             // A read passes no webhook: it does not wait for writes in the source's namespace.
-            jobs.push(("".into(), Job::ConfirmDeletes(deletes)));
+            jobs.push(("".into(), Job::ConfirmRemovals(removals)));
         }
         (jobs, progress)
     }
 
-    async fn confirm_deletes(&self, reconcile: &Arc<Reconcile>, companions: Vec<ObjectKey>) {
+    async fn confirm_removals(&self, reconcile: &Arc<Reconcile>, removals: Vec<(ObjectKey, Removal)>) {
         let key = &reconcile.source;
-        let confirmed = match self.applier.confirm_deletes(key, companions.clone()).await {
+        let companions: Vec<ObjectKey> = removals.iter().map(|(at, _)| at.clone()).collect();
+        let confirmed = match self.applier.confirm_removals(key, removals).await {
             Ok(confirmed) => confirmed,
             Err(failure) => {
                 if let Some(failure) = failure {
-                    tracing::warn!(source = %key, "the source cannot be read before its companions are deleted: {failure}");
+                    tracing::warn!(source = %key, "the source cannot be read before its companions are removed: {failure}");
                 }
                 let stale = |at| self.write_ended(reconcile, at, Err(ApplyError::StaleCache));
                 companions.iter().for_each(stale);
                 return;
             }
         };
-        let confirmed_set: HashSet<&ObjectKey> = confirmed.iter().collect();
+        let confirmed_set: HashSet<&ObjectKey> = confirmed.iter().map(|(at, _)| at).collect();
         let skipped = companions.iter().filter(|at| !confirmed_set.contains(at));
         skipped.for_each(|at| self.write_ended(reconcile, at, Ok(None)));
-        let queued = confirmed.iter().map(|at| {
-            let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: true };
+        let queued = confirmed.iter().map(|(at, removal)| {
+            let write = PlannedWrite { source: key.clone(), at: at.clone(), removal: Some(*removal) };
             let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
             Queued { namespace: at.namespace.clone(), permits: 1, item }
         });

@@ -87,6 +87,9 @@ impl Reporter {
             Applied::Deleted(reason) => {
                 tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion deleted");
             }
+            Applied::Released(reason) => {
+                tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion released");
+            }
         }
         self.metrics.writes.get_or_create(&ActionLabel { action: done.applied.as_str() }).inc();
     }
@@ -228,7 +231,9 @@ impl Summary {
         names.push(match (done.applied, &done.manager) {
             (Applied::Healed(heal), Some(manager)) => format!("{at} ({}, by {manager})", heal.as_str()),
             (Applied::Healed(heal), None) => format!("{at} ({})", heal.as_str()),
-            (Applied::Deleted(reason), _) => format!("{at} ({})", reason.as_str()),
+            (Applied::Deleted(reason) | Applied::Released(reason), _) => {
+                format!("{at} ({})", reason.as_str())
+            }
             _ => at.to_string(),
         });
     }
@@ -239,8 +244,9 @@ impl Summary {
     }
 
     fn event_reason(&self) -> &'static str {
+        let is_removal = |applied: &Applied| matches!(applied, Applied::Deleted(_) | Applied::Released(_));
         match self.0.keys().next_back() {
-            Some(Applied::Deleted(_)) if self.0.len() == 1 => "Removed",
+            _ if self.0.keys().all(is_removal) => "Removed",
             Some(Applied::Healed(_)) => "Healed",
             _ => "Mirrored",
         }
@@ -266,7 +272,7 @@ mod tests {
     use super::*;
     use crate::{
         object::Kind,
-        plan::Holder,
+        plan::{DeleteReason, Heal, Holder},
         policy::Fault,
         testing::{self, CapturedLogs, api::api_server, configmap},
     };
@@ -326,6 +332,25 @@ mod tests {
 
         assert!(reported_lines(&mut reported, &reporter, &[], later).is_empty());
         assert_eq!((metrics.conflicts.get(), reported.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn event_of_a_reconcile_that_only_removes_is_removed() {
+        let gone = DeleteReason::SourceGone;
+        let summary = |all: &[Applied]| {
+            let mut summary = Summary::default();
+            for (applied, n) in all.iter().zip(0..) {
+                let done = Done { applied: *applied, manager: None };
+                summary.add(&configmap(&format!("n{n}"), "x"), &done);
+            }
+            (summary.event_reason(), summary.to_string())
+        };
+        let (released, deleted) = (Applied::Released(gone), Applied::Deleted(gone));
+        let text = "released 2: n0/x (source gone), n1/x (source gone)".to_owned();
+        assert_eq!(summary(&[released, released]), ("Removed", text));
+        assert_eq!(summary(&[released, deleted]).0, "Removed");
+        assert_eq!(summary(&[Applied::Created, released]).0, "Mirrored");
+        assert_eq!(summary(&[Applied::Created, Applied::Healed(Heal::Label)]).0, "Healed");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! PURE. A companion as JSON: whole, for a create, and as a JSON patch, for an update.
+//! PURE. A companion as JSON: whole, for a create, and as a JSON patch, for an update or a release.
 //!
 //! A JSON patch costs the API server as much as a PUT and needs nothing of the old object but what [`Companion`]
 //! keeps of it. Server-side apply costs one and a half times as much and would leave foreign keys in the data.
@@ -11,7 +11,8 @@ use serde_json::{Value, json, value::RawValue};
 
 use crate::{
     client::Failure,
-    marks::{RemovableKeys, expected_owners},
+    keys::Keys,
+    marks::RemovableKeys,
     object::{Kind, ObjectKey, OwnerReference},
     patch,
     world::{Companion, Payload, Source},
@@ -56,7 +57,7 @@ pub fn body(source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8
             name: &at.name,
             labels: &marks.labels,
             annotations: &marks.annotations,
-            owner_references: expected_owners(&source.key, &source.uid, &at.namespace),
+            owner_references: source.expected_owners(&at.namespace),
         },
         data: content.data.as_deref(),
         binary_data: content.binary.as_deref(),
@@ -93,7 +94,7 @@ pub fn update(
     }
     let immutable = if content.immutable { json!(true) } else { Value::Null };
     ops.push(patch::add(&["immutable"], immutable));
-    let owners = expected_owners(&source.key, &source.uid, &at.namespace);
+    let owners = source.expected_owners(&at.namespace);
     ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners)));
 
     let none = RemovableKeys::default();
@@ -101,6 +102,37 @@ pub fn update(
     set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
     set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
+}
+
+/// Takes every label and annotation under our domain off a companion in a known state, and its source off its owners.
+/// Content, copied labels and annotations, and what others added stay.
+///
+/// `managed` goes, too, or an object that somebody labelled as a source would become one without a review.
+#[must_use]
+pub fn release(keys: &Keys, known: &Companion) -> Operations {
+    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    if let Some(position) = known.source_owner {
+        ops.push(patch::remove(&["metadata", "ownerReferences", &position.to_string()]));
+    }
+    let none = RemovableKeys::default();
+    let extras = known.extras.as_deref().unwrap_or(&none);
+    if known.has_labels {
+        clear_map(&mut ops, keys, "labels", &[&keys.companion, &keys.managed], &extras.labels);
+    }
+    if known.has_annotations {
+        clear_map(&mut ops, keys, "annotations", &keys.companion_annotations(), &extras.annotations);
+    }
+    Operations(ops)
+}
+
+/// Removes the marks, and those of `extras` that are under our domain. Whether a mark is there is not remembered, and a
+/// patch fails if it removes an absent key: so each one is set first.
+fn clear_map(ops: &mut Vec<PatchOperation>, keys: &Keys, map: &str, marks: &[&str], extras: &[String]) {
+    let extras = extras.iter().map(String::as_str).filter(|key| keys.is_ours(key) && !marks.contains(key));
+    for key in marks.iter().copied().chain(extras) {
+        ops.push(patch::add(&["metadata", map, key], json!("")));
+        ops.push(patch::remove(&["metadata", map, key]));
+    }
 }
 
 /// Sets the wanted entries of a map, removes those of `extras` that are not wanted, and leaves all others alone.

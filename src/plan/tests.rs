@@ -3,6 +3,7 @@
 mod heals;
 mod limits;
 mod properties;
+mod releases;
 
 use super::*;
 use crate::object::Object;
@@ -11,7 +12,7 @@ use crate::testing::{
     cluster::{Cluster, Planned, planned},
     configmap, full, namespace, object, source,
 };
-use Planned::{Create, Delete, DeleteLost, Recreate, Update};
+use Planned::{Create, Delete, DeleteLost, Recreate, Release, Update};
 
 /// A source with companions in its own namespace and in `away`.
 fn colors() -> ObjectBuilder {
@@ -194,8 +195,8 @@ fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
     // The mirror leaves these to the garbage collector.
-    assert!(cluster.companion(&home()).unwrap().owned_by_source);
-    assert!(!cluster.companion(&away()).unwrap().owned_by_source);
+    assert!(cluster.companion(&home()).unwrap().source_owner.is_some());
+    assert!(!cluster.companion(&away()).unwrap().source_owner.is_some());
 
     let (mut cluster, key) = mirrored();
     cluster.edit(&key, |object| object.metadata.labels.clear());
@@ -212,7 +213,7 @@ fn orphan_is_deleted_even_if_its_source_was_deleted_while_the_process_was_down()
     cluster.delete(&key);
     cluster.restart();
     assert!(cluster.all_sources().contains(&key));
-    assert!(!cluster.companion(&home()).unwrap().owned_by_source);
+    assert!(!cluster.companion(&home()).unwrap().source_owner.is_some());
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
 }

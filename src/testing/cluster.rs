@@ -13,12 +13,15 @@ use super::{ObjectBuilder, SOURCE_CACHE, keys, namespace, world_with_source_cach
 use crate::{
     client::Failure,
     content::{Content, Digest},
+    marks,
     mirror::{
         api::CompanionApi,
         apply::{Applier, ApplyError, History, PlannedWrite},
     },
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
-    plan::{Action, Change, Decision, DeleteReason, Plan, Trouble, WriteReason, plan, plan_companion},
+    plan::{
+        Action, Change, Decision, DeleteReason, Plan, Removal, Trouble, WriteReason, plan, plan_companion,
+    },
     world::{Companion, SharedWorld, WatchId, World},
 };
 
@@ -48,6 +51,10 @@ struct Objects {
     marked_for: HashMap<String, BTreeSet<String>>,
     /// By UID: the source for which the mirror created an object.
     created_for: HashMap<String, ObjectKey>,
+    /// The UIDs of objects whose marks ever said that they stay when their source is gone.
+    marked_to_stay: BTreeSet<String>,
+    /// Companions that the mirror has released, as they were then, until somebody else writes them.
+    released: BTreeMap<ObjectKey, Object>,
 }
 
 enum WatchEvent {
@@ -104,6 +111,7 @@ impl Cluster {
             Some(known) => known.metadata.uid.clone(),
             None => format!("uid-{}", objects.clock),
         };
+        objects.released.remove(&key);
         objects.store(&key, Some(object));
         show(&self.world, objects);
         key
@@ -123,6 +131,7 @@ impl Cluster {
         edit(&mut after);
         set_manager(&mut after, "kubectl-edit");
         if may_become(&before, &after) {
+            objects.released.remove(key);
             objects.store(key, Some(after));
             show(&self.world, objects);
         }
@@ -197,6 +206,12 @@ impl Cluster {
         self.world.read(|world| world.companion(at).cloned())
     }
 
+    /// Whether a source exists and has no fault.
+    #[must_use]
+    pub fn is_well_formed(&self, key: &ObjectKey) -> bool {
+        self.world.read(|world| world.source(key).is_some_and(|source| source.desired.is_ok()))
+    }
+
     /// Every source that a resync reconciles, in order.
     #[must_use]
     pub fn all_sources(&self) -> BTreeSet<ObjectKey> {
@@ -219,6 +234,22 @@ impl Cluster {
     pub fn created_for(&self, at: &ObjectKey) -> Option<ObjectKey> {
         let objects = self.store.lock();
         objects.created_for.get(&objects.objects.get(at)?.metadata.uid).cloned()
+    }
+
+    /// Whether an object's marks ever said that it stays when its source is gone.
+    #[must_use]
+    pub fn was_marked_to_stay(&self, at: &ObjectKey) -> bool {
+        let objects = self.store.lock();
+        objects.objects.get(at).is_some_and(|object| objects.marked_to_stay.contains(&object.metadata.uid))
+    }
+
+    /// Objects that exist and that the mirror has released, as they were then. Nobody else has written them since.
+    #[must_use]
+    pub fn released(&self) -> Vec<(ObjectKey, Object)> {
+        let objects = self.store.lock();
+        let uid = |key: &ObjectKey| objects.objects.get(key).map(|object| &object.metadata.uid);
+        let exists = |(key, then): &(&ObjectKey, &Object)| uid(key) == Some(&then.metadata.uid);
+        objects.released.iter().filter(exists).map(|(key, then)| (key.clone(), then.clone())).collect()
     }
 
     /// Whether nothing but our label and our entry in `managedFields` says that an object is ours.
@@ -252,20 +283,22 @@ impl Cluster {
 
     /// Applies a plan with the mirror's own code. Nobody else writes meanwhile, so that no cache is stale.
     pub fn apply(&mut self, key: &ObjectKey, plan: Plan) -> Vec<Failed> {
-        let deletes: Vec<ObjectKey> = plan.deletes().cloned().collect();
+        let removal = |change: &Change| Some((change.at.clone(), change.action.removal()?));
+        let removals: Vec<(ObjectKey, Removal)> = plan.changes.iter().filter_map(removal).collect();
         let mut confirmed = Vec::new();
-        if !deletes.is_empty() {
-            let answer = self.applier.confirm_deletes(key, deletes.clone()).now_or_never();
+        if !removals.is_empty() {
+            let answer = self.applier.confirm_removals(key, removals).now_or_never();
             confirmed = answer.expect("an answer at once").expect("the cache is fresh");
         }
         let mut failed = Vec::new();
         for Change { at, action } in plan.changes {
-            if action.is_delete() && !confirmed.contains(&at) {
+            let removal = action.removal();
+            if removal.is_some_and(|removal| !confirmed.contains(&(at.clone(), removal))) {
                 // It was left to the garbage collector.
                 self.delete(&at);
                 continue;
             }
-            let write = PlannedWrite { source: key.clone(), at: at.clone(), delete: action.is_delete() };
+            let write = PlannedWrite { source: key.clone(), at: at.clone(), removal };
             let history = History { in_step: self.in_step.get(key).copied(), failed: false };
             let outcome = self.applier.apply(&write, history).now_or_never().expect("an answer at once");
             show(&self.world, &mut self.store.lock());
@@ -333,8 +366,18 @@ impl CompanionApi for Store {
         }
         set_manager(&mut after, &keys().instance);
         assert!(may_become(&before, &after), "{at}: the API server refuses this update");
+        let is_companion =
+            |object: &Object| watched_by(at.kind, object).any(|by| by == WatchId::Companions(at.kind));
+        let released = is_companion(&before) && !is_companion(&after);
         // The update that removes the last finalizer of a terminating object returns it once more.
-        Ok(objects.store(at, Some(after.clone())).unwrap_or(after))
+        let stored = objects.store(at, Some(after.clone())).unwrap_or(after);
+        if released {
+            // From now on nothing proves that it is a companion, and it may outlive its source.
+            objects.marked_for.remove(&stored.metadata.uid);
+            objects.created_for.remove(&stored.metadata.uid);
+            objects.released.insert(at.clone(), stored.clone());
+        }
+        Ok(stored)
     }
 
     async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
@@ -367,6 +410,9 @@ impl Objects {
             self.objects.insert(key.clone(), object.clone());
             if let Some(named) = object.metadata.annotations.get(&keys().source) {
                 self.marked_for.entry(object.metadata.uid.clone()).or_default().insert(named.clone());
+            }
+            if marks::say_keep(&keys(), &object.metadata) {
+                self.marked_to_stay.insert(object.metadata.uid.clone());
             }
         }
         for watch in [WatchId::Sources(key.kind), WatchId::Companions(key.kind)] {
@@ -495,6 +541,7 @@ pub enum Planned {
     Update(WriteReason),
     Recreate(WriteReason),
     Delete(DeleteReason),
+    Release(DeleteReason),
     DeleteLost(DeleteReason),
 }
 
@@ -505,6 +552,7 @@ impl Planned {
             Action::Update { reason, .. } => Self::Update(*reason),
             Action::Recreate { reason, .. } => Self::Recreate(*reason),
             Action::Delete { reason, .. } => Self::Delete(*reason),
+            Action::Release { reason, .. } => Self::Release(*reason),
             Action::DeleteLost { reason, .. } => Self::DeleteLost(*reason),
         }
     }

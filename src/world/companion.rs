@@ -22,8 +22,10 @@ pub struct Companion {
     pub marks: Digest,
     pub owners: Digest,
     pub controller_uid: Option<String>,
-    /// Its source is among its owners, so the garbage collector deletes it after the source.
-    pub owned_by_source: bool,
+    /// The position of its source among its owners. The garbage collector deletes it after the source.
+    pub source_owner: Option<u32>,
+    /// Its marks say that it stays when its source is gone.
+    pub keep: bool,
     pub extras: Option<Box<RemovableKeys>>,
     pub type_: Digest,
     pub immutable: bool,
@@ -51,8 +53,8 @@ pub struct Companion {
 pub struct ObservedCompanion {
     pub(super) key: ObjectKey,
     pub(super) companion: Companion,
-    /// The name of the owner that has the UID of the source.
-    pub(super) owner: Option<String>,
+    /// The owner that has the UID of the source: its position and its name.
+    pub(super) owner: Option<(u32, String)>,
 }
 
 /// UIDs are compared as digests: there are as many as companions.
@@ -85,8 +87,9 @@ impl ObservedCompanion {
         let marks = Marks::found(keys, &meta);
         let extras = marks.removable_keys(keys);
         let uid = meta.annotations.get(&keys.source_uid);
-        let ours = |owner: &&OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
-        let owner = meta.owner_references.iter().find(ours).map(|owner| owner.name.clone());
+        let ours = |owner: &OwnerReference| owner.kind == kind.as_str() && Some(&owner.uid) == uid;
+        let owner = (0..).zip(&meta.owner_references).find(|(_, owner)| ours(owner));
+        let owner = owner.map(|(position, owner)| (position, owner.name.clone()));
         let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
         let companion = Companion {
             source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
@@ -95,7 +98,8 @@ impl ObservedCompanion {
             content: digest,
             marks: marks.digest(),
             owners: marks::owners_digest(&meta.owner_references),
-            owned_by_source: false,
+            source_owner: None,
+            keep: marks::say_keep(keys, &meta),
             controller_uid: meta.controller().map(|owner| owner.uid.clone()),
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
             type_: content.type_digest(),

@@ -21,6 +21,8 @@ pub struct LostCompanion {
     pub(super) uid: Option<String>,
     /// The UID of its source, as a digest.
     pub(super) source_uid: Option<Digest>,
+    /// Its marks said that it stays when its source is gone.
+    pub(super) keep: bool,
     /// A live read has found it. Only then does it count as a delete.
     pub(super) found: bool,
     /// It was there when [`LostCompanions::retain_young`] was called last.
@@ -36,8 +38,16 @@ pub struct LostCompanions {
 }
 
 impl LostCompanion {
-    pub const fn new(source: ObjectKey, uid: Option<String>, source_uid: Option<Digest>) -> Self {
-        Self { source, uid, source_uid, found: false, aged: false }
+    /// A companion that was known.
+    pub fn of(source: &ObjectKey, companion: &Companion) -> Self {
+        let (uid, source_uid) = (Some(companion.uid.clone()), companion.source_uid);
+        Self { source: source.clone(), uid, source_uid, keep: companion.keep, found: false, aged: false }
+    }
+
+    /// A place at which a source with this UID wanted a companion, and none was seen.
+    pub const fn unseen(source: ObjectKey, source_uid: Digest) -> Self {
+        let source_uid = Some(source_uid);
+        Self { source, uid: None, source_uid, keep: false, found: false, aged: false }
     }
 
     #[must_use]
@@ -72,6 +82,10 @@ impl LostCompanions {
     pub fn of<'a>(&'a self, source: &ObjectKey) -> impl Iterator<Item = (&'a ObjectKey, &'a LostCompanion)> {
         let names = self.by_source.get(source).into_iter().flatten();
         names.filter_map(|at| self.by_name.get_key_value(at))
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
+        self.by_name.iter()
     }
 
     pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::{
     content::{Content, Digest, Hasher},
     keys::Keys,
-    marks::Marks,
-    object::{Kind, Meta, Object, ObjectKey},
-    policy::{Fault, Policy, mistake::Mistake},
+    marks::{self, Marks},
+    object::{Kind, Meta, Object, ObjectKey, OwnerReference},
+    policy::{Fault, Policy, WhenRemoved, mistake::Mistake},
 };
 
 use super::{NamespaceRules, payloads::Payload};
@@ -97,6 +97,18 @@ impl Source {
     pub fn active_policy(&self) -> Option<&Policy> {
         let policy = &self.desired.as_ref().ok()?.policy;
         (!self.terminating && !policy.paused).then_some(policy)
+    }
+
+    /// What becomes of its companions when they are removed. A malformed source does not say.
+    #[must_use]
+    pub fn when_removed(&self) -> Option<WhenRemoved> {
+        self.desired.as_ref().ok().map(|desired| desired.policy.when_removed)
+    }
+
+    /// The ownerReferences that its companion in a namespace must have.
+    #[must_use]
+    pub fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
+        marks::expected_owners(&self.key, &self.uid, self.when_removed().unwrap_or_default(), namespace)
     }
 
     /// The names of the keys that are copied, for logs.

@@ -16,9 +16,10 @@ use super::{
     source::{ObservedSource, Source},
 };
 use crate::{
+    content::Digest,
     keys::Keys,
     object::{Kind, Meta, ObjectKey},
-    policy::Targets,
+    policy::{Targets, WhenRemoved},
 };
 
 /// What happened to a source.
@@ -115,13 +116,13 @@ impl World {
 
     /// The places at which a source had a companion that is lost and that it does not want, or not any more.
     pub fn unwanted_lost(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
-        self.lost.of(source).filter(|(at, lost)| self.is_unwanted(at, lost))
+        self.lost.of(source).filter(|(at, lost)| self.is_looked_for(at, lost))
     }
 
     /// As [`Self::unwanted_lost`], for one place.
     #[must_use]
     pub fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
-        self.lost.get(at).filter(|lost| lost.source == *source && self.is_unwanted(at, lost))
+        self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))
     }
 
     /// The places at which a source had a companion that may still exist, without our label.
@@ -130,12 +131,16 @@ impl World {
     }
 
     fn is_unwanted(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        let is_former = |source: &Source| lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid));
         let unwanted = match self.sources.get(&lost.source) {
             None => true,
             Some(source) if source.terminating => false,
+            // A recreated source wants companions under the same names. This one may have been released before, and
+            // then it does not belong to the new source. If it still has its marks, these say so.
+            Some(source) if lost.keep && is_former(source) => true,
             Some(source) => match &source.desired {
                 // A source that becomes malformed keeps its companions. Another UID is another source.
-                Err(_) => lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)),
+                Err(_) => is_former(source),
                 Ok(desired) if desired.policy.paused => false,
                 Ok(_) => {
                     let eligibility = self.eligibility(source, &at.namespace);
@@ -145,6 +150,25 @@ impl World {
             },
         };
         unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
+    }
+
+    /// Whether a companion stays when it is removed, without our marks. The source decides; where that is gone, malformed or
+    /// another one of the same name, what the companion's own marks say.
+    #[must_use]
+    pub fn is_kept(&self, source: &ObjectKey, source_uid: Option<Digest>, marked: bool) -> bool {
+        let same = |source: &&Arc<Source>| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
+        let present = self.sources.get(source).filter(same).and_then(|source| source.when_removed());
+        present.map_or(marked, |when_removed| when_removed == WhenRemoved::Keep)
+    }
+
+    /// Whether a lost companion has to be looked for, and deleted.
+    fn is_looked_for(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        self.is_unwanted(at, lost) && !self.is_kept(&lost.source, lost.source_uid, lost.keep)
+    }
+
+    /// Whether a lost companion is left alone: its source does not want it any more, and it was to stay.
+    fn is_left_alone(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        self.is_unwanted(at, lost) && self.is_kept(&lost.source, lost.source_uid, lost.keep)
     }
 
     /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
@@ -299,6 +323,7 @@ impl World {
                 self.namespaces.retain_epoch(epoch);
                 self.lost.retain(|at, _| self.namespaces.get(&at.namespace).is_some());
                 self.namespaces_listed = true;
+                effect.requeue.extend(self.leave_alone(None));
             }
         }
         effect
@@ -322,7 +347,9 @@ impl World {
                     || change.before.as_ref().is_some_and(matched)
             })
         };
-        let requeue = self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        let mut requeue: Vec<ObjectKey> =
+            self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        requeue.extend(self.leave_alone(None));
         (Effect { requeue, ..Effect::default() }, change.complaint)
     }
 
@@ -393,7 +420,9 @@ impl World {
         if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
             self.remember_places(&former);
         }
-        Effect { requeue: vec![key.clone()], events: vec![(key, event)] }
+        let mut requeue = vec![key.clone()];
+        requeue.extend(self.leave_alone(Some(&key)));
+        Effect { requeue, events: vec![(key, event)] }
     }
 
     pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
@@ -411,12 +440,14 @@ impl World {
             self.remember_places(&source);
         }
         self.payloads.remove(key);
-        Effect { requeue: vec![key.clone()], events: vec![(key.clone(), SourceEvent::Removed)] }
+        let mut requeue = vec![key.clone()];
+        requeue.extend(self.leave_alone(Some(key)));
+        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
     }
 
     /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none
     /// is known: one that lost its label before this process started may be there. At most `MAX_PLACES` are kept for a
-    /// source.
+    /// source, and none if its companions were to stay.
     fn remember_places(&mut self, former: &Source) {
         let Ok(desired) = &former.desired else { return };
         let (key, policy) = (&former.key, &desired.policy);
@@ -428,8 +459,9 @@ impl World {
                 return;
             }
         }
+        let keep = policy.when_removed == WhenRemoved::Keep;
         let left = self.lost.places_left(key);
-        if left == 0 {
+        if left == 0 || self.is_kept(key, Some(uid_digest(&former.uid)), keep) {
             return;
         }
         let is_missing = |at: &ObjectKey| {
@@ -443,8 +475,7 @@ impl World {
         let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
         let missing: Vec<ObjectKey> = wanted.filter(is_missing).take(left).collect();
         for at in missing {
-            let lost = LostCompanion::new(key.clone(), None, Some(uid_digest(&former.uid)));
-            self.lost.insert(at, lost);
+            self.lost.insert(at, LostCompanion::unseen(key.clone(), uid_digest(&former.uid)));
         }
     }
 
@@ -465,6 +496,21 @@ impl World {
         Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
     }
 
+    /// Forgets lost companions, of one source or of all, that are not looked for. One that another replica has released
+    /// looks lost, too: it must not be taken for a companion when its source is created again. Returns the sources that
+    /// may have the names now.
+    fn leave_alone(&mut self, source: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let of_source = source.into_iter().flat_map(|source| self.lost.of(source));
+        let of_all = source.is_none().then(|| self.lost.iter()).into_iter().flatten();
+        let left_alone: Vec<ObjectKey> = of_source
+            .chain(of_all)
+            .filter(|(at, lost)| self.is_left_alone(at, lost))
+            .map(|(at, _)| at.clone())
+            .collect();
+        left_alone.iter().for_each(|at| self.lost.remove(at));
+        left_alone.iter().flat_map(|at| self.heirs(at, None)).collect()
+    }
+
     /// A standby forgets lost companions that nobody wants, some time after the leader has looked for them.
     pub fn forget_unwanted_lost(&mut self) {
         let mut lost = std::mem::take(&mut self.lost);
@@ -480,17 +526,20 @@ impl World {
         let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
         let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
-        let lost = self.lost.get(&key).filter(is_lost).map(|lost| &lost.source);
-        if let Some(source) = known.and_then(|known| known.source.as_ref()).or(lost) {
+        let lost = self.lost.get(&key).filter(is_lost);
+        let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
+        if let Some((source, keep)) = known.or(lost.map(|lost| (&lost.source, lost.keep))) {
+            // Somebody removed all marks: that must not turn a release into a delete.
+            companion.keep |= keep && companion.source.is_none();
             companion.source = Some(source.clone());
         } else if let Some(named) = &mut companion.source
             && let Some(shared) = self.index.shared_key(named)
         {
             *named = shared.clone();
         }
-        companion.owned_by_source = companion.source.as_ref().is_some_and(|source| {
-            source.namespace == key.namespace && owner.is_some_and(|owner| *owner == *source.name)
-        });
+        let source = companion.source.as_ref().filter(|source| source.namespace == key.namespace);
+        let owner = owner.filter(|(_, name)| source.is_some_and(|source| **name == *source.name));
+        companion.source_owner = owner.map(|(position, _)| position);
         (key, companion)
     }
 
@@ -579,6 +628,11 @@ impl World {
         }
     }
 
+    /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
+    pub fn companion_released(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+        self.companion_deleted(key, uid)
+    }
+
     /// We deleted the companion ourselves.
     pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         if self.companions.get(key).is_some_and(|known| known.uid == uid) {
@@ -602,8 +656,10 @@ impl World {
     fn lose(&mut self, key: &ObjectKey, companion: &Companion) {
         let Some(source) = &companion.source else { return };
         if !self.namespaces.is_gone_or_terminating(&key.namespace) {
-            let uid = Some(companion.uid.clone());
-            self.lost.insert(key.clone(), LostCompanion::new(source.clone(), uid, companion.source_uid));
+            let lost = LostCompanion::of(source, companion);
+            if !self.is_left_alone(key, &lost) {
+                self.lost.insert(key.clone(), lost);
+            }
         }
     }
 }

@@ -376,6 +376,58 @@ fn companion_deleted_by_another_replica_is_not_lost() {
 }
 
 #[test]
+fn companion_released_by_another_replica_is_not_lost_even_if_its_source_is_created_again() {
+    let kept = || colors().annotate("when-removed", "keep").uid("first");
+    let synced = || synced().annotate("source-uid", "first").annotate("when-removed", "keep");
+    let known = || {
+        let mut world = known();
+        see_source(&mut world, kept().version(11));
+        see(&mut world, synced().version(12));
+        world
+    };
+    let elsewhere =
+        |world: &mut World| drop(see_source(world, kept().annotate("target-namespaces", ".").version(13)));
+    let gone = |world: &mut World| drop(world.delete_source(Kind::ConfigMap, kept().version(13).meta()));
+    // A list shows only the new source.
+    let anew = |world: &mut World| drop(see_source(world, kept().uid("second").version(13)));
+    for change in [&elsewhere as &dyn Fn(&mut World), &gone, &anew] {
+        // The two watches may show it in either order.
+        for source_first in [true, false] {
+            let mut world = known();
+            if source_first {
+                change(&mut world);
+            }
+            see_deleted(&mut world, &synced().version(14));
+            if !source_first {
+                change(&mut world);
+            }
+            see_source(&mut world, kept().uid("third").version(15));
+            assert!(!world.was_lost(&synced_key()));
+            let (_, found) = world.identify(read_companion(
+                Kind::ConfigMap,
+                object("away", "colors-synced").uid(&synced().meta().uid).object(),
+            ));
+            assert_eq!(found.source, None, "it is a foreign object");
+        }
+    }
+}
+
+#[test]
+fn next_in_line_is_enqueued_when_a_lost_companion_is_left_alone() {
+    let mut world = known();
+    see_source(&mut world, colors().annotate("when-removed", "keep").version(11));
+    see(&mut world, synced().annotate("when-removed", "keep").version(12));
+    let other = source("home", "paint")
+        .annotate("target-namespaces", "away")
+        .annotate("companion-name", "colors-synced");
+    see_source(&mut world, other.version(13));
+    see_deleted(&mut world, &synced().version(14));
+    let effect = world.delete_source(Kind::ConfigMap, colors().version(15).meta());
+    assert_eq!(effect.requeue, [colors_key(), configmap("home", "paint")]);
+    assert!(!world.has_companions(&colors_key()));
+}
+
+#[test]
 fn companion_deleted_before_a_restore_is_known_again_when_the_restore_brings_it_back() {
     let mut world = known();
     world.companion_deleted(&synced_key(), &synced().meta().uid);

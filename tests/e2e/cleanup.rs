@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap, eventually, secret};
+use crate::harness::{Cluster, configmap, eventually, run, secret};
 
 #[tokio::test]
 async fn deleted_source_takes_its_companions_with_it() {
@@ -224,6 +224,197 @@ async fn companions_of_a_source_recreated_with_a_malformed_policy_are_deleted() 
         cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
     }
     lockstep.wait_metric("lockstep_troubles{reason=\"malformed\"}", 1.0).await;
+}
+
+/// Waits until an object has neither a label nor an annotation of the test's domain.
+async fn wait_released(cluster: &Cluster, path: &str) -> Value {
+    let domain = format!("{}/", cluster.domain());
+    eventually(&format!("{path} is released"), || async {
+        let object = cluster.get(path).await.unwrap_or_else(|| panic!("{path} was deleted"));
+        let ours = |map: &str| {
+            let keys = object["metadata"][map].as_object().into_iter().flat_map(|map| map.keys());
+            keys.filter(|key| key.starts_with(&domain)).count()
+        };
+        (ours("labels") + ours("annotations") == 0).then_some(object.clone())
+    })
+    .await
+}
+
+/// Runs kubectl as the admin.
+fn kubectl(cluster: &Cluster, line: &str) -> String {
+    run(cluster.plane.kubectl().args(line.split_whitespace()))
+}
+
+#[tokio::test]
+async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_write_each() {
+    let Some(cluster) = Cluster::audited("keep").await else { return };
+    let mut lockstep = cluster.start_mirror().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let kept = |name: &str| {
+        let source = cluster.source(&home, name).annotate("when-removed", "keep");
+        let source = source.annotate("target-namespaces", &format!(".,{away}"));
+        source.annotate("copy-labels", "team").with("/metadata/labels/team", json!("a"))
+    };
+    kept("colors").create().await;
+    kept("frozen").with("/immutable", json!(true)).create().await;
+    kept("login").secret("kubernetes.io/basic-auth", json!({"password": "aHVzaA=="})).create().await;
+    let paths = |namespace: &str| {
+        let [colors, frozen] = ["colors-synced", "frozen-synced"].map(|name| configmap(namespace, name));
+        [colors, frozen, secret(namespace, "login-synced")]
+    };
+    let mut before = Vec::new();
+    for path in paths(&home).into_iter().chain(paths(&away)) {
+        let companion = eventually("mirrored", || cluster.get(&path)).await;
+        assert_eq!(companion["metadata"]["annotations"][cluster.key("when-removed")], "keep");
+        assert!(companion["metadata"]["ownerReferences"].is_null(), "{path}");
+        before.push((path, companion));
+    }
+    for delete in ["cm colors", "cm frozen --cascade=foreground", "secret login --cascade=orphan"] {
+        kubectl(&cluster, &format!("-n {home} delete {delete}"));
+    }
+    let mut versions = Vec::new();
+    for (path, before) in &before {
+        let after = wait_released(&cluster, path).await;
+        for field in ["data", "type", "immutable"] {
+            assert_eq!(after[field], before[field], "{path}");
+        }
+        assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"], "{path}");
+        assert_eq!(after["metadata"]["labels"], json!({"team": "a"}), "{path}");
+        assert!(after["metadata"]["ownerReferences"].is_null(), "{path}");
+        versions.push((path, after["metadata"]["resourceVersion"].clone()));
+    }
+    let note = cluster.wait_event(&home, "colors", "Removed").await;
+    assert!(note.starts_with("released 2: ") && note.contains("source gone"), "{note}");
+    lockstep.wait_metric("lockstep_companion_writes_total{action=\"released\"}", 6.0).await;
+
+    // The garbage collector has its chance: it deletes the companion of a source that is deleted later. A new process has
+    // its chance, too, and mirrors that source.
+    assert!(lockstep.stop().await.success());
+    let lockstep = cluster.start_mirror().await;
+    cluster.source(&home, "beacon").annotate("target-namespaces", &format!(".,{away}")).create().await;
+    for namespace in [&home, &away] {
+        cluster.wait_data(namespace, "beacon-synced", json!({"sky": "blue"})).await;
+    }
+    kubectl(&cluster, &format!("-n {home} delete cm beacon"));
+    for namespace in [&home, &away] {
+        cluster.wait_gone(&configmap(namespace, "beacon-synced")).await;
+    }
+    for (path, version) in versions {
+        let now = cluster.get(path).await.unwrap_or_else(|| panic!("{path} was deleted"));
+        assert_eq!(now["metadata"]["resourceVersion"], version, "{path} was written again");
+    }
+    assert_eq!(lockstep.metric("lockstep_companion_writes_total{action=\"released\"}"), 0.0);
+    for namespace in [&home, &away] {
+        for name in ["colors-synced", "frozen-synced", "login-synced"] {
+            let audit = cluster.audit(namespace).into_iter().filter(|(.., of, _)| of == name);
+            let writes: Vec<String> = audit.map(|(verb, ..)| verb).filter(|verb| verb != "get").collect();
+            assert_eq!(writes, ["create", "patch"], "{namespace}/{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn companion_stays_when_its_source_that_says_keep_is_unlabelled_or_its_target_no_longer_matches() {
+    let Some(cluster) = Cluster::audited("handover").await else { return };
+    let lockstep = cluster.start_mirror().await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
+    cluster
+        .source(&home, "colors")
+        .annotate("target-namespaces", &format!(".,{away}"))
+        .annotate("target-selector", &format!("tier={}", cluster.id))
+        .create()
+        .await;
+    for namespace in [&home, &away, &selected] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    // Another source waits for one of the names.
+    let waiting = cluster.source(&home, "paint").with("/data", json!({"sky": "red"}));
+    waiting.annotate("companion-name", "colors-synced").create().await;
+    cluster.wait_event(&home, "paint", "Conflict").await;
+
+    annotate_source(&cluster, &home, "colors", "when-removed=keep");
+    for namespace in [&home, &away, &selected] {
+        cluster
+            .wait(namespace, "colors-synced", "is marked, and has no owner", |object| {
+                let metadata = &object["metadata"];
+                metadata["annotations"][cluster.key("when-removed")] == "keep"
+                    && metadata["ownerReferences"].is_null()
+            })
+            .await;
+    }
+    kubectl(&cluster, &format!("label namespace {selected} tier-"));
+    wait_released(&cluster, &configmap(&selected, "colors-synced")).await;
+    annotate_source(&cluster, &home, "colors", "target-namespaces=.");
+    wait_released(&cluster, &configmap(&away, "colors-synced")).await;
+    kubectl(&cluster, &format!("-n {home} label cm colors {}-", cluster.key("managed")));
+    wait_released(&cluster, &configmap(&home, "colors-synced")).await;
+    for namespace in [&home, &away, &selected] {
+        cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
+    }
+    lockstep.wait_metric("lockstep_companion_writes_total{action=\"deleted\"}", 0.0).await;
+
+    // It belongs to nobody: the source that waits for the name finds it, and takes it over only if it says so.
+    let found = ("create".to_owned(), "colors-synced".to_owned(), 409);
+    eventually("the other source has tried", || async {
+        cluster.audit(&home).contains(&found).then_some(())
+    })
+    .await;
+    wait_released(&cluster, &configmap(&home, "colors-synced")).await;
+    annotate_source(&cluster, &home, "paint", "adopt=true");
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
+}
+
+/// Sets one of Lockstep's annotations with kubectl.
+fn annotate_source(cluster: &Cluster, namespace: &str, name: &str, annotation: &str) {
+    kubectl(cluster, &format!("-n {namespace} annotate --overwrite cm {name} {}", cluster.key(annotation)));
+}
+
+#[tokio::test]
+async fn all_companions_stay_when_every_source_is_unlabelled_before_an_uninstall() {
+    let cluster = Cluster::new("leaving").await;
+    let (_installed, lockstep) = cluster.install_and_start(&[]).await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    for n in 0..MANY {
+        let source = cluster.source(&home, &format!("s{n}"));
+        source.annotate("target-namespaces", &format!(".,{away}")).create().await;
+    }
+    let created = "lockstep_companion_writes_total{action=\"created\"}";
+    lockstep.wait_metric(created, 2.0 * MANY as f64).await;
+
+    // The commands of docs/operations.md.
+    let domain = cluster.domain();
+    kubectl(
+        &cluster,
+        &format!(
+            "annotate --overwrite configmap,secret -A -l {domain}/managed=true {domain}/when-removed=keep"
+        ),
+    );
+    let column = format!("KEEP:.metadata.annotations.{}/when-removed", domain.replace('.', "\\."));
+    let list = format!(
+        "get configmap,secret -A -l {domain}/companion=true -o custom-columns=NAME:.metadata.name,{column}"
+    );
+    eventually("every companion shows it", || async {
+        let shown = kubectl(&cluster, &list);
+        (shown.lines().filter(|line| line.ends_with(" keep")).count() == 2 * MANY).then_some(())
+    })
+    .await;
+    kubectl(&cluster, &format!("label configmap,secret -A -l {domain}/managed=true {domain}/managed-"));
+    eventually("no companion is left", || async {
+        kubectl(&cluster, &format!("get configmap,secret -A -l {domain}/companion=true -o name"))
+            .is_empty()
+            .then_some(())
+    })
+    .await;
+    assert_eq!(lockstep.metric("lockstep_troubles{reason=\"accident\"}"), 0.0);
+    for namespace in [&home, &away] {
+        for n in 0..MANY {
+            let copy = wait_released(&cluster, &configmap(namespace, &format!("s{n}-synced"))).await;
+            assert_eq!(copy["data"], json!({"sky": "blue"}));
+        }
+    }
+    // They can be edited like any other object.
+    kubectl(&cluster, &format!("-n {away} label cm s0-synced team=mine"));
 }
 
 /// Enough sources that deleting all of them at once triggers the brake.

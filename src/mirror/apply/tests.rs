@@ -71,7 +71,7 @@ fn write_to(namespace: &str) -> PlannedWrite {
     PlannedWrite {
         source: configmap("home", "colors"),
         at: configmap(namespace, "colors-synced"),
-        delete: false,
+        removal: None,
     }
 }
 
@@ -201,8 +201,75 @@ async fn deletes_read_no_content() {
     cluster.edit(&at, |object| object.metadata.labels.clear());
     cluster.delete(&key);
     assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none(), "it is found");
-    assert!(applier.confirm_deletes(&key, vec![at.clone()]).await.unwrap().contains(&at));
-    let done = applier.apply(&PlannedWrite { delete: true, ..write_to("a") }, NEW).await.unwrap();
+    let delete = vec![(at.clone(), Removal::Delete)];
+    assert_eq!(applier.confirm_removals(&key, delete.clone()).await.unwrap(), delete);
+    let done =
+        applier.apply(&PlannedWrite { removal: Some(Removal::Delete), ..write_to("a") }, NEW).await.unwrap();
     assert!(done.is_some() && cluster.object(&at).is_none());
     assert_eq!((api.store.reads(), api.reads_begun.load(Ordering::Relaxed)), (0, 3));
+}
+
+#[tokio::test]
+async fn nothing_is_released_while_the_source_is_there_or_has_changed() {
+    let (mut cluster, _, applier) = fixture(1 << 20, "blue");
+    let (key, PlannedWrite { at, .. }) = (configmap("home", "colors"), write_to("a"));
+    let kept = || source("home", "colors").annotate("when-removed", "keep").data("text", "blue");
+    cluster.put(kept().annotate("target-namespaces", "a"));
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    cluster.show();
+    let release = vec![(at.clone(), Removal::Release)];
+    cluster.put(kept().annotate("target-namespaces", "b"));
+    assert_eq!(applier.confirm_removals(&key, release.clone()).await.unwrap(), release);
+    // The world does not know of this change yet, which may want the companion again.
+    cluster.edit_unseen(&key, |object| drop(object.metadata.labels.insert("x".into(), "y".into())));
+    assert!(applier.confirm_removals(&key, release).await.is_err());
+    // What was approved is a delete, and what is planned now is a release.
+    let delete = PlannedWrite { removal: Some(Removal::Delete), ..write_to("a") };
+    assert!(applier.apply(&delete, NEW).await.unwrap().is_none());
+    assert!(cluster.companion(&at).is_some());
+}
+
+/// An API server with an admission plugin that puts our label back.
+struct Relabelling(Store);
+
+impl CompanionApi for Relabelling {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.0.get(key).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.0.get_metadata(key).await
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        self.0.create(at, body).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, mut operations: Operations) -> Result<Object, Failure> {
+        operations.0.push(crate::patch::add(&["metadata", "labels", &keys().companion], "true".into()));
+        self.0.patch(at, operations).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        self.0.delete(at, known).await
+    }
+}
+
+#[tokio::test]
+async fn companion_whose_label_a_plugin_puts_back_is_released_again_later_and_not_deleted() {
+    let mut cluster = Cluster::with(&["home", "a"]);
+    let kept = source("home", "colors").annotate("when-removed", "keep").annotate("target-namespaces", "a");
+    let key = cluster.put(kept);
+    cluster.reconcile(&key);
+    cluster.delete(&key);
+    let applier = Applier::new(Relabelling(cluster.api()), keys(), cluster.world.clone(), Arc::default(), 64);
+    let release = PlannedWrite { removal: Some(Removal::Release), ..write_to("a") };
+    let Err(ApplyError::Retry { trouble, .. }) = applier.apply(&release, NEW).await else {
+        panic!("released")
+    };
+    assert!(matches!(trouble, Some(Trouble::Rewritten { .. })), "{trouble:?}");
+    cluster.show();
+    // The annotations are gone, and with them what says that it stays.
+    let planned = cluster.plan_companion(&key, &release.at);
+    assert_eq!(planned, Some(crate::testing::cluster::Planned::Release(DeleteReason::SourceGone)));
 }

@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     mirror::events::EventRecorder,
     object::{Meta, Object},
-    ops::metrics::ReasonLabel,
+    ops::metrics::{ActionLabel, ReasonLabel},
     plan::Heal,
     testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
     world::{Companion, WatchId},
@@ -372,6 +372,25 @@ async fn write_of_an_earlier_term_that_ends_late_is_corrected() {
     fixture.hang(&[]);
     fixture.settle().await;
     assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
+}
+
+#[tokio::test]
+async fn releases_are_not_held() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for n in 0..30 {
+        let companion = companion("away", &format!("s{n}-synced")).of(&format!("home/s{n}"));
+        cluster.put(companion.annotate("when-removed", "keep"));
+    }
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    for n in 0..30 {
+        let object = fixture.cluster.object(&configmap("away", &format!("s{n}-synced"))).expect("it stays");
+        assert!(object.metadata.labels.is_empty() && object.metadata.annotations.is_empty());
+    }
+    assert_eq!(lock(&fixture.reconciler.0.brake).pending_count(), 0);
+    let released = ActionLabel { action: "released" };
+    assert_eq!(fixture.reconciler.0.metrics.writes.get_or_create(&released).get(), 30);
+    assert!(fixture.reconciler.0.sources().is_empty(), "their sources are forgotten");
 }
 
 #[tokio::test]

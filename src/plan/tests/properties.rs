@@ -98,6 +98,8 @@ fn policy() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
         ("protect", "all"),
         ("adopt", "true"),
         ("paused", "true"),
+        ("when-removed", "keep"),
+        ("when-removed", "keep"),
     ]);
     prop::collection::vec(one, 0..4)
 }
@@ -271,7 +273,7 @@ fn touched(plan: &Plan) -> impl Iterator<Item = (&ObjectKey, bool)> {
         Action::Update { reason, .. } | Action::Recreate { reason, .. } => {
             Some((&change.at, *reason == WriteReason::Adopted))
         }
-        Action::Delete { .. } => Some((&change.at, false)),
+        Action::Delete { .. } | Action::Release { .. } => Some((&change.at, false)),
         // It is read first.
         Action::DeleteLost { .. } => None,
     })
@@ -420,7 +422,73 @@ proptest! {
     }
 
     #[test]
-    fn no_companion_outlives_its_source(history in history()) {
+    fn companion_that_is_to_stay_is_never_deleted(history in history()) {
+        let check = |cluster: &Cluster, key: &ObjectKey| {
+            let says_keep = |object: &Object| object.metadata.annotations.get(&full("when-removed")).is_some_and(|value| value == "keep");
+            let source = cluster.object(key).filter(|source| source.metadata.labels.contains_key(&full("managed")));
+            for Change { at, action } in cluster.plan(key).changes {
+                let removed = match action {
+                    Action::Delete { .. } => false,
+                    Action::Release { .. } => true,
+                    _ => continue,
+                };
+                let found = cluster.object(&at).expect("it is there");
+                let uid = found.metadata.annotations.get(&full("source-uid"));
+                // Who says so: the source, if it is the one that the companion names, and else the companion.
+                let says = match source.as_ref().filter(|source| uid.is_none_or(|uid| *uid == source.metadata.uid)) {
+                    Some(source) if cluster.is_well_formed(key) => says_keep(source),
+                    // Marks that somebody removed are remembered.
+                    _ if uid.is_none() => continue,
+                    _ => says_keep(&found),
+                };
+                assert_eq!(removed, says, "{key} at {at}");
+            }
+        };
+        let cluster = run(history, |cluster, key| {
+            check(cluster, key);
+            cluster.reconcile(key);
+        });
+        cluster.all_sources().iter().for_each(|key| check(&cluster, key));
+    }
+
+    #[test]
+    fn released_companion_has_no_marks_and_is_not_touched_again(history in history()) {
+        let is_ours = |key: &&String| crate::testing::keys().is_ours(key);
+        let check = |cluster: &Cluster| {
+            for (at, then) in cluster.released() {
+                let now = cluster.object(&at).expect("it exists");
+                // A source with `adopt` may take any object of that name.
+                if now.metadata.labels.contains_key(&full("companion")) {
+                    continue;
+                }
+                assert_eq!(now.metadata.resource_version, then.metadata.resource_version, "{at} was written");
+                let mut keys = now.metadata.labels.keys().chain(now.metadata.annotations.keys());
+                assert_eq!(keys.find(is_ours), None, "{at}");
+            }
+        };
+        let mut cluster = run(history, |cluster, key| {
+            let before: Vec<_> = cluster.plan(key).changes.into_iter().filter_map(|change| match change.action {
+                Action::Release { .. } => Some((cluster.object(&change.at)?, change.at)),
+                _ => None,
+            }).collect();
+            cluster.reconcile(key);
+            for (before, at) in before {
+                let after = cluster.object(&at).expect("a released companion stays");
+                let content = |object: &Object| (object.data.clone(), object.binary_data.clone(), object.type_.clone(), object.immutable);
+                assert_eq!((content(&after), &after.metadata.uid), (content(&before), &before.metadata.uid));
+                assert!(cluster.companion(&at).is_none(), "{at} is still known");
+            }
+            check(cluster);
+        });
+        converge(&mut cluster)?;
+        check(&cluster);
+        cluster.restart();
+        converge(&mut cluster)?;
+        check(&cluster);
+    }
+
+    #[test]
+    fn no_companion_outlives_its_source_unless_it_is_kept(history in history()) {
         let is_possible = |operation: &ClusterOperation| match operation {
             // A new process may know a stripped companion by nothing.
             ClusterOperation::Restart => false,
@@ -440,7 +508,9 @@ proptest! {
                 .is_none_or(|source| !source.metadata.labels.contains_key(&full("managed")));
             let is_a_source =
                 meta.labels.contains_key(&full("managed")) && !meta.annotations.contains_key(&full("source"));
-            let kept = is_a_source || !meta.finalizers.is_empty();
+            // Without our label it is left alone. One that was released is not known to be created for the source.
+            let stays = cluster.was_marked_to_stay(&at) && !meta.labels.contains_key(&full("companion"));
+            let kept = is_a_source || stays || !meta.finalizers.is_empty();
             prop_assert!(!gone || kept, "{at} outlives {source}");
         }
     }
