@@ -26,6 +26,8 @@ pub struct Keys {
     pub set_annotations: String,
     pub consent: String,
     pub protect: String,
+    /// Written by the guard: what a source's author left out, in one annotation.
+    pub defaults: String,
     pub adopt: String,
     pub paused: String,
 
@@ -72,6 +74,7 @@ impl Keys {
             set_annotations: key("set-annotations"),
             consent: key("consent"),
             protect: key("protect"),
+            defaults: key("defaults"),
             adopt: key("adopt"),
             paused: key("paused"),
             companion: key("companion"),
@@ -95,6 +98,12 @@ impl Keys {
     #[must_use]
     pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.managed).is_some_and(|value| value == "true")
+    }
+
+    /// Whether a person chose the targets of a source. If so, no default targets apply.
+    #[must_use]
+    pub fn sets_targets(&self, meta: &Meta) -> bool {
+        [&self.target_namespaces, &self.target_selector].iter().any(|key| meta.annotations.contains_key(*key))
     }
 
     /// Whether an object has any of a companion's marks. Such an object is never a source.

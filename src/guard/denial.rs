@@ -33,10 +33,12 @@ pub enum Denial {
         namespace: Option<String>,
         name: String,
         home: String,
+        /// The source names no targets, so default ones apply or applied.
+        default_targets: bool,
     },
     /// A deputy writes a source whose target namespace does not accept it. No `namespace` means that
     /// a prefix or a selector matches the target.
-    Deputy { user: String, namespace: Option<String>, home: String },
+    Deputy { user: String, namespace: Option<String>, home: String, default_targets: bool },
     /// The user's access could not be checked.
     Unanswered(String),
 }
@@ -65,6 +67,14 @@ impl Denial {
         let render = |template: &str, at: &ObjectKey, of: Option<&ObjectKey>| {
             messages::render(template, keys, at, of.map(ToString::to_string).as_deref())
         };
+        // The author wrote no targets, and would look for them in vain.
+        let choose_targets = |default_targets: bool| match default_targets {
+            true => format!(
+                ". The source names no targets, so those of a default apply: to choose others, set {} on it",
+                keys.target_namespaces
+            ),
+            false => String::new(),
+        };
         match self {
             Self::Edit { at, of } => render(messages::EDIT, at, Some(of)),
             Self::Strip { at, of } => render(messages::STRIP, at, Some(of)),
@@ -84,8 +94,9 @@ impl Denial {
                 "{at} is already the companion of {of}: choose another name with the annotation {}",
                 keys.companion_name
             ),
-            Self::NoRight { user, verb, kind, namespace, name, home } => {
+            Self::NoRight { user, verb, kind, namespace, name, home, default_targets } => {
                 let forbidden = format!("{user} may not {verb} {} {name}", kind.plural());
+                let choose_targets = choose_targets(*default_targets);
                 match namespace {
                     Some(namespace) if namespace == home => format!(
                         "{forbidden} in namespace {home}, so Lockstep does not keep it there on their behalf. \
@@ -94,25 +105,28 @@ impl Denial {
                     ),
                     Some(namespace) => format!(
                         "{forbidden} in namespace {namespace}, so Lockstep does not do it on their behalf. \
-                         Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}",
+                         Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}{choose_targets}",
                         keys.accept_from
                     ),
                     None => format!(
                         "{forbidden} in all namespaces, which a prefix or a selector needs. \
-                         Ask for that right, or list the namespaces in {}",
+                         Ask for that right, or list the namespaces in {}{choose_targets}",
                         keys.target_namespaces
                     ),
                 }
             }
-            Self::Deputy { user, namespace: Some(namespace), home } => format!(
+            Self::Deputy { user, namespace: Some(namespace), home, default_targets } => format!(
                 "{user} writes on behalf of others, so its own rights do not count. \
-                 Namespace {namespace} has to agree: kubectl annotate namespace {namespace} {}={home}",
-                keys.accept_from
+                 Namespace {namespace} has to agree: kubectl annotate namespace {namespace} {}={home}{}",
+                keys.accept_from,
+                choose_targets(*default_targets)
             ),
-            Self::Deputy { user, namespace: None, home } => format!(
+            Self::Deputy { user, namespace: None, home, default_targets } => format!(
                 "{user} writes on behalf of others, so its own rights do not count, and a prefix or a selector \
-                 reaches namespaces that have not agreed. List them in {}, and let each agree with {}={home}",
-                keys.target_namespaces, keys.accept_from
+                 reaches namespaces that have not agreed. List them in {}, and let each agree with {}={home}{}",
+                keys.target_namespaces,
+                keys.accept_from,
+                choose_targets(*default_targets)
             ),
             Self::Unanswered(why) => {
                 format!("your rights could not be checked ({why}), so nothing was changed: try again")

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     access::{AccessChecker, AccessError},
     body_budget::{BodyBudget, BodyError, Reservation, ReservedBody},
-    defaulting::add_defaults,
+    defaulting::stamp_defaults,
     denial::Denial,
     fair_semaphore::{Caller, FairSemaphore, Permits},
     log_rate_limit::LogRateLimit,
@@ -206,7 +206,7 @@ impl Guard {
             Verdict::CheckAccess { required, then } => {
                 match self.check_access(peer, &user, kind, &required).await {
                     Ok(()) => self.world.read(|world| then.decide(world, Scope::All)),
-                    Err(error) => Err(access_denial(&namespace, &user, error)),
+                    Err(error) => Err(access_denial(&namespace, &user, then.default_targets, error)),
                 }
             }
         };
@@ -258,14 +258,14 @@ impl Guard {
     }
 
     fn mutate(&self, review: &ParsedReview) -> Vec<u8> {
-        let (patch, warnings) = self.world.read(|world| add_defaults(&self.rules, world, &review.request));
+        let (patch, warnings) = self.world.read(|world| stamp_defaults(&self.rules, world, &review.request));
         self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
         wire::answer(&review.uid, Ok(warnings), patch)
     }
 }
 
-fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
+fn access_denial(home: &str, user: &User, default_targets: bool, error: AccessError) -> Denial {
     match error {
         AccessError::Unavailable(why) => Denial::Unanswered(why),
         AccessError::Forbidden(access) => Denial::NoRight {
@@ -275,6 +275,7 @@ fn access_denial(home: &str, user: &User, error: AccessError) -> Denial {
             namespace: access.namespace,
             name: access.name,
             home: home.to_owned(),
+            default_targets,
         },
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets},
-    policy::{Fault, Policy, Protect, list::MAX_ITEMS},
+    policy::{Fault, Policy, Protect, defaults::Defaults, list::MAX_ITEMS},
     world::{Eligibility, World},
 };
 
@@ -63,6 +63,8 @@ pub struct Claims {
     new_policy: Option<Box<Policy>>,
     /// About the object as a companion.
     warnings: Vec<String>,
+    /// See [`Case::default_targets`].
+    pub(super) default_targets: bool,
 }
 
 /// The targets that a decision looks at.
@@ -94,6 +96,8 @@ pub struct Case<'a> {
     settings_changed: bool,
     /// Companions stay as they are, now and when the source is deleted.
     companions_unaffected: bool,
+    /// The source names no targets, and default ones are stamped on it or were so before the request.
+    default_targets: bool,
 }
 
 impl<'a> Case<'a> {
@@ -117,12 +121,19 @@ impl<'a> Case<'a> {
         let (settings_changed, companions_unaffected) =
             match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
                 (Some((old, before)), Some((new, after))) => (
-                    !same_settings(keys, &old.metadata, &new.metadata),
+                    // What is stamped on a source that was and stays faulty is not a change by its author.
+                    !same_settings(keys, &old.metadata, &new.metadata, before.is_err() && after.is_err()),
                     same_companions(keys, (old, before), (new, after)),
                 ),
                 _ => (true, false),
             };
         let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
+        let stamped = |object: &Object| {
+            let text = object.metadata.annotations.get(&keys.defaults);
+            text.is_some_and(|text| Defaults::from_annotation(text).is_ok_and(|found| found.has_targets()))
+        };
+        let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
+            && [old, new].into_iter().flatten().any(stamped);
         Some(Self {
             rules,
             request,
@@ -132,6 +143,7 @@ impl<'a> Case<'a> {
             terminating,
             settings_changed,
             companions_unaffected,
+            default_targets,
         })
     }
 
@@ -269,7 +281,8 @@ impl<'a> Case<'a> {
             Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
             Some(_) | None => None,
         };
-        let claims = Claims { key: self.key.clone(), new_policy, warnings };
+        let claims =
+            Claims { key: self.key.clone(), new_policy, warnings, default_targets: self.default_targets };
         let required =
             if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
         if required.is_empty() {
@@ -286,6 +299,7 @@ impl<'a> Case<'a> {
                 user: self.request.user.name.clone(),
                 home: self.key.namespace.to_string(),
                 namespace: required.first_namespace().map(str::to_owned),
+                default_targets: self.default_targets,
             });
         }
         Ok(Verdict::CheckAccess { required, then: claims })
@@ -461,10 +475,11 @@ fn same_companions(
         && same_copies()
 }
 
-/// Whether all labels and annotations of Lockstep's domain are the same.
-fn same_settings(keys: &Keys, old: &Meta, new: &Meta) -> bool {
+/// Whether all labels and annotations of Lockstep's domain are the same, or all but the stamped defaults.
+fn same_settings(keys: &Keys, old: &Meta, new: &Meta, ignore_defaults: bool) -> bool {
     let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-        let ours = |(key, _): &(&String, &String)| keys.is_ours(key);
+        let ours =
+            |(key, _): &(&String, &String)| keys.is_ours(key) && !(ignore_defaults && **key == keys.defaults);
         old.iter().filter(ours).eq(new.iter().filter(ours))
     };
     same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
