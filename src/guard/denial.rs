@@ -68,13 +68,11 @@ impl Denial {
             messages::render(template, keys, at, of.map(ToString::to_string).as_deref())
         };
         // The author wrote no targets, and would look for them in vain.
-        let choose_targets = |default_targets: bool| match default_targets {
-            true => format!(
-                ". The source names no targets, so those of a default apply: to choose others, set {} on it",
-                keys.target_namespaces
-            ),
+        let of_a_default = |default_targets: bool, advice: &str| match default_targets {
+            true => format!(". The source names no targets, so those of a default apply{advice}"),
             false => String::new(),
         };
+        let choose = format!(": to choose others, set {} on it", keys.target_namespaces);
         match self {
             Self::Edit { at, of } => render(messages::EDIT, at, Some(of)),
             Self::Strip { at, of } => render(messages::STRIP, at, Some(of)),
@@ -96,7 +94,6 @@ impl Denial {
             ),
             Self::NoRight { user, verb, kind, namespace, name, home, default_targets } => {
                 let forbidden = format!("{user} may not {verb} {} {name}", kind.plural());
-                let choose_targets = choose_targets(*default_targets);
                 match namespace {
                     Some(namespace) if namespace == home => format!(
                         "{forbidden} in namespace {home}, so Lockstep does not keep it there on their behalf. \
@@ -105,13 +102,15 @@ impl Denial {
                     ),
                     Some(namespace) => format!(
                         "{forbidden} in namespace {namespace}, so Lockstep does not do it on their behalf. \
-                         Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}{choose_targets}",
-                        keys.accept_from
+                         Ask for that right, or for this: kubectl annotate namespace {namespace} {}={home}{}",
+                        keys.accept_from,
+                        of_a_default(*default_targets, &choose)
                     ),
                     None => format!(
                         "{forbidden} in all namespaces, which a prefix or a selector needs. \
-                         Ask for that right, or list the namespaces in {}{choose_targets}",
-                        keys.target_namespaces
+                         Ask for that right, or list the namespaces in {}{}",
+                        keys.target_namespaces,
+                        of_a_default(*default_targets, "")
                     ),
                 }
             }
@@ -119,14 +118,14 @@ impl Denial {
                 "{user} writes on behalf of others, so its own rights do not count. \
                  Namespace {namespace} has to agree: kubectl annotate namespace {namespace} {}={home}{}",
                 keys.accept_from,
-                choose_targets(*default_targets)
+                of_a_default(*default_targets, &choose)
             ),
             Self::Deputy { user, namespace: None, home, default_targets } => format!(
                 "{user} writes on behalf of others, so its own rights do not count, and a prefix or a selector \
                  reaches namespaces that have not agreed. List them in {}, and let each agree with {}={home}{}",
                 keys.target_namespaces,
                 keys.accept_from,
-                choose_targets(*default_targets)
+                of_a_default(*default_targets, "")
             ),
             Self::Unanswered(why) => {
                 format!("your rights could not be checked ({why}), so nothing was changed: try again")
