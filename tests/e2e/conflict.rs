@@ -58,8 +58,10 @@ async fn adopt_takes_over_foreign_objects_only_where_the_namespace_accepts_and_n
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let closed = cluster.namespace("closed").await;
-    let open = cluster.namespace_with("open", json!({}), json!({cluster.key("accept-adopt-from"): home})).await;
-    let owned = cluster.namespace_with("owned", json!({}), json!({cluster.key("accept-adopt-from"): home})).await;
+    let open =
+        cluster.namespace_with("open", json!({}), json!({cluster.key("accept-adopt-from"): home})).await;
+    let owned =
+        cluster.namespace_with("owned", json!({}), json!({cluster.key("accept-adopt-from"): home})).await;
     let mut theirs = Vec::new();
     for namespace in [&home, &open, &closed, &owned] {
         theirs.push(foreign(&cluster, namespace, "colors-synced").await);

@@ -30,7 +30,8 @@ async fn default_targets_flag_is_stamped_on_sources_without_targets() {
 async fn no_controller_flag_runs_the_guard_without_the_mirror() {
     let cluster = Cluster::new("guardonly").await;
     let home = cluster.namespace("home").await;
-    let (_installed, lockstep) = cluster.install_and_start(&["--no-controller", "--default-protect", "all"]).await;
+    let (_installed, lockstep) =
+        cluster.install_and_start(&["--no-controller", "--default-protect", "all"]).await;
     let source = cluster.source(&home, "colors").create().await;
     assert_eq!(source["metadata"]["annotations"][cluster.key("defaults")], r#"{"protect":"all"}"#);
     let metrics = lockstep.metrics();

@@ -133,7 +133,8 @@ fn adopt_in_another_namespace_needs_its_accept_adopt_from() {
         cluster.put(source("home", "colors").annotate("target-namespaces", "away").annotate("adopt", "true"));
     let plan = cluster.plan(&key);
     assert_eq!((planned(&plan), plan.troubles), (vec![], vec![conflict(&at, Holder::NotAccepting)]));
-    cluster.namespace(namespace("away").annotate("accept-from", "*").annotate("accept-adopt-from", "elsewhere"));
+    cluster
+        .namespace(namespace("away").annotate("accept-from", "*").annotate("accept-adopt-from", "elsewhere"));
     assert_eq!(cluster.plan(&key).troubles, [conflict(&at, Holder::NotAccepting)]);
     cluster.namespace(namespace("away").annotate("accept-adopt-from", "elsewhere,ho*"));
     expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::Adopted))]);
