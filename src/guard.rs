@@ -7,7 +7,7 @@
 //! | [`wire`], [`request`] | AdmissionReview JSON to a request, and the answer back |
 //! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
 //! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
-//! | [`defaulting`] | the defaults that a source lacks, as a JSON patch |
+//! | [`defaulting`] | writes the defaults of a source into one annotation, as a JSON patch |
 
 pub mod access;
 pub mod body_budget;

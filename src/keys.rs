@@ -26,6 +26,8 @@ pub struct Keys {
     pub set_annotations: String,
     pub consent: String,
     pub protect: String,
+    /// Written by the guard: what a source's author left out, in one annotation.
+    pub defaults: String,
     pub adopt: String,
     pub paused: String,
     pub when_removed: String,
@@ -73,6 +75,7 @@ impl Keys {
             set_annotations: key("set-annotations"),
             consent: key("consent"),
             protect: key("protect"),
+            defaults: key("defaults"),
             adopt: key("adopt"),
             paused: key("paused"),
             when_removed: key("when-removed"),
@@ -95,7 +98,7 @@ impl Keys {
 
     /// The annotations that have a meaning on a source, and those of a companion that a restored copy may still have.
     #[must_use]
-    pub fn on_source(&self) -> [&str; 15] {
+    pub fn on_source(&self) -> [&str; 17] {
         [
             &self.target_namespaces,
             &self.target_selector,
@@ -109,6 +112,8 @@ impl Keys {
             &self.protect,
             &self.adopt,
             &self.paused,
+            &self.when_removed,
+            &self.defaults,
             &self.source_checksum,
             &self.copied,
             &self.source,
@@ -131,6 +136,12 @@ impl Keys {
     #[must_use]
     pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.managed).is_some_and(|value| value == "true")
+    }
+
+    /// Whether a person chose the targets of a source. If so, no default targets apply.
+    #[must_use]
+    pub fn sets_targets(&self, meta: &Meta) -> bool {
+        [&self.target_namespaces, &self.target_selector].iter().any(|key| meta.annotations.contains_key(*key))
     }
 
     /// Whether an object has any of a companion's marks. Such an object is never a source.

@@ -1,5 +1,6 @@
 //! The policy of a source: its annotations, parsed and validated, or the [`Fault`] that keeps it from being mirrored.
 
+pub mod defaults;
 pub mod list;
 pub mod mistake;
 pub mod pattern;
@@ -7,6 +8,7 @@ pub mod selector;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Display,
     str::FromStr,
 };
 
@@ -19,6 +21,7 @@ use crate::{
     object::{Kind, Meta, Object, ObjectKey},
     text::shorten,
 };
+use defaults::Defaults;
 use list::{BadList, MAX_ITEMS, MAX_KEYS, items};
 use pattern::{Pattern, Patterns, any_matches};
 
@@ -137,10 +140,10 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Parses the annotations of a source. The defaults of its namespace are not read here: they apply once the webhook
-    /// has written them to the source, because only then are they reviewed.
+    /// Parses the annotations of a source: what a person wrote, else what the guard stamped, else the built-in default.
+    /// The defaults of its namespace are not read here: they apply once the webhook has stamped them on the source,
+    /// because only then are they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
-        let parser = Parser { keys, meta };
         if keys.has_marks(meta) {
             let source_key = meta
                 .annotations
@@ -148,6 +151,7 @@ impl Policy {
                 .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_BYTES));
             return Err(Fault::IsCompanion { source_key });
         }
+        let parser = Parser { keys, meta, defaults: stamped_defaults(keys, meta)? };
         let targets = parser.targets()?;
         Ok(Self {
             companion: parser.companion_name(&targets)?,
@@ -317,6 +321,12 @@ impl Targets {
         self.names.is_empty() && !self.has_patterns()
     }
 
+    /// Whether it matches no namespace: everything is excluded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.only_own() && !self.own
+    }
+
     /// Whether a namespace is wanted by its name, not by a pattern: then it is worth a warning if it gets no companion.
     #[must_use]
     pub fn names_explicitly(&self, home: &str, namespace: &str) -> bool {
@@ -374,6 +384,7 @@ impl FromStr for WhenRemoved {
 struct Parser<'a> {
     keys: &'a Keys,
     meta: &'a Meta,
+    defaults: Defaults,
 }
 
 impl<'a> Parser<'a> {
@@ -382,19 +393,35 @@ impl<'a> Parser<'a> {
     }
 
     fn targets(&self) -> Result<Targets, Fault> {
-        let (key, home) = (&self.keys.target_selector, &self.meta.namespace);
-        let selector = self.get(key).map(|text| selector::parse(text).map_err(|error| fault(key, &error)));
-        let selector = selector.transpose()?;
-        let key = &self.keys.target_namespaces;
-        let listed = match self.get(key) {
+        let (keys, home) = (self.keys, &self.meta.namespace);
+        // Default targets apply together or not at all: people who write one of the keys choose all targets.
+        let by_person = keys.sets_targets(self.meta);
+        let (names, selector) = match by_person {
+            true => (self.get(&keys.target_namespaces), self.get(&keys.target_selector)),
+            false => self.defaults.targets(),
+        };
+        let bad = |key: &str, problem: &dyn Display| match by_person {
+            true => fault(key, problem),
+            false => self.fault_of_default(key, problem),
+        };
+        let selector = selector.map(selector::parse).transpose();
+        let selector = selector.map_err(|error| bad(&keys.target_selector, &error))?;
+        let listed = match names {
             None => Targets { own: selector.is_none(), ..Targets::default() },
-            Some(text) => Targets::list(text, home).map_err(|problem| fault(key, &problem))?,
+            Some(text) => {
+                Targets::list(text, home).map_err(|problem| bad(&keys.target_namespaces, &problem))?
+            }
         };
         let targets = Targets { selector, needs_consent: self.consent()?, ..listed };
-        if targets.only_own() && !targets.own {
-            return Err(fault(key, &BadList::OnlyExclusions));
+        if targets.is_empty() {
+            return Err(bad(&keys.target_namespaces, &BadList::OnlyExclusions));
         }
         Ok(targets)
+    }
+
+    /// What is wrong with a default, which stands in an annotation that the source's author did not write.
+    fn fault_of_default(&self, key: &str, problem: &dyn Display) -> Fault {
+        fault(&self.keys.defaults, &format!("{key}: {problem}"))
     }
 
     fn consent(&self) -> Result<bool, Fault> {
@@ -493,16 +520,24 @@ impl<'a> Parser<'a> {
     }
 
     fn protect(&self) -> Result<Protect, Fault> {
-        self.choice(&self.keys.protect)
+        self.choice(&self.keys.protect, self.defaults.protect.as_deref())
     }
 
     fn when_removed(&self) -> Result<WhenRemoved, Fault> {
-        self.choice(&self.keys.when_removed)
+        self.choice(&self.keys.when_removed, None)
     }
 
-    /// One of a few words.
-    fn choice<T: FromStr<Err = String> + Default>(&self, key: &str) -> Result<T, Fault> {
-        self.get(key).map_or(Ok(T::default()), |text| text.parse().map_err(|problem| fault(key, &problem)))
+    /// One of a few words: the author's, else that of a default.
+    fn choice<T: FromStr<Err = String> + Default>(
+        &self,
+        key: &str,
+        default: Option<&str>,
+    ) -> Result<T, Fault> {
+        match (self.get(key), default) {
+            (Some(text), _) => text.parse().map_err(|problem| fault(key, &problem)),
+            (None, Some(text)) => text.parse().map_err(|problem| self.fault_of_default(key, &problem)),
+            (None, None) => Ok(T::default()),
+        }
     }
 
     fn flag(&self, key: &str) -> Result<bool, Fault> {
@@ -514,6 +549,14 @@ impl<'a> Parser<'a> {
                 &format!("`{}` is neither `true` nor `false`", shorten(other, MAX_QUOTED_BYTES)),
             )),
         }
+    }
+}
+
+/// The defaults that the guard stamped on a source.
+fn stamped_defaults(keys: &Keys, meta: &Meta) -> Result<Defaults, Fault> {
+    match meta.annotations.get(&keys.defaults) {
+        Some(text) => Defaults::from_annotation(text).map_err(|error| fault(&keys.defaults, &error)),
+        None => Ok(Defaults::default()),
     }
 }
 
@@ -537,7 +580,7 @@ fn name_too_long(key: &str, name: &str) -> Fault {
 
 /// What is wrong with an annotation, in a text of bounded length.
 #[must_use]
-pub fn fault(key: &str, problem: &dyn std::fmt::Display) -> Fault {
+pub fn fault(key: &str, problem: &dyn Display) -> Fault {
     Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_BYTES) }
 }
 
@@ -573,6 +616,61 @@ mod tests {
         assert_eq!(policy.protect, Protect::Edits);
         assert!(!policy.adopt && !policy.paused);
         assert_eq!(policy.when_removed, WhenRemoved::Delete);
+    }
+
+    #[test]
+    fn stamped_defaults_apply_where_a_person_set_nothing() {
+        let stamped =
+            ("defaults", r#"{"target-namespaces":"a","target-selector":"env=dev","protect":"all"}"#);
+        let (a, dev) = ("a", BTreeMap::from([("env".to_owned(), "dev".to_owned())]));
+        let wants = |policy: &Policy| {
+            let none = BTreeMap::new();
+            [
+                policy.targets.own,
+                policy.targets.wants("home", a, &none),
+                policy.targets.wants("home", "b", &dev),
+            ]
+        };
+        let policy = parse(&[stamped]).unwrap();
+        assert_eq!((wants(&policy), policy.protect), ([false, true, true], Protect::All));
+        // Targets are one group: the stamp may be older than what the person wrote.
+        for (key, value, wanted) in [
+            ("target-namespaces", ".", [true, false, false]),
+            ("target-namespaces", "a", [false, true, false]),
+            ("target-selector", "env", [false, false, true]),
+        ] {
+            let policy = parse(&[stamped, (key, value)]).unwrap();
+            assert_eq!((wants(&policy), policy.protect), (wanted, Protect::All), "{key}={value}");
+        }
+        let policy = parse(&[stamped, ("protect", "none")]).unwrap();
+        assert_eq!((wants(&policy), policy.protect), ([false, true, true], Protect::None));
+        let policy = parse(&[("defaults", r#"{"protect":"none"}"#)]).unwrap();
+        assert_eq!((wants(&policy), policy.protect), ([true, false, false], Protect::None));
+    }
+
+    /// An earlier build wrote defaults into the keys of people.
+    #[test]
+    fn source_stamped_by_an_earlier_build_keeps_its_policy() {
+        let stamped = [("target-namespaces", "."), ("protect", "edits")];
+        assert_eq!(parse(&stamped), parse(&[]));
+        let newer = ("defaults", r#"{"target-namespaces":"*","protect":"none"}"#);
+        assert_eq!(parse(&[stamped[0], stamped[1], newer]), parse(&[]));
+    }
+
+    #[test]
+    fn malformed_default_that_nothing_replaces_is_a_fault() {
+        for value in [r#"{"target-namespaces":"!a"}"#, r#"{"target-selector":""}"#] {
+            let fault = parse(&[("defaults", value)]).expect_err(value).to_string();
+            assert!(fault.starts_with("annotation workshop.io/defaults: workshop.io/target-"), "{fault}");
+            assert!(parse(&[("defaults", value), ("target-namespaces", ".")]).is_ok());
+        }
+        let value = ("defaults", r#"{"protect":"everything"}"#);
+        let fault = parse(&[value]).unwrap_err().to_string();
+        assert!(
+            fault.starts_with("annotation workshop.io/defaults: workshop.io/protect: `everything`"),
+            "{fault}"
+        );
+        assert!(parse(&[value, ("protect", "all")]).is_ok());
     }
 
     #[test]
@@ -668,6 +766,10 @@ mod tests {
             ("adopt", "yes"),
             ("paused", "1"),
             ("when-removed", "true"),
+            ("defaults", ""),
+            ("defaults", "{"),
+            ("defaults", r#"{"protect":"all","paused":"true"}"#),
+            ("defaults", long.as_str()),
         ] {
             let fault = parse(&[(key, value)]).expect_err(&format!("{key}={value}"));
             assert!(fault.to_string().contains(&format!("workshop.io/{key}")), "{fault}");

@@ -22,7 +22,7 @@ pub mod state;
 
 pub use companion::{Companion, ObservedCompanion, uid_digest};
 pub use lost::LostCompanion;
-pub use namespaces::{Defaults, Eligibility, Namespace};
+pub use namespaces::{Eligibility, Namespace};
 pub use payloads::Payload;
 pub use source::{Desired, ObservedSource, Source};
 pub use state::{Effect, SourceEvent, World};

@@ -1,4 +1,4 @@
-//! PURE. The mutating webhook: adds the defaults that a source lacks, as a JSON patch.
+//! PURE. The mutating webhook: writes the defaults that apply to a source into one annotation, as a JSON patch.
 
 use json_patch::Patch;
 use serde_json::json;
@@ -8,8 +8,10 @@ use super::{
     review::Rules,
 };
 use crate::{
+    keys::Keys,
+    object::Object,
     patch,
-    policy::{Protect, Targets, selector},
+    policy::{Protect, Targets, defaults::Defaults, list::BadList, selector},
     text::shorten,
     world::World,
 };
@@ -17,121 +19,147 @@ use crate::{
 /// How much of a default a warning quotes: the API server may cut warnings to 256 characters.
 const MAX_QUOTED_CHARS: usize = 60;
 
-/// The defaults that are added to a source, and warnings. Present values are never changed, so this is
-/// idempotent.
+/// Rewrites every object unchanged. Its rights are not those that a changed default may need, and a migration that is
+/// refused never ends, so it does not bring changed defaults.
+const STORAGE_MIGRATOR: &str = "system:serviceaccount:kube-system:storage-version-migrator-controller";
+
+/// The patch that makes the annotation `defaults` of a source right, and warnings. The annotation is computed from what
+/// people wrote and from the defaults of now, never from its former value, so that the same manifest always gives the
+/// same companions. The patch is empty if the annotation is right already.
 #[must_use]
-pub fn add_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
+pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
+    let nothing = || (Patch(Vec::new()), Vec::new());
     let keys = &rules.keys;
-    let (Operation::Create { new } | Operation::Update { new, .. }) = &request.operation else {
-        return (Patch(Vec::new()), Vec::new());
+    let (old, new) = match &request.operation {
+        Operation::Update { unchanged: true, .. } if request.user.name == STORAGE_MIGRATOR => {
+            return nothing();
+        }
+        Operation::Create { new } => (None, new),
+        Operation::Update { old, new, .. } => (Some(old), new),
+        Operation::Delete { .. } => return nothing(),
     };
     let meta = &new.metadata;
     if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() {
-        return (Patch(Vec::new()), Vec::new());
+        return nothing();
     }
-    let targeted = [&keys.target_namespaces, &keys.target_selector]
-        .iter()
-        .any(|key| meta.annotations.contains_key(*key));
-    let protected = meta.annotations.contains_key(&keys.protect);
-    if targeted && protected {
-        return (Patch(Vec::new()), Vec::new());
-    }
-    // An added default stays, so none is added before the namespace's own defaults are known.
-    let Some(defaults) = world.namespaces().defaults(&request.namespace) else {
-        let warning = format!(
-            "namespace {} is not known yet: its defaults are added when this source is next changed",
-            request.namespace
-        );
-        return (Patch(Vec::new()), vec![warning]);
-    };
-    let mut added = Added { namespace: &request.namespace, values: Vec::new(), warnings: Vec::new() };
-    if !targeted {
-        let names =
-            added.valid(&keys.default_target_namespaces, defaults.target_namespaces.as_ref(), |text| {
-                Targets::list(text, &request.namespace).map(drop)
-            });
-        let selector =
-            added.valid(&keys.default_target_selector, defaults.target_selector.as_ref(), |text| {
-                selector::parse(text).map(drop).map_err(|error| error.to_string())
-            });
-        match (names, selector) {
-            (None, None) => added.put_targets(&keys.target_namespaces, &rules.default_targets),
-            (names, selector) => {
-                names.into_iter().for_each(|text| added.put_targets(&keys.target_namespaces, text));
-                selector.into_iter().for_each(|text| {
-                    added.put(&keys.target_selector, text);
-                    added.warn_of_targets(&keys.target_selector, text);
-                });
-            }
+    let (targeted, protected) = (keys.sets_targets(meta), meta.annotations.contains_key(&keys.protect));
+    let mut warnings = Vec::new();
+    let mut defaults = Defaults::default();
+    if !targeted || !protected {
+        let Some(of_namespace) = world.namespaces().defaults(&request.namespace) else {
+            let warning = format!(
+                "namespace {} is not known yet: its defaults apply when this source is next changed",
+                request.namespace
+            );
+            return (Patch(Vec::new()), vec![warning]);
+        };
+        let mut valid = ValidDefaults { rules, home: &request.namespace, of_namespace, warnings: Vec::new() };
+        if !targeted {
+            (defaults.target_namespaces, defaults.target_selector) = valid.targets();
         }
+        if !protected {
+            defaults.protect = valid.protect();
+        }
+        warnings = valid.warnings;
     }
-    if !protected {
-        let protect = added.valid(&keys.default_protect, defaults.protect.as_ref(), |text| {
-            text.parse::<Protect>().map(drop)
-        });
-        added.put(&keys.protect, protect.map_or(rules.default_protect.as_str(), String::as_str));
+    if defaults.targets() != stamped_before(keys, old).targets() {
+        warnings.extend(warnings_of_targets(keys, &request.namespace, &defaults));
     }
-    let Added { values, warnings, .. } = added;
-    (patch_of(values, !meta.annotations.is_empty()), warnings)
+    (patch_of(keys, new, defaults.to_annotation()), warnings)
 }
 
-struct Added<'a> {
-    namespace: &'a str,
-    values: Vec<(String, String)>,
+/// What is stamped on a source before an update; nothing on an object that was no source.
+fn stamped_before(keys: &Keys, old: Option<&Object>) -> Defaults {
+    let old = old.map(|old| &old.metadata).filter(|old| keys.is_source(&old.labels));
+    let text = old.and_then(|old| old.annotations.get(&keys.defaults));
+    text.and_then(|text| Defaults::from_annotation(text).ok()).unwrap_or_default()
+}
+
+/// The author did not write these targets, and must see where the content goes.
+fn warnings_of_targets(keys: &Keys, home: &str, defaults: &Defaults) -> Vec<String> {
+    let (names, selector) = defaults.targets();
+    let beyond = |text: &&str| !Targets::list(text, home).is_ok_and(|targets| targets.only_own());
+    let shown = [(&keys.target_namespaces, names.filter(beyond)), (&keys.target_selector, selector)];
+    let warning = |(key, text): (&String, Option<&str>)| {
+        text.map(|text| {
+            format!(
+                "{key} is `{}`, a default: this source is mirrored to other namespaces than {home}",
+                shorten(text, MAX_QUOTED_CHARS)
+            )
+        })
+    };
+    shown.into_iter().filter_map(warning).collect()
+}
+
+/// The defaults of a namespace, else of the flags. Leaves out an invalid one, with a warning: the source would be denied
+/// for something that its author never wrote. Leaves out what is built in, too: most sources then need no annotation.
+struct ValidDefaults<'a> {
+    rules: &'a Rules,
+    home: &'a str,
+    of_namespace: &'a Defaults,
     warnings: Vec<String>,
 }
 
-impl Added<'_> {
-    fn put(&mut self, key: &str, value: &str) {
-        self.values.push((key.to_owned(), value.to_owned()));
-    }
-
-    fn put_targets(&mut self, key: &str, value: &str) {
-        self.put(key, value);
-        let home = |item: &str| item.is_empty() || item == "." || item == self.namespace;
-        if !value.split(',').map(str::trim).all(home) {
-            self.warn_of_targets(key, value);
+impl ValidDefaults<'_> {
+    /// `target-namespaces` and `target-selector`.
+    fn targets(&mut self) -> (Option<String>, Option<String>) {
+        let (names, selector) = self.of_namespace.targets();
+        let parse = |text: &str| selector::parse(text).map_err(|error| error.to_string());
+        let key = &self.rules.keys.default_target_selector;
+        let selector = self.valid(key, selector, parse).map(|(text, _)| text);
+        let home = self.home;
+        let parse = |text: &str| match Targets::list(text, home)? {
+            targets if targets.is_empty() && selector.is_none() => Err(BadList::OnlyExclusions.to_string()),
+            targets => Ok(targets),
+        };
+        let mut names = self.valid(&self.rules.keys.default_target_namespaces, names, parse);
+        if names.is_none() && selector.is_none() {
+            names = self.valid("--default-targets", Some(&self.rules.default_targets), parse);
         }
+        let built_in = Targets { own: true, ..Targets::default() };
+        let names = names.filter(|(_, targets)| selector.is_some() || *targets != built_in);
+        (names.map(|(text, _)| text), selector)
     }
 
-    /// The author did not write these targets, and must see where the content goes.
-    fn warn_of_targets(&mut self, key: &str, value: &str) {
-        self.warnings.push(format!(
-            "{key} is set to `{}`, a default: this source is mirrored to other namespaces than {}",
-            shorten(value, MAX_QUOTED_CHARS),
-            self.namespace
-        ));
+    fn protect(&mut self) -> Option<String> {
+        let (key, text) = (&self.rules.keys.default_protect, self.of_namespace.protect.as_deref());
+        let valid = self.valid(key, text, str::parse::<Protect>);
+        let protect = valid.map_or(self.rules.default_protect, |(_, protect)| protect);
+        (protect != Protect::default()).then(|| protect.as_str().to_owned())
     }
 
-    /// Leaves out an invalid default: the source would be denied for something that its author never wrote.
-    fn valid<'a>(
+    fn valid<T>(
         &mut self,
         key: &str,
-        text: Option<&'a String>,
-        check: impl Fn(&str) -> Result<(), String>,
-    ) -> Option<&'a String> {
+        text: Option<&str>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<(String, T)> {
         let text = text?;
-        match check(text) {
-            Ok(()) => Some(text),
+        match parse(text) {
+            Ok(parsed) => Some((text.to_owned(), parsed)),
             Err(problem) => {
                 self.warnings
-                    .push(format!("namespace {}: {key}: {problem}; this default is ignored", self.namespace));
+                    .push(format!("namespace {}: {key}: {problem}; this default is ignored", self.home));
                 None
             }
         }
     }
 }
 
-/// A JSON patch can add an annotation only to a map that exists.
-fn patch_of(values: Vec<(String, String)>, has_annotations: bool) -> Patch {
-    if values.is_empty() {
-        return Patch(Vec::new());
-    }
-    let create_map = (!has_annotations).then(|| patch::add(&["metadata", "annotations"], json!({})));
-    let values = values
-        .into_iter()
-        .map(|(key, value)| patch::add(&["metadata", "annotations", key.as_str()], json!(value)));
-    Patch(create_map.into_iter().chain(values).collect())
+/// Makes an object have this annotation `defaults`, or none. A JSON patch can add an annotation only to a map that exists,
+/// and one that cannot be applied fails the request.
+fn patch_of(keys: &Keys, object: &Object, wanted: Option<String>) -> Patch {
+    let annotations = &object.metadata.annotations;
+    let path = ["metadata", "annotations", &keys.defaults];
+    Patch(match (annotations.get(&keys.defaults), wanted) {
+        (None, None) => Vec::new(),
+        (Some(found), Some(wanted)) if *found == wanted => Vec::new(),
+        (Some(_), None) => vec![patch::remove(&path)],
+        (_, Some(wanted)) => {
+            let create_map = annotations.is_empty().then(|| patch::add(&path[..2], json!({})));
+            create_map.into_iter().chain([patch::add(&path, json!(wanted))]).collect()
+        }
+    })
 }
 
 #[cfg(test)]

@@ -30,7 +30,14 @@ pub enum Denial {
 
 /// Where a source is not allowed to have companions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reach {
+pub struct Reach {
+    pub place: Place,
+    /// The source names no targets, so those of a default apply or applied.
+    pub by_default: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
     /// In a namespace, which can agree with this command.
     Namespace { name: String, accept: String },
     /// In all namespaces, because of a pattern or a selector.
@@ -93,41 +100,56 @@ impl Denial {
             ),
             Self::NoRight { user, verb, name, source, reach } => {
                 let forbidden = format!("{user} may not {verb} {} {name}", source.kind.plural());
-                match &**reach {
-                    Reach::Namespace { name, .. } if **name == *source.namespace => format!(
+                let text = match &reach.place {
+                    Place::Namespace { name, .. } if **name == *source.namespace => format!(
                         "{forbidden} in namespace {name}, so Lockstep does not keep it there on their behalf. \
                          Ask for that right, or choose another {}",
                         keys.companion_name
                     ),
-                    Reach::Namespace { name, accept } => format!(
+                    Place::Namespace { name, accept } => format!(
                         "{forbidden} in namespace {name}, so Lockstep does not do it on their behalf. \
                          Ask for that right, or for this: {accept}"
                     ),
-                    Reach::Everywhere(ask) => format!(
+                    Place::Everywhere(ask) => format!(
                         "{forbidden} in all namespaces, which a pattern or a selector needs. \
                          Ask for that right, or list the namespaces in {}{}",
                         keys.target_namespaces,
                         ask.hint(keys, source)
                     ),
-                }
+                };
+                reach.by_default(keys) + &text
             }
             Self::Deputy { user, source, reach } => {
                 let deputy = format!("{user} writes on behalf of others, so its own rights do not count");
-                match &**reach {
-                    Reach::Namespace { name, accept } => {
+                let text = match &reach.place {
+                    Place::Namespace { name, accept } => {
                         format!("{deputy}. Namespace {name} has to agree: {accept}")
                     }
-                    Reach::Everywhere(ask) => format!(
+                    Place::Everywhere(ask) => format!(
                         "{deputy}, and a pattern or a selector reaches namespaces that have not agreed. \
                          List the namespaces in {}{}",
                         keys.target_namespaces,
                         ask.hint(keys, source)
                     ),
-                }
+                };
+                reach.by_default(keys) + &text
             }
             Self::Unanswered(why) => {
                 format!("your rights could not be checked ({why}), so nothing was changed: try again")
             }
+        }
+    }
+}
+
+impl Reach {
+    /// The author wrote no targets, and would look for them in vain.
+    fn by_default(&self, keys: &Keys) -> String {
+        match self.by_default {
+            true => format!(
+                "the source names no targets, so those of a default apply (to choose others, set {} on it): ",
+                keys.target_namespaces
+            ),
+            false => String::new(),
         }
     }
 }

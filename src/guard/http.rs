@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::{
     access::{AccessChecker, AccessError},
     body_budget::{BodyBudget, BodyError, Reservation, ReservedBody},
-    defaulting::add_defaults,
+    defaulting::stamp_defaults,
     denial::Denial,
     fair_semaphore::{Caller, FairSemaphore, Permits},
     log_rate_limit::LogRateLimit,
@@ -265,7 +265,7 @@ impl Guard {
     }
 
     fn mutate(&self, review: &ParsedReview) -> Vec<u8> {
-        let (patch, warnings) = self.world.read(|world| add_defaults(&self.rules, world, &review.request));
+        let (patch, warnings) = self.world.read(|world| stamp_defaults(&self.rules, world, &review.request));
         self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
         wire::answer(&review.uid, Ok(warnings), patch)

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    denial::{AskConsent, Denial, Reach},
+    denial::{AskConsent, Denial, Place, Reach},
     request::{Operation, Request, Subjects},
     required_access::{RequiredAccess, Verbs},
 };
@@ -17,7 +17,7 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets, unmatched},
-    policy::{Fault, Policy, Protect, list::MAX_ITEMS, mistake::Mistake},
+    policy::{Fault, Policy, Protect, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake},
     world::{Eligibility, World},
 };
 
@@ -64,6 +64,8 @@ pub struct Claims {
     ask_consent: AskConsent,
     /// About the object as a companion.
     warnings: Vec<String>,
+    /// See [`Case::default_targets`].
+    default_targets: bool,
 }
 
 /// The targets that a decision looks at.
@@ -97,6 +99,8 @@ pub struct Case<'a> {
     companions_unaffected: bool,
     /// What its author should know about the object as it will be.
     warnings: Vec<String>,
+    /// The source names no targets, and default ones are stamped on it or were so before the request.
+    default_targets: bool,
 }
 
 impl<'a> Case<'a> {
@@ -120,7 +124,8 @@ impl<'a> Case<'a> {
         let (settings_changed, companions_unaffected) =
             match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
                 (Some((old, before)), Some((new, after))) => (
-                    !same_settings(keys, &old.metadata, &new.metadata),
+                    // What is stamped on a source that was and stays faulty is not a change by its author.
+                    !same_settings(keys, &old.metadata, &new.metadata, before.is_err() && after.is_err()),
                     same_companions(keys, (old, before), (new, after)),
                 ),
                 _ => (true, false),
@@ -151,6 +156,12 @@ impl<'a> Case<'a> {
                 keys.managed
             ));
         }
+        let stamped = |object: &Object| {
+            let text = object.metadata.annotations.get(&keys.defaults);
+            text.is_some_and(|text| Defaults::from_annotation(text).is_ok_and(|found| found.has_targets()))
+        };
+        let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
+            && [old, new].into_iter().flatten().any(stamped);
         Some(Self {
             rules,
             request,
@@ -161,6 +172,7 @@ impl<'a> Case<'a> {
             settings_changed,
             companions_unaffected,
             warnings,
+            default_targets,
         })
     }
 
@@ -299,7 +311,13 @@ impl<'a> Case<'a> {
             Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
             Some(_) | None => None,
         };
-        let claims = Claims { key: self.key.clone(), new_policy, ask_consent: self.ask_consent(), warnings };
+        let claims = Claims {
+            key: self.key.clone(),
+            new_policy,
+            ask_consent: self.ask_consent(),
+            warnings,
+            default_targets: self.default_targets,
+        };
         let required =
             if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
         if required.is_empty() {
@@ -403,13 +421,14 @@ impl Claims {
     /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
     #[must_use]
     pub fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
-        Box::new(match namespace {
-            None => Reach::Everywhere(self.ask_consent),
-            Some(name) => Reach::Namespace {
+        let place = match namespace {
+            None => Place::Everywhere(self.ask_consent),
+            Some(name) => Place::Namespace {
                 accept: world.namespaces().how_to_accept(&self.key.namespace, name),
                 name: name.to_owned(),
             },
-        })
+        };
+        Box::new(Reach { place, by_default: self.default_targets })
     }
 
     /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
@@ -518,10 +537,11 @@ fn same_companions(
         && same_copies()
 }
 
-/// Whether all labels and annotations of Lockstep's domain are the same.
-fn same_settings(keys: &Keys, old: &Meta, new: &Meta) -> bool {
+/// Whether all labels and annotations of Lockstep's domain are the same, or all but the stamped defaults.
+fn same_settings(keys: &Keys, old: &Meta, new: &Meta, ignore_defaults: bool) -> bool {
     let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-        let ours = |(key, _): &(&String, &String)| keys.is_ours(key);
+        let ours =
+            |(key, _): &(&String, &String)| keys.is_ours(key) && !(ignore_defaults && **key == keys.defaults);
         old.iter().filter(ours).eq(new.iter().filter(ours))
     };
     same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)

@@ -56,7 +56,7 @@ pub struct Metrics {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReviewResult {
     Allowed,
-    /// Defaults were added.
+    /// The stamped defaults of a source were changed.
     Stamped,
     Denied(&'static str),
     /// The request was not an admission review, or there were too many at a time.

@@ -14,6 +14,7 @@ use crate::{
     object::Meta,
     policy::{
         self, Fault, Targets,
+        defaults::Defaults,
         list::MAX_LIST_BYTES,
         mistake::Mistake,
         pattern::{Patterns, any_matches},
@@ -48,17 +49,10 @@ pub struct Namespace {
     fault: Option<Fault>,
     /// What has no effect although somebody probably meant something by it.
     mistake: Option<Mistake>,
+    /// What its `default-…` annotations say, valid or not.
     defaults: Defaults,
     /// The list, or the watch after it, that showed it last.
     epoch: u32,
-}
-
-/// The defaults for sources in a namespace, as its `default-…` annotations say.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Defaults {
-    pub target_namespaces: Option<String>,
-    pub target_selector: Option<String>,
-    pub protect: Option<String>,
 }
 
 /// Whether a namespace may hold companions of sources from another one, or from itself.

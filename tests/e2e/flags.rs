@@ -20,7 +20,8 @@ async fn default_targets_flag_is_stamped_on_sources_without_targets() {
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let (_installed, _lockstep) = cluster.install_and_start(&["--default-targets", &away]).await;
     let source = cluster.source(&home, "colors").create().await;
-    assert_eq!(source["metadata"]["annotations"][cluster.key("target-namespaces")], away);
+    let defaults = format!(r#"{{"target-namespaces":"{away}"}}"#);
+    assert_eq!(source["metadata"]["annotations"], json!({cluster.key("defaults"): defaults}));
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
     assert!(cluster.configmap(&home, "colors-synced").await.is_none());
 }
@@ -29,9 +30,10 @@ async fn default_targets_flag_is_stamped_on_sources_without_targets() {
 async fn no_controller_flag_runs_the_guard_without_the_mirror() {
     let cluster = Cluster::new("guardonly").await;
     let home = cluster.namespace("home").await;
-    let (_installed, lockstep) = cluster.install_and_start(&["--no-controller"]).await;
+    let (_installed, lockstep) =
+        cluster.install_and_start(&["--no-controller", "--default-protect", "all"]).await;
     let source = cluster.source(&home, "colors").create().await;
-    assert!(source["metadata"]["annotations"][cluster.key("protect")].is_string(), "the guard adds defaults");
+    assert_eq!(source["metadata"]["annotations"][cluster.key("defaults")], r#"{"protect":"all"}"#);
     let metrics = lockstep.metrics();
     assert!(!metrics.contains("lockstep_companion_writes_total{"), "{metrics}");
 

@@ -301,7 +301,7 @@ async fn faulty_source_is_refused_when_it_is_written() {
 }
 
 #[tokio::test]
-async fn defaults_are_added_and_present_values_kept() {
+async fn defaults_are_stamped_and_present_values_kept() {
     let scene = Scene::with("stamped", "edits", &["--default-protect", "all"]).await;
     let (cluster, alice, away, home) = (&scene.cluster, &scene.alice, &scene.away, &scene.home);
     let annotations = |object: Value| object["metadata"]["annotations"].clone();
@@ -310,7 +310,7 @@ async fn defaults_are_added_and_present_values_kept() {
     alice.succeeds(&format!("label cm plain -n {home} {}=true", cluster.key("managed")));
     assert_eq!(
         annotations(cluster.configmap(home, "plain").await.unwrap()),
-        json!({cluster.key("target-namespaces"): ".", cluster.key("protect"): "all"})
+        json!({cluster.key("defaults"): r#"{"protect":"all"}"#})
     );
     // Defaults of a namespace override the flags. Users of that namespace need access to the targets all the
     // same.
@@ -323,20 +323,25 @@ async fn defaults_are_added_and_present_values_kept() {
     cluster.source(&kept, "flavors").create().await;
     assert_eq!(
         annotations(cluster.configmap(&kept, "flavors").await.unwrap()),
-        json!({cluster.key("target-namespaces"): away, cluster.key("protect"): "none"})
+        json!({cluster.key("defaults"): format!(r#"{{"target-namespaces":"{away}","protect":"none"}}"#)})
     );
     cluster.wait_data(away, "flavors-synced", json!({"sky": "blue"})).await;
     let bob = cluster.editor("bob", &[], &[&kept]).await;
     bob.succeeds(&format!("create cm mine -n {kept}"));
     let line = format!("label cm mine -n {kept} {}=true", cluster.key("managed"));
-    assert_refused(
-        &line,
-        &bob.fails(&line),
-        &format!("may not create configmaps mine-synced in namespace {away}"),
-    );
+    let refused = bob.fails(&line);
+    assert_refused(&line, &refused, &format!("may not create configmaps mine-synced in namespace {away}"));
+    let choice = format!("to choose others, set {} on it", cluster.key("target-namespaces"));
+    assert!(refused.contains(&choice), "{refused}");
     bob.succeeds(&format!("annotate cm mine -n {kept} {}=.", cluster.key("target-namespaces")));
     bob.succeeds(&line);
     cluster.wait_data(&kept, "mine-synced", Value::Null).await;
+    // Only the key that the person left out has a default now.
+    let mine = annotations(cluster.configmap(&kept, "mine").await.unwrap());
+    assert_eq!(
+        mine,
+        json!({cluster.key("target-namespaces"): ".", cluster.key("defaults"): r#"{"protect":"none"}"#})
+    );
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod cleanup;
 mod client_ca;
 mod conflict;
 mod crds;
+mod defaults;
 mod etcd_restore;
 mod fixture;
 mod flags;

@@ -185,11 +185,12 @@ async fn namespace_defaults_need_the_access_of_the_user_who_writes_the_source() 
     let carl = cluster.editor("carl", &[], &[&wide, &named]).await;
     let plain = scene.source("ConfigMap", "x", &[]);
     let line = format!("create -f - -n {wide}");
-    assert_refused(
-        &line,
-        &carl.fails_with(&line, &plain),
-        &scene.refusal_everywhere(&carl, "create", "x-synced"),
+    let text = format!(
+        "the source names no targets, so those of a default apply (to choose others, set {} on it): {}",
+        cluster.key("target-namespaces"),
+        scene.refusal_everywhere(&carl, "create", "x-synced")
     );
+    assert_refused(&line, &carl.fails_with(&line, &plain), &text);
     let line = format!("create -f - -n {named}");
     let text = format!("{} may not create configmaps x-synced in namespace {away}", carl.name);
     assert_refused(&line, &carl.fails_with(&line, &plain), &text);

@@ -156,7 +156,9 @@ async fn review_is_answered_and_counted() {
     let guard = guard(Access::Allowed);
     assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
     assert_eq!(reason(&answered(&guard, &a_source()).await), "allowed");
-    let (status, body) = send(&guard, post_to("/mutate", a_source().to_string())).await;
+    let stale = object("shapes", "managed", &json!({"workshop.io/defaults": ""}));
+    let stale = review_of("CREATE", &Value::Null, &stale).to_string();
+    let (status, body) = send(&guard, post_to("/mutate", stale)).await;
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(answer["response"]["patchType"], "JSONPatch");
@@ -459,7 +461,7 @@ async fn namespace_that_appears_in_time_is_used() {
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&body).unwrap();
     let patch: k8s_openapi::ByteString = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
-    assert!(String::from_utf8(patch.0).unwrap().contains(r#""value":"all""#));
+    assert!(String::from_utf8(patch.0).unwrap().contains(r#""value":"{\"protect\":\"all\"}""#));
 }
 
 #[test]

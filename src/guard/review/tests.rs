@@ -882,3 +882,66 @@ fn deputy_needs_accept_from_in_every_target_namespace() {
         }
     }
 }
+
+// --- stamped defaults
+
+fn stamp(targets: &str) -> String {
+    format!(r#"{{"target-namespaces":"{targets}"}}"#)
+}
+
+/// The webhook that stamps fails open, so anybody may have written what the review sees.
+#[test]
+fn stamped_targets_require_access_like_those_of_a_person() {
+    let plain = || source("home", "colors").data("sky", "blue");
+    let cluster = mirrored(plain());
+    let new = source("home", "shapes").annotate("defaults", &stamp("away"));
+    assert_eq!(required(&create(&cluster, new)), ["all away/shapes-synced"]);
+    let verdict = edit_source(&cluster, |new| annotate(new, "defaults", &stamp("away")));
+    assert_eq!(required(&verdict), ["all away/colors-synced", "delete home/colors-synced"]);
+    let verdict = edit_source(&cluster, |new| annotate(new, "defaults", "x"));
+    assert_eq!(denied(&cluster, &verdict), "malformed");
+    // A default that arrives or goes with somebody's write is a change of targets.
+    let cluster = mirrored(plain().annotate("defaults", &stamp("away")));
+    let verdict = edit_source(&cluster, |new| new.metadata.annotations.clear());
+    assert_eq!(required(&verdict), ["delete away/colors-synced", "all home/colors-synced"]);
+    // A person who writes what was a default changes nothing.
+    let verdict = edit_source(&cluster, |new| {
+        new.metadata.annotations.clear();
+        annotate(new, "target-namespaces", "away");
+    });
+    assert!(required(&verdict).is_empty());
+}
+
+#[test]
+fn denial_about_default_targets_says_how_to_choose_others() {
+    let plain = || source("home", "colors").data("sky", "blue");
+    let by_default = |verdict: &Verdict| match verdict {
+        Verdict::CheckAccess { then, .. } => then.default_targets,
+        other => panic!("{other:?}"),
+    };
+    let cluster = mirrored(plain().annotate("defaults", &stamp("away")));
+    assert!(by_default(&create(&cluster, plain().annotate("defaults", &stamp("away")))));
+    assert!(by_default(&edit_source(&cluster, |new| new.metadata.annotations.clear())), "default removed");
+    assert!(!by_default(&edit_source(&cluster, |new| annotate(new, "target-namespaces", "third"))));
+    assert!(!by_default(&delete(&cluster, "home", "colors")));
+    let operation = Operation::Create { new: plain().annotate("defaults", &stamp("away")).object };
+    let request = Request { user: user("cert-manager"), ..by_alice("home", operation) };
+    let said = message(&cluster, &judge(&cluster, &request));
+    assert!(
+        said.starts_with(
+            "the source names no targets, so those of a default apply \
+             (to choose others, set workshop.io/target-namespaces on it): cert-manager writes on behalf"
+        ),
+        "{said}"
+    );
+}
+
+/// Who updates the content of a faulty source does not choose what is stamped on it.
+#[test]
+fn changed_default_does_not_deny_an_update_of_a_faulty_source() {
+    let cluster = mirrored(colors().annotate("keys", "a/b"));
+    let verdict = edit_source(&cluster, |new| annotate(new, "defaults", r#"{"protect":"all"}"#));
+    assert_eq!(verdict, Verdict::ALLOWED);
+    let verdict = edit_source(&cluster, |new| annotate(new, "keys", "b/c"));
+    assert_eq!(denied(&cluster, &verdict), "malformed");
+}
