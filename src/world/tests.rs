@@ -401,6 +401,7 @@ fn companion_released_by_another_replica_is_not_lost_even_if_its_source_is_creat
             if !source_first {
                 change(&mut world);
             }
+            assert!(!world.has_companions(&colors_key()), "nothing is left to look for");
             see_source(&mut world, kept().uid("third").version(15));
             assert!(!world.was_lost(&synced_key()));
             let (_, found) = world.identify(read_companion(

@@ -143,6 +143,24 @@ fn release_keeps_copied_and_foreign_keys_immutable_content_and_foreign_owners() 
     assert!(cluster.all_sources().is_empty(), "it has not become a source");
 }
 
+#[test]
+fn companion_labelled_as_a_source_does_not_become_one_however_many_labels_it_has() {
+    let mut cluster = two_namespaces();
+    // More than are remembered of each companion.
+    let many = |draft: ObjectBuilder| {
+        (0..300).fold(draft, |draft, n| draft.label(&format!("example.com/l{n}"), "1"))
+    };
+    let draft = || many(kept().annotate("copy-labels", "*"));
+    let key = cluster.put(draft());
+    cluster.reconcile(&key);
+    cluster.put(draft().annotate("paused", "true"));
+    cluster.edit(&away(), |object| drop(object.metadata.labels.insert(full("managed"), "true".into())));
+    cluster.delete(&key);
+    assert_eq!(cluster.reconcile(&key), []);
+    assert_released(&cluster, &away());
+    assert_eq!(cluster.object(&away()).unwrap().metadata.labels.len(), 300);
+}
+
 fn foreign_owner() -> OwnerReference {
     object("", "").controlled_by("Deployment", "another").object.metadata.owner_references.remove(0)
 }
