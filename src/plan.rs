@@ -97,6 +97,8 @@ pub enum Removal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeleteReason {
     SourceGone,
+    /// The source exists and has lost its label. Only a live read can tell.
+    Unlabelled,
     NotWanted,
 }
 
@@ -576,6 +578,7 @@ impl DeleteReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SourceGone => "source gone",
+            Self::Unlabelled => "no longer labelled",
             Self::NotWanted => "no longer a target",
         }
     }

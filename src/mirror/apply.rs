@@ -76,6 +76,14 @@ pub struct PlannedWrite {
     pub removal: Option<Removal>,
 }
 
+/// The companions that may be deleted or released.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Confirmed {
+    pub removals: Vec<(ObjectKey, Removal)>,
+    /// The source exists and has lost its label.
+    pub unlabelled: bool,
+}
+
 /// What the retry state knows about a target when its write starts.
 #[derive(Debug, Clone, Copy)]
 pub struct History {
@@ -165,21 +173,24 @@ impl<A: CompanionApi> Applier<A> {
         &self,
         key: &ObjectKey,
         removals: Vec<(ObjectKey, Removal)>,
-    ) -> Result<Vec<(ObjectKey, Removal)>, Option<Failure>> {
+    ) -> Result<Confirmed, Option<Failure>> {
+        let confirmed = |removals, unlabelled| Ok(Confirmed { removals, unlabelled });
         let _read = self.reads.acquire().await;
         let live = self.api.get_metadata(key).await;
         self.world.read(|world| match (live, world.source(key)) {
             // The garbage collector deletes what the source owned.
-            (Err(Failure::NotFound), None) => Ok(removals
-                .into_iter()
-                .filter(|(at, removal)| {
+            (Err(Failure::NotFound), None) => {
+                let ours = |(at, removal): &(ObjectKey, Removal)| {
                     let owned = world.companion(at).is_some_and(|known| known.source_owner.is_some());
                     !owned || *removal == Removal::Release
-                })
-                .collect()),
+                };
+                confirmed(removals.into_iter().filter(ours).collect(), false)
+            }
             // It exists and is no source any more.
-            (Ok(meta), None) if !self.keys.is_source(&meta.labels) => Ok(removals),
-            (Ok(meta), Some(source)) if meta.resource_version == source.resource_version => Ok(removals),
+            (Ok(meta), None) if !self.keys.is_source(&meta.labels) => confirmed(removals, true),
+            (Ok(meta), Some(source)) if meta.resource_version == source.resource_version => {
+                confirmed(removals, false)
+            }
             (Ok(_) | Err(Failure::NotFound), _) => Err(None),
             (Err(failure), _) => Err(Some(failure)),
         })
@@ -493,6 +504,16 @@ impl From<WriteReason> for Applied {
 }
 
 impl Applied {
+    /// The same for a source that has lost its label.
+    #[must_use]
+    pub const fn unlabelled(self) -> Self {
+        match self {
+            Self::Deleted(DeleteReason::SourceGone) => Self::Deleted(DeleteReason::Unlabelled),
+            Self::Released(DeleteReason::SourceGone) => Self::Released(DeleteReason::Unlabelled),
+            other => other,
+        }
+    }
+
     #[must_use]
     pub const fn is_heal(self) -> bool {
         matches!(self, Self::Healed(_))

@@ -14,7 +14,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use super::{
     Settings,
     api::CompanionApi,
-    apply::{Applied, Applier, ApplyError, Done, History, PlannedWrite},
+    apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
     brake::{Brake, BrakeDecision, Totals},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
@@ -100,6 +100,8 @@ struct Progress {
     /// Companions whose writes have not ended.
     unfinished: usize,
     summary: Summary,
+    /// The source exists and has lost its label.
+    unlabelled: bool,
     stale_cache: bool,
     /// A write that failed for a reason that is no trouble of the source.
     failure: Option<(ObjectKey, Failure)>,
@@ -357,7 +359,10 @@ impl<A: CompanionApi> Inner<A> {
         let key = &reconcile.source;
         let companions: Vec<ObjectKey> = removals.iter().map(|(at, _)| at.clone()).collect();
         let confirmed = match self.applier.confirm_removals(key, removals).await {
-            Ok(confirmed) => confirmed,
+            Ok(Confirmed { removals, unlabelled }) => {
+                lock(&reconcile.progress).unlabelled = unlabelled;
+                removals
+            }
             Err(failure) => {
                 if let Some(failure) = failure {
                     tracing::warn!(source = %key, "the source cannot be read before its companions are removed: {failure}");
@@ -399,7 +404,10 @@ impl<A: CompanionApi> Inner<A> {
         }
         match outcome {
             Ok(None) => state.retry.succeeded(at),
-            Ok(Some(done)) => {
+            Ok(Some(mut done)) => {
+                if progress.unlabelled {
+                    done.applied = done.applied.unlabelled();
+                }
                 state.retry.succeeded(at);
                 if matches!(done.applied, Applied::Deleted(_)) && at.namespace != key.namespace {
                     lock(&self.brake).deleted(now, key, at);

@@ -288,7 +288,7 @@ impl Cluster {
         let mut confirmed = Vec::new();
         if !removals.is_empty() {
             let answer = self.applier.confirm_removals(key, removals).now_or_never();
-            confirmed = answer.expect("an answer at once").expect("the cache is fresh");
+            confirmed = answer.expect("an answer at once").expect("the cache is fresh").removals;
         }
         let mut failed = Vec::new();
         for Change { at, action } in plan.changes {

@@ -1,6 +1,6 @@
 //! Companions are created for sources and follow their changes.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{Cluster, configmap, secret};
 
@@ -287,4 +287,62 @@ async fn write_planned_on_a_stale_cache_is_planned_again() {
         let events = cluster.events(&home, &format!("s{n}")).await;
         assert!(events.iter().all(|(reason, _)| reason != "Invalid"), "{events:?}");
     }
+}
+
+#[tokio::test]
+async fn companion_has_the_name_of_its_source_and_labels_of_its_own_if_the_source_says_so() {
+    let cluster = Cluster::new("names").await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
+    let (admin, key) = (cluster.admin(), |name: &str| cluster.key(name));
+    let source = cluster.source(&home, "ca.bundle").annotate("target-namespaces", &format!(".,{away}"));
+    source
+        .with("/metadata/labels/team", json!("a"))
+        .with("/metadata/labels/tier", json!("web"))
+        .create()
+        .await;
+    cluster.wait_data(&away, "ca.bundle-synced", json!({"sky": "blue"})).await;
+    // Beside itself, a source cannot have a companion of its own name.
+    let refused = admin.fails(&format!("annotate cm ca.bundle -n {home} {}==", key("companion-name")));
+    assert!(refused.contains("the companion would overwrite its source"), "{refused}");
+    let line = format!("annotate --overwrite cm ca.bundle -n {home}");
+    admin.succeeds(&format!("{line} {}={away} {}==", key("target-namespaces"), key("companion-name")));
+    cluster.wait_data(&away, "ca.bundle", json!({"sky": "blue"})).await;
+    cluster.wait_gone(&configmap(&away, "ca.bundle-synced")).await;
+
+    let labels = |expected: Value| {
+        let cluster = &cluster;
+        let away = &away;
+        async move {
+            let companion = cluster.key("companion");
+            cluster
+                .wait(away, "ca.bundle", &expected.to_string(), |object| {
+                    let mut found = object["metadata"]["labels"].clone();
+                    found.as_object_mut().is_some_and(|labels| labels.remove(&companion).is_some())
+                        && found == expected
+                })
+                .await
+        }
+    };
+    admin.succeeds(&format!("{line} {}=*", key("copy-labels")));
+    labels(json!({"team": "a", "tier": "web"})).await;
+    admin.succeeds(&format!(
+        "{line} {}=*,!t*r {}=team=b,mirrored=yes",
+        key("copy-labels"),
+        key("set-labels")
+    ));
+    labels(json!({"team": "b", "mirrored": "yes"})).await;
+    admin.succeeds(&format!("{line} {}=example.com/note=from-home", key("set-annotations")));
+    let noted = |object: &Value| object["metadata"]["annotations"]["example.com/note"] == "from-home";
+    cluster.wait(&away, "ca.bundle", "the note", noted).await;
+    admin.succeeds(&format!(
+        "{line} {}- {}- {}-",
+        key("copy-labels"),
+        key("set-labels"),
+        key("set-annotations")
+    ));
+    let companion = labels(json!({})).await;
+    assert!(companion["metadata"]["annotations"].get("example.com/note").is_none(), "{companion}");
+    let source = cluster.configmap(&home, "ca.bundle").await.unwrap();
+    assert!(source["metadata"]["labels"].get("mirrored").is_none(), "the source itself is never written");
 }

@@ -129,6 +129,9 @@ async fn managed_label_with_another_value_than_true_is_a_warning() {
     let text = format!("is `True`, and only `true` makes {home}/colors a source: its companions are deleted");
     assert_eq!(warnings.matches(&text).count(), 1, "{warnings}");
     cluster.wait_gone(&configmap(home, "colors-synced")).await;
+    // The log and the Event do not call the source gone.
+    let note = cluster.wait_event(home, "colors", "Removed").await;
+    assert_eq!(note, format!("deleted 1: {home}/colors-synced (no longer labelled)"));
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ async fn deletes_read_no_content() {
     cluster.delete(&key);
     assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none(), "it is found");
     let delete = vec![(at.clone(), Removal::Delete)];
-    assert_eq!(applier.confirm_removals(&key, delete.clone()).await.unwrap(), delete);
+    assert_eq!(applier.confirm_removals(&key, delete.clone()).await.unwrap().removals, delete);
     let done =
         applier.apply(&PlannedWrite { removal: Some(Removal::Delete), ..write_to("a") }, NEW).await.unwrap();
     assert!(done.is_some() && cluster.object(&at).is_none());
@@ -219,7 +219,7 @@ async fn nothing_is_released_while_the_source_is_there_or_has_changed() {
     cluster.show();
     let release = vec![(at.clone(), Removal::Release)];
     cluster.put(kept().annotate("target-namespaces", "b"));
-    assert_eq!(applier.confirm_removals(&key, release.clone()).await.unwrap(), release);
+    assert_eq!(applier.confirm_removals(&key, release.clone()).await.unwrap().removals, release);
     // The world does not know of this change yet, which may want the companion again.
     cluster.edit_unseen(&key, |object| drop(object.metadata.labels.insert("x".into(), "y".into())));
     assert!(applier.confirm_removals(&key, release).await.is_err());
