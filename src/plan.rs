@@ -84,8 +84,8 @@ pub enum Heal {
     Finalizer,
 }
 
-/// A change after which a companion does not exist any more, or is none. It cannot be undone, so the source is read live
-/// first.
+/// A change after which an object does not exist, or is no companion any more. It cannot be undone, so the source is
+/// read live first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
     /// The brake is asked first, too.

@@ -72,7 +72,7 @@ pub enum ApplyError {
 pub struct PlannedWrite {
     pub source: ObjectKey,
     pub at: ObjectKey,
-    /// The removal that was approved, by the brake if it is a delete, and by a live read of the source. No other happens.
+    /// The removal that a live read of the source has approved, and the brake if it is a delete. No other happens.
     pub removal: Option<Removal>,
 }
 

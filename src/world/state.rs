@@ -152,8 +152,8 @@ impl World {
         unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
     }
 
-    /// Whether a companion stays when it is removed, without our marks. The source decides; where that is gone, malformed or
-    /// another one of the same name, what the companion's own marks say.
+    /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
+    /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
     #[must_use]
     pub fn is_kept(&self, source: &ObjectKey, source_uid: Option<Digest>, marked: bool) -> bool {
         let same = |source: &&Arc<Source>| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
