@@ -100,8 +100,9 @@ pub async fn client_for(kubeconfig: &Path) -> Client {
 /// One test's share of the cluster: its own domain and namespaces, and an admin's client.
 pub struct Cluster {
     pub plane: &'static ControlPlane,
-    /// Unique to the test: the domain is `<id>.test`, namespaces start with `<id>-`.
+    /// Unique to the test: the domain is `<id>.test` unless the test chooses another, namespaces start with `<id>-`.
     pub id: String,
+    domain: String,
     /// Where the test's guard listens: an address or a port that no other test uses.
     pub address: String,
     pub client: Client,
@@ -128,7 +129,7 @@ impl Cluster {
         };
         let audit_log = plane.audit_log().ok().and_then(|log| std::fs::metadata(log).ok());
         let audit_start = audit_log.map_or(0, |log| log.len());
-        Self { plane, id, address, client, audit_start }
+        Self { plane, domain: format!("{id}.test"), id, address, client, audit_start }
     }
 
     /// As [`Self::new`], for a test that reads the audit log; `None` on an existing cluster.
@@ -141,7 +142,13 @@ impl Cluster {
     }
 
     pub fn domain(&self) -> String {
-        format!("{}.test", self.id)
+        self.domain.clone()
+    }
+
+    /// With this domain, for a test that has the control plane to itself.
+    #[must_use]
+    pub fn with_domain(self, domain: &str) -> Self {
+        Self { domain: domain.to_owned(), ..self }
     }
 
     /// The URL at which the API server reaches the test's guard.

@@ -33,6 +33,7 @@ mod policy;
 mod privilege_escalation;
 mod protected_namespaces;
 mod readme;
+mod recipes;
 mod refused_sources;
 mod shutdown;
 mod slow_webhook;
