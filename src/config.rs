@@ -12,7 +12,7 @@ use crate::{
     leader, mirror, names,
     object::Kind,
     ops::log,
-    policy::{self, Protect, Targets, pattern::Patterns},
+    policy::{self, Protect, Targets, list::BadList, pattern::Patterns},
     world::{NamespaceRules, Scope},
 };
 
@@ -258,7 +258,8 @@ pub fn namespace(text: &str) -> Result<String, String> {
 }
 
 fn targets(text: &str) -> Result<String, String> {
-    Targets::list(text, "").map(|_| text.to_owned())
+    let targets = Targets::list(text, "")?;
+    if targets.is_empty() { Err(BadList::OnlyExclusions.to_string()) } else { Ok(text.to_owned()) }
 }
 
 /// `0`, `64Mi`, `1G`: a quantity of Kubernetes in whole bytes.

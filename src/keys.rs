@@ -96,9 +96,9 @@ impl Keys {
         }
     }
 
-    /// The annotations that have a meaning on a source, and those of a companion that a restored copy may still have.
+    /// The annotations that people write on a source.
     #[must_use]
-    pub fn on_source(&self) -> [&str; 17] {
+    pub fn on_source(&self) -> [&str; 13] {
         [
             &self.target_namespaces,
             &self.target_selector,
@@ -113,11 +113,13 @@ impl Keys {
             &self.adopt,
             &self.paused,
             &self.when_removed,
-            &self.defaults,
-            &self.source_checksum,
-            &self.copied,
-            &self.source,
         ]
+    }
+
+    /// The annotations of a source that people do not write: the guard's, and those that a copy of a companion has.
+    #[must_use]
+    pub fn left_on_source(&self) -> [&str; 3] {
+        [&self.defaults, &self.source_checksum, &self.copied]
     }
 
     /// The annotations that have a meaning on a Namespace.

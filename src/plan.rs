@@ -120,7 +120,7 @@ pub struct Target<'a> {
 }
 
 /// How much of a selector a message quotes.
-const MAX_QUOTED_BYTES: usize = 60;
+const MAX_QUOTED_CHARS: usize = 60;
 
 /// The namespaces that sources of `home` with these targets ask for, in order, whether or not they get a companion.
 pub fn targets<'a>(
@@ -156,15 +156,11 @@ impl Target<'_> {
 }
 
 /// Patterns and selectors of sources of `home` that match nothing.
-pub fn unmatched<'a>(
-    world: &'a World,
-    home: &'a str,
-    targets: &'a Targets,
-) -> impl Iterator<Item = Trouble> + 'a {
-    world.namespaces().unmatched(home, targets).map(|pattern| Trouble::NoMatch {
-        pattern: shorten(&pattern, MAX_QUOTED_BYTES),
-        consent: targets.needs_consent,
-    })
+pub fn unmatched(world: &World, home: &str, targets: &Targets) -> impl Iterator<Item = Trouble> {
+    let consent = targets.needs_consent;
+    let trouble =
+        move |pattern: String| Trouble::NoMatch { pattern: shorten(&pattern, MAX_QUOTED_CHARS), consent };
+    world.namespaces().unmatched(home, targets).into_iter().map(trouble)
 }
 
 /// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
@@ -187,9 +183,11 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
         Ok(desired) => desired,
         Err(fault) => {
             plan.troubles.push(Trouble::Fault(fault.clone()));
+            for (at, found) in world.companions_of(key) {
+                let reason = removal_of_malformed(world, source, at, found);
+                plan.changes.extend(reason.and_then(|reason| remove(world, key, at, found, reason)));
+            }
             let reason = DeleteReason::SourceGone;
-            let former = world.companions_of(key).filter(|(_, found)| is_of_former_source(source, found));
-            plan.changes.extend(former.filter_map(|(at, found)| remove(world, key, at, found, reason)));
             plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
             return plan;
         }
@@ -222,7 +220,7 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
     plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, reason)));
     if desired.policy.paused {
-        plan.pause();
+        plan.pause(|at| world.is_barred(key, &at.namespace));
     }
     plan
 }
@@ -235,8 +233,14 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
         None => (DeleteReason::SourceGone, ours),
         Some(source) if source.terminating => return Decision::Nothing,
         Some(source) => match &source.desired {
-            Err(_) => (DeleteReason::SourceGone, ours.filter(|found| is_of_former_source(source, found))),
-            Ok(desired) if desired.policy.paused => return Decision::Nothing,
+            Err(_) => match ours.map(|found| removal_of_malformed(world, source, at, found)) {
+                Some(None) => return Decision::Nothing,
+                Some(Some(reason)) => (reason, ours),
+                None => (DeleteReason::SourceGone, None),
+            },
+            Ok(desired) if desired.policy.paused && !world.is_barred(key, &at.namespace) => {
+                return Decision::Nothing;
+            }
             Ok(desired) => {
                 if *at.name == *desired.policy.companion && world.wants(key, &at.namespace) {
                     let targets = &desired.policy.targets;
@@ -258,6 +262,20 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
     change.map_or(Decision::Nothing, Decision::Change)
 }
 
+/// Why a companion of a malformed source is removed; none if it stays as it is.
+fn removal_of_malformed(
+    world: &World,
+    source: &Source,
+    at: &ObjectKey,
+    found: &Companion,
+) -> Option<DeleteReason> {
+    if is_of_former_source(source, found) {
+        Some(DeleteReason::SourceGone)
+    } else {
+        world.is_barred(&source.key, &at.namespace).then_some(DeleteReason::NotWanted)
+    }
+}
+
 /// Whether a companion belongs to a source that had the name of this one and another UID. The marks that say so are
 /// ours only if we wrote them.
 fn is_of_former_source(source: &Source, found: &Companion) -> bool {
@@ -268,7 +286,8 @@ fn delete_lost(at: &ObjectKey, lost: &LostCompanion, reason: DeleteReason) -> Ch
     Change { at: at.clone(), action: Action::DeleteLost { reason, lost: Box::new(lost.clone()) } }
 }
 
-/// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace.
+/// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace. Where the namespace
+/// takes no companions, nothing stays.
 fn remove(
     world: &World,
     key: &ObjectKey,
@@ -280,7 +299,8 @@ fn remove(
         return None;
     }
     let known = Box::new(found.clone());
-    let action = match world.is_kept(key, found.source_uid, found.keep) {
+    let barred = world.is_barred(key, &at.namespace);
+    let action = match !barred && world.is_kept(key, found.source_uid, found.keep) {
         true => Action::Release { reason, known },
         false => Action::Delete { reason, known },
     };
@@ -503,10 +523,12 @@ impl Action {
 }
 
 impl Plan {
-    /// Nothing is written while a source is paused.
-    fn pause(&mut self) {
+    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions.
+    fn pause(&mut self, is_barred: impl Fn(&ObjectKey) -> bool) {
         self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
-        let waiting = std::mem::take(&mut self.changes).len();
+        let planned = self.changes.len();
+        self.changes.retain(|change| !change.action.has_content() && is_barred(&change.at));
+        let waiting = planned - self.changes.len();
         if waiting > 0 {
             self.troubles.push(Trouble::Paused(waiting));
         }

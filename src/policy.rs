@@ -28,7 +28,7 @@ use pattern::{Pattern, Patterns, any_matches};
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
 /// How much of an annotation a message quotes.
-const MAX_QUOTED_BYTES: usize = 60;
+const MAX_QUOTED_CHARS: usize = 60;
 /// The maximum length of what a message says about an annotation.
 const MAX_PROBLEM_BYTES: usize = 200;
 
@@ -353,7 +353,7 @@ impl FromStr for Protect {
             "edits" => Ok(Self::Edits),
             "all" => Ok(Self::All),
             "none" => Ok(Self::None),
-            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, MAX_QUOTED_BYTES))),
+            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, MAX_QUOTED_CHARS))),
         }
     }
 }
@@ -375,7 +375,7 @@ impl FromStr for WhenRemoved {
         match text {
             "delete" => Ok(Self::Delete),
             "keep" => Ok(Self::Keep),
-            other => Err(format!("`{}` is neither `delete` nor `keep`", shorten(other, MAX_QUOTED_BYTES))),
+            other => Err(format!("`{}` is neither `delete` nor `keep`", shorten(other, MAX_QUOTED_CHARS))),
         }
     }
 }
@@ -430,7 +430,7 @@ impl<'a> Parser<'a> {
             Some("required") => Ok(true),
             Some(other) => Err(fault(
                 &self.keys.consent,
-                &format!("`{}` is not `required`", shorten(other, MAX_QUOTED_BYTES)),
+                &format!("`{}` is not `required`", shorten(other, MAX_QUOTED_CHARS)),
             )),
         }
     }
@@ -444,7 +444,7 @@ impl<'a> Parser<'a> {
             Some(name) => {
                 return Err(fault(
                     key,
-                    &format!("`{}` is not a valid name of an object", shorten(name, MAX_QUOTED_BYTES)),
+                    &format!("`{}` is not a valid name of an object", shorten(name, MAX_QUOTED_CHARS)),
                 ));
             }
             None => format!("{}{}", self.meta.name, self.keys.suffix),
@@ -471,7 +471,7 @@ impl<'a> Parser<'a> {
         for item in items(text, MAX_KEYS).map_err(|error| fault(key, &error))? {
             let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
             if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
-                return Err(fault(key, &format!("`{}` is not a valid key", shorten(bad, MAX_QUOTED_BYTES))));
+                return Err(fault(key, &format!("`{}` is not a valid key", shorten(bad, MAX_QUOTED_CHARS))));
             }
             if !taken.insert(to) {
                 return Err(fault(
@@ -503,7 +503,7 @@ impl<'a> Parser<'a> {
         let Some(text) = self.get(key) else { return Ok(BTreeMap::new()) };
         let mut pairs = BTreeMap::new();
         for item in items(text, MAX_ITEMS).map_err(|error| fault(key, &error))? {
-            let bad = |problem: &str| fault(key, &format!("`{}` {problem}", shorten(item, MAX_QUOTED_BYTES)));
+            let bad = |problem: &str| fault(key, &format!("`{}` {problem}", shorten(item, MAX_QUOTED_CHARS)));
             let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
             let (name, value) = (name.trim(), value.trim());
             if !names::is_label_key(name) || !is_value(value) {
@@ -546,7 +546,7 @@ impl<'a> Parser<'a> {
             Some("true") => Ok(true),
             Some(other) => Err(fault(
                 key,
-                &format!("`{}` is neither `true` nor `false`", shorten(other, MAX_QUOTED_BYTES)),
+                &format!("`{}` is neither `true` nor `false`", shorten(other, MAX_QUOTED_CHARS)),
             )),
         }
     }
@@ -575,7 +575,7 @@ pub fn namespace_patterns(text: &str) -> Result<Patterns, String> {
 }
 
 fn name_too_long(key: &str, name: &str) -> Fault {
-    Fault::NameTooLong { name: shorten(name, MAX_QUOTED_BYTES), length: name.len(), key: key.to_owned() }
+    Fault::NameTooLong { name: shorten(name, MAX_QUOTED_CHARS), length: name.len(), key: key.to_owned() }
 }
 
 /// What is wrong with an annotation, in a text of bounded length.

@@ -1,7 +1,7 @@
 //! PURE. Every reason to deny a request, and its message to the user.
 
 use super::messages;
-use crate::{keys::Keys, object::ObjectKey, policy::Fault};
+use crate::{keys::Keys, names, object::ObjectKey, policy::Fault};
 
 /// Why a request is denied. `at` is the object of the request, `of` the source whose companion it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,6 +157,8 @@ impl Reach {
 impl AskConsent {
     fn hint(self, keys: &Keys, source: &ObjectKey) -> String {
         let ObjectKey { kind, namespace, name } = source;
+        // Anybody who reaches the port may have written it, and the log repeats the command.
+        let name = if names::is_subdomain(name) { name } else { "NAME" };
         let annotation = format!("{}=required", keys.consent);
         let how = match self {
             Self::Annotate => {

@@ -7,7 +7,7 @@ use crate::object::ObjectKey;
 /// Verbs on companions, which [`super::access`] checks with SubjectAccessReviews.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequiredAccess {
-    /// By the companion's name, in every namespace: a prefix or a selector may later match any of them.
+    /// By the companion's name, in every namespace: a pattern or a selector may later match any of them.
     pub cluster_wide: BTreeMap<String, Verbs>,
     /// By namespace and name.
     pub namespaced: BTreeMap<(String, String), Verbs>,

@@ -17,7 +17,9 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets, unmatched},
-    policy::{Fault, Policy, Protect, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake},
+    policy::{
+        Fault, Policy, Protect, Targets, WhenRemoved, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake,
+    },
     world::{Eligibility, World},
 };
 
@@ -150,7 +152,13 @@ impl<'a> Case<'a> {
         if let Some(value) =
             new.and_then(|new| new.metadata.labels.get(&keys.managed)).filter(|_| after.is_none())
         {
-            let companions = if before.is_some() { ": its companions are deleted" } else { "" };
+            let companions = match &before {
+                Some(Ok(policy)) if policy.when_removed == WhenRemoved::Keep => {
+                    ": Lockstep leaves its companions to their namespaces"
+                }
+                Some(_) => ": its companions are deleted",
+                None => "",
+            };
             warnings.push(format!(
                 "the label {} is `{value}`, and only `true` makes {key} a source{companions}",
                 keys.managed
@@ -221,6 +229,8 @@ impl<'a> Case<'a> {
         }
         let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
         match self.protection(world, old, &source) {
+            // The mirror deletes it, too.
+            _ if world.is_barred(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
             Protect::All => denied(),
             // Without its source, the companion is not created again.
             _ if world.source(&source).is_none() => Ok(Verdict::ALLOWED),
@@ -314,7 +324,7 @@ impl<'a> Case<'a> {
         let claims = Claims {
             key: self.key.clone(),
             new_policy,
-            ask_consent: self.ask_consent(),
+            ask_consent: self.ask_consent(world),
             warnings,
             default_targets: self.default_targets,
         };
@@ -340,11 +350,17 @@ impl<'a> Case<'a> {
     }
 
     /// Whether consent could replace the rights that this request needs.
-    fn ask_consent(&self) -> AskConsent {
-        let reaches_all = |policy: &Policy| policy.targets.has_patterns() && !policy.targets.needs_consent;
+    fn ask_consent(&self, world: &World) -> AskConsent {
+        // These companions would be deleted.
+        let has_others = |Targets { names, needs_consent, .. }: &Targets, has_patterns: bool| {
+            let accepts = |name: &String| world.namespaces().accept_from_matches(&self.key.namespace, name);
+            !needs_consent && (has_patterns || !names.iter().all(accepts))
+        };
         match (&self.before, &self.after) {
             (_, None) => AskConsent::TooLate,
-            (Some(Ok(before)), _) if reaches_all(before) => AskConsent::TooLate,
+            (Some(Ok(before)), _) if has_others(&before.targets, before.targets.has_patterns()) => {
+                AskConsent::TooLate
+            }
             _ if matches!(self.request.operation, Operation::Create { .. }) => AskConsent::InManifest,
             _ => AskConsent::Annotate,
         }
@@ -370,19 +386,19 @@ impl<'a> Case<'a> {
                 required.add_namespaced(namespace.clone(), &policy.companion, verbs);
             }
         }
+        // `accept-from` replaces the access of users to other namespaces. In the source's own namespace it does
+        // so only for a deputy, whose access is never checked.
+        let accepted = |namespace: &str| {
+            (self.is_by_deputy() || *namespace != *self.key.namespace)
+                && world.namespaces().accept_from_matches(&self.key.namespace, namespace)
+        };
         // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of
         // that name, even if they have lost our label, unless they are terminating anyway.
-        // Where the source needs consent, this request changes nothing about those: they stay where the namespace
-        // agrees, and are deleted elsewhere.
-        let needed_consent = self
-            .before
-            .as_ref()
-            .is_some_and(|before| before.as_ref().is_ok_and(|policy| policy.targets.needs_consent));
         let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.terminating);
         let leftover: BTreeSet<&ObjectKey> = labelled
             .map(|(at, _)| at)
             .chain(world.lost_with_known_uid(&self.key))
-            .filter(|at| !needed_consent || at.namespace == self.key.namespace)
+            .filter(|at| !accepted(&at.namespace))
             .filter(|at| !required.covers(at) && !world.namespaces().is_terminating(&at.namespace))
             .collect();
         let many = leftover.len() > MAX_ITEMS;
@@ -393,12 +409,6 @@ impl<'a> Case<'a> {
                 required.add_namespaced(at.namespace.to_string(), &at.name, Verbs::Delete);
             }
         }
-        // `accept-from` replaces the access of users to other namespaces. In the source's own namespace it does
-        // so only for a deputy, whose access is never checked.
-        let accepted = |namespace: &str| {
-            (self.is_by_deputy() || *namespace != *self.key.namespace)
-                && world.namespaces().accept_from_matches(&self.key.namespace, namespace)
-        };
         required.namespaced.retain(|(namespace, _), _| !accepted(namespace));
         required
     }
@@ -453,6 +463,12 @@ impl Claims {
         for target in targets(world, home, wanted) {
             warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
+            if target.eligibility == Eligibility::Terminating && target.explicit && self.new_policy.is_some()
+            {
+                warnings.push(format!(
+                    "namespace {namespace} is terminating; it gets a companion once it exists again"
+                ));
+            }
             if target.eligibility != Eligibility::Eligible {
                 continue;
             }

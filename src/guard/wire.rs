@@ -10,7 +10,10 @@ use serde::{
 use serde_json::value::RawValue;
 
 use super::request::{Operation, Request, User};
-use crate::object::{Kind, Object};
+use crate::{
+    names,
+    object::{Kind, Object},
+};
 
 /// Why a body is no AdmissionReview that the guard handles. The message repeats nothing of the body: it may
 /// hold a Secret.
@@ -116,7 +119,8 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         return Err(Malformed::Missing("review", "a uid"));
     }
     let user = parse_user(body.user_info)?;
-    if body.namespace.is_empty() {
+    // Messages repeat it in commands.
+    if !names::is_label(&body.namespace) {
         return Err(Malformed::Missing("review", "a namespace"));
     }
 

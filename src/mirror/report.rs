@@ -193,7 +193,9 @@ impl<'a> Group<'a> {
             self.troubles.iter().map(|trouble| (trouble.place(), *trouble)).collect();
         places.sort_by(|(a, _), (b, _)| a.cmp(b));
         let first = places.first().map(|(_, trouble)| trouble.to_string()).unwrap_or_default();
-        let text = if let count @ 2.. = places.len() {
+        let text = if !self.is_about_places() {
+            self.troubles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        } else if let count @ 2.. = places.len() {
             let named: Vec<String> =
                 places.into_iter().filter_map(|(place, _)| place).take(MAX_NAMED_PLACES).collect();
             let more = match count - named.len() {
@@ -361,6 +363,14 @@ mod tests {
             assert_eq!(reported_lines(&mut reported, &reporter, &fault(key), now).len(), 1);
             assert!(reported_lines(&mut reported, &reporter, &fault(key), now).is_empty());
         }
+    }
+
+    #[tokio::test]
+    async fn troubles_without_a_place_are_all_named() {
+        let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());
+        let no_match = |pattern: &str| Trouble::NoMatch { pattern: pattern.to_owned(), consent: false };
+        let lines = reported_lines(&mut reported, &reporter, &[no_match("x-*"), no_match("y-*")], now);
+        assert!(lines[0].contains("`x-*` matches no namespace; `y-*` matches no namespace"), "{lines:?}");
     }
 
     #[tokio::test]

@@ -140,7 +140,7 @@ impl Metrics {
             conflicts: add(
                 r,
                 "conflicts",
-                "Companions that cannot be written because a foreign object has their name",
+                "Companions that cannot be written because another object or another source has their name",
             ),
             troubles: add(r, "troubles", "Reasons for which sources do not have their companions"),
             fights: add(r, "fights", "Heals that were delayed because another field manager overwrites them"),
@@ -175,7 +175,7 @@ impl Metrics {
                 "review_duration_seconds",
                 "Time from the first byte of a review to its response",
             ),
-            reviews: add(r, "reviews", "Eligibility reviews, by verdict"),
+            reviews: add(r, "reviews", "Admission reviews, by verdict"),
             denials: add(r, "denials", "Requests refused by the guard, by reason"),
             access_reviews: add(r, "access_reviews", "SubjectAccessReviews, by result"),
             connections: add(r, "webhook_connections", "Open connections to the webhook"),

@@ -150,7 +150,8 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Foreign => f.write_str(
-                "an object that is not managed by Lockstep (to take it over, set adopt=true on the source)",
+                "an object that is not managed by Lockstep (to take it over, set adopt=true on the source, \
+                 and in another namespace accept-adopt-from on that)",
             ),
             Self::Bound => f.write_str(
                 "an object that cannot be adopted: it has a controller or a finalizer, is a source, \

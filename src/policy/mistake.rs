@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{MAX_QUOTED_BYTES, Policy, pattern::Patterns};
+use super::{MAX_QUOTED_CHARS, Policy, pattern::Patterns};
 use crate::{keys::Keys, object::Meta, text::shorten};
 
 /// How many mistakes of one object are kept and reported.
 const MAX_MISTAKES: usize = 5;
 /// A key that differs from a known one by so many letters is probably meant to be that one.
 const MAX_TYPOS: usize = 2;
+/// The maximum length of a key behind its domain. The API server allows no longer one, but peers may send it.
+const MAX_KEY_NAME_BYTES: usize = 63;
 
 /// The message says what has no effect, and what was probably meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
@@ -38,14 +40,18 @@ impl Mistake {
     /// The first mistakes on a source.
     #[must_use]
     pub fn on_source(keys: &Keys, meta: &Meta, policy: &Policy) -> Vec<Self> {
-        let known = Known { labels: &[&keys.managed], annotations: &keys.on_source() };
+        let known = Known {
+            labels: &[&keys.managed],
+            annotations: &keys.on_source(),
+            others: &keys.left_on_source(),
+        };
         let elsewhere = |key: &str| keys.on_namespace().contains(&key).then_some("for Namespaces");
         let never_copied = |key: &str, patterns: &Patterns| {
             let named = patterns.included.iter().filter(|pattern| pattern.is_name());
             let never = named.filter(|pattern| !keys.may_copy(pattern.as_str()));
             let mistake = |item: &super::Pattern| Self::NeverCopied {
                 key: key.to_owned(),
-                item: shorten(item.as_str(), MAX_QUOTED_BYTES),
+                item: shorten(item.as_str(), MAX_QUOTED_CHARS),
             };
             never.map(mistake).collect::<Vec<_>>()
         };
@@ -60,7 +66,7 @@ impl Mistake {
     /// The first mistake on a Namespace.
     #[must_use]
     pub fn on_namespace(keys: &Keys, meta: &Meta) -> Option<Self> {
-        let known = Known { labels: &[&keys.exclude], annotations: &keys.on_namespace() };
+        let known = Known { labels: &[&keys.exclude], annotations: &keys.on_namespace(), others: &[] };
         let elsewhere = |key: &str| {
             (key == keys.managed || keys.on_source().contains(&key)).then_some("for ConfigMaps and Secrets")
         };
@@ -72,6 +78,8 @@ impl Mistake {
 struct Known<'a> {
     labels: &'a [&'a str],
     annotations: &'a [&'a str],
+    /// Annotations that are no mistakes, and that nobody should write.
+    others: &'a [&'a str],
 }
 
 impl Known<'_> {
@@ -82,7 +90,7 @@ impl Known<'_> {
         elsewhere: impl Fn(&str) -> Option<&'static str>,
     ) -> impl Iterator<Item = Mistake> {
         let mistake = |place: &'static str, key: &String, here: &[&str], there: &[&str]| {
-            if here.contains(&key.as_str()) {
+            if here.contains(&key.as_str()) || self.others.contains(&key.as_str()) {
                 return None;
             }
             let swapped = match place {
@@ -100,7 +108,7 @@ impl Known<'_> {
         let ours = |map: &BTreeMap<String, String>| {
             map.keys()
                 .filter(|key| keys.is_ours(key))
-                .take(MAX_MISTAKES + self.annotations.len())
+                .take(MAX_MISTAKES + self.annotations.len() + self.others.len())
                 .cloned()
                 .collect()
         };
@@ -116,6 +124,9 @@ impl Known<'_> {
 fn nearest(key: &str, known: &[&str]) -> Option<String> {
     let name = |key: &str| key.split_once('/').map_or(String::new(), |(_, name)| name.to_lowercase());
     let typed = name(key);
+    if typed.len() > MAX_KEY_NAME_BYTES {
+        return None;
+    }
     let distance = |known: &&str| strsim::damerau_levenshtein(&typed, &name(known));
     let nearest = known.iter().copied().min_by_key(distance)?;
     let typos = distance(&nearest);

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use kube::core::SelectorExt;
+use kube::core::{Selector, SelectorExt};
 
 use super::NamespaceRules;
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         defaults::Defaults,
         list::MAX_LIST_BYTES,
         mistake::Mistake,
-        pattern::{Patterns, any_matches},
+        pattern::{Pattern, Patterns, any_matches},
     },
     text,
 };
@@ -95,35 +95,36 @@ impl Namespaces {
     }
 
     /// The namespaces that a policy asks for, in order, whether or not they may be targets. Patterns of a source that
-    /// needs consent match only namespaces with an `accept-from`.
+    /// needs consent match only namespaces that accept it: anybody may write such a source, so whether a namespace
+    /// accepts it is asked before its up to a hundred patterns are.
     #[must_use]
     pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
         let mut wanted: BTreeSet<&str> = targets.names.iter().map(String::as_str).collect();
         wanted.extend(targets.own.then_some(home));
+        if targets.needs_consent {
+            wanted.extend(self.accepting(home).filter(|name| self.is_wanted(home, targets, name)));
+            return wanted;
+        }
         for pattern in &targets.patterns {
-            let names = self.starting_with(pattern.prefix(), targets.needs_consent);
-            wanted.extend(names.filter(|name| pattern.matches(name)));
+            let names = self.starting_with(pattern.prefix()).filter(|name| pattern.matches(name));
+            wanted.extend(names.filter(|name| !any_matches(&targets.excluded, name)));
         }
         if targets.selector.is_some() {
-            let names = self.starting_with("", targets.needs_consent);
+            let names = self.namespaces.keys().map(String::as_str);
             wanted.extend(names.filter(|name| self.is_wanted(home, targets, name)));
         }
-        wanted.retain(|name| targets.names_explicitly(home, name) || !any_matches(&targets.excluded, name));
         wanted
     }
 
-    fn starting_with<'a>(
-        &'a self,
-        prefix: &'a str,
-        accepting: bool,
-    ) -> Box<dyn Iterator<Item = &'a str> + 'a> {
+    /// The namespaces whose `accept-from` matches `home`.
+    fn accepting<'a>(&'a self, home: &'a str) -> impl Iterator<Item = &'a str> + 'a {
+        self.accepting.iter().map(String::as_str).filter(move |name| self.accept_from_matches(home, name))
+    }
+
+    fn starting_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> + 'a {
         let from = (Bound::Included(prefix), Bound::Unbounded);
-        let names: Box<dyn Iterator<Item = &'a str>> = if accepting {
-            Box::new(self.accepting.range::<str, _>(from).map(String::as_str))
-        } else {
-            Box::new(self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str()))
-        };
-        Box::new(names.take_while(move |name| name.starts_with(prefix)))
+        let names = self.namespaces.range::<str, _>(from).map(|(name, _)| name.as_str());
+        names.take_while(move |name| name.starts_with(prefix))
     }
 
     /// Whether a policy asks for this namespace.
@@ -139,14 +140,18 @@ impl Namespaces {
     #[must_use]
     pub fn eligibility(&self, home: &str, name: &str, targets: &Targets) -> Eligibility {
         let Some(target) = self.get(name) else { return Eligibility::Missing };
+        let is_home = home == name;
         let needs_acceptance = name.starts_with("kube-")
             || self.rules.excluded.matches(name)
-            || (targets.needs_consent && !(targets.own && home == name));
+            || (targets.needs_consent && !is_home);
+        // With `.` the author needs the right at home. No `accept-from` replaces that right, so patterns that need only
+        // consent do not reach it.
+        let unreviewed = is_home && targets.needs_consent && !targets.own;
         if target.excluded || name == self.rules.own_namespace {
             Eligibility::Never
         } else if target.is_terminating() {
             Eligibility::Terminating
-        } else if needs_acceptance && !target.accept_from.matches(home) {
+        } else if unreviewed || (needs_acceptance && !target.accept_from.matches(home)) {
             Eligibility::NotAccepted
         } else {
             Eligibility::Eligible
@@ -154,23 +159,29 @@ impl Namespaces {
     }
 
     /// The patterns and the selector of a source that match no namespace, or none that accepts the source if it needs
-    /// consent. Each costs a walk over the namespaces only if it matches none.
-    pub fn unmatched<'a>(&'a self, home: &'a str, targets: &'a Targets) -> impl Iterator<Item = String> + 'a {
-        let accepts = move |name: &str| {
-            !any_matches(&targets.excluded, name)
-                && (!targets.needs_consent || self.accept_from_matches(home, name))
+    /// consent.
+    #[must_use]
+    pub fn unmatched(&self, home: &str, targets: &Targets) -> Vec<String> {
+        if !targets.has_patterns() {
+            return Vec::new();
+        }
+        let is_candidate = |name: &&str| !any_matches(&targets.excluded, name);
+        // Found once for all patterns: anybody may write a source that needs consent.
+        let accepting: Option<BTreeSet<&str>> =
+            targets.needs_consent.then(|| self.accepting(home).filter(is_candidate).collect());
+        let any = |prefix: &str, matches: &dyn Fn(&str) -> bool| match &accepting {
+            Some(names) => {
+                let names = names.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+                names.take_while(|name| name.starts_with(prefix)).any(|name| matches(name))
+            }
+            None => self.starting_with(prefix).any(|name| matches(name) && is_candidate(&name)),
         };
-        let unmatched = targets.patterns.iter().filter(move |pattern| {
-            let mut names = self.starting_with(pattern.prefix(), targets.needs_consent);
-            !names.any(|name| pattern.matches(name) && accepts(name))
-        });
-        let selector = targets.selector.as_ref().filter(move |selector| {
-            let mut names = self.starting_with("", targets.needs_consent);
-            !names.any(|name| {
-                self.get(name).is_some_and(|known| selector.matches(&known.labels)) && accepts(name)
-            })
-        });
-        unmatched.map(ToString::to_string).chain(selector.map(ToString::to_string))
+        let matches_none = |pattern: &&Pattern| !any(pattern.prefix(), &|name| pattern.matches(name));
+        let selects_none = |selector: &&Selector| {
+            !any("", &|name| self.get(name).is_some_and(|known| selector.matches(&known.labels)))
+        };
+        let patterns = targets.patterns.iter().filter(matches_none).map(ToString::to_string);
+        patterns.chain(targets.selector.iter().filter(selects_none).map(ToString::to_string)).collect()
     }
 
     /// How a namespace can accept sources of `home`: a command that keeps what it accepts already, if there is one.
@@ -182,7 +193,7 @@ impl Namespaces {
         let malformed = known.is_some_and(|known| known.fault.is_some());
         let excluded = known.is_some_and(|known| any_matches(&known.accept_from.excluded, home));
         if malformed || excluded || accepted.len() > MAX_REPEATED_BYTES {
-            return format!("kubectl edit namespace {name} (its annotation {key} has to match {home})");
+            return format!("let its annotation {key} match {home}, with kubectl edit namespace {name}");
         }
         match accepted.as_str() {
             "" => format!("kubectl annotate namespace {name} {key}={home}"),
@@ -235,7 +246,7 @@ impl Namespaces {
         let namespace = Namespace::read(&self.keys, meta, epoch);
         let fault = namespace.fault.as_ref();
         let complaint = fault
-            .map(|fault| format!("{fault}; the namespace accepts nothing until this is corrected"))
+            .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
             .or_else(|| namespace.mistake.as_ref().map(ToString::to_string));
         let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
         if namespace.accept_from.is_empty() {
@@ -298,6 +309,12 @@ impl Namespace {
     #[must_use]
     pub fn matches(&self, targets: &Targets, home: &str, name: &str) -> bool {
         targets.wants(home, name, &self.labels)
+    }
+
+    /// Whether a change of the namespace matters to a source.
+    pub(super) fn matters_to(&self, targets: &Targets, home: &str, name: &str) -> bool {
+        let reached = !targets.needs_consent || self.accept_from.matches(home);
+        targets.names_explicitly(home, name) || (reached && self.matches(targets, home, name))
     }
 
     const fn is_terminating(&self) -> bool {

@@ -20,7 +20,7 @@ pub struct Source {
     pub terminating: bool,
     /// What it asks for, or why it gets nothing.
     pub desired: Result<Desired, Fault>,
-    /// Changes with everything that can change a companion.
+    /// Changes with everything that can change a companion, or what is reported about the source.
     pub digest: Digest,
     /// What has no effect although its author probably meant something by it.
     pub mistakes: Vec<Mistake>,

@@ -139,14 +139,11 @@ impl World {
             // then it does not belong to the new source. If it still has its marks, these say so.
             Some(source) if lost.keep && is_former(source) => true,
             Some(source) => match &source.desired {
+                _ if self.is_barred(&lost.source, &at.namespace) => true,
                 // A source that becomes malformed keeps its companions. Another UID is another source.
                 Err(_) => is_former(source),
                 Ok(desired) if desired.policy.paused => false,
-                Ok(_) => {
-                    let eligibility = self.eligibility(source, &at.namespace);
-                    matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
-                        || !self.wants_at(&lost.source, at)
-                }
+                Ok(_) => !self.wants_at(&lost.source, at),
             },
         };
         unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
@@ -163,12 +160,27 @@ impl World {
 
     /// Whether a lost companion has to be looked for, and deleted.
     fn is_looked_for(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        self.is_unwanted(at, lost) && !self.is_kept(&lost.source, lost.source_uid, lost.keep)
+        self.is_unwanted(at, lost) && !self.may_stay(at, lost)
     }
 
     /// Whether a lost companion is left alone: its source does not want it any more, and it was to stay.
     fn is_left_alone(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        self.is_unwanted(at, lost) && self.is_kept(&lost.source, lost.source_uid, lost.keep)
+        self.is_unwanted(at, lost) && self.may_stay(at, lost)
+    }
+
+    fn may_stay(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        !self.is_barred(&lost.source, &at.namespace) && self.is_kept(&lost.source, lost.source_uid, lost.keep)
+    }
+
+    /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
+    /// said about consent is not known.
+    #[must_use]
+    pub fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
+        let eligibility = match self.sources.get(source) {
+            Some(source) => self.eligibility(source, namespace),
+            None => self.namespaces.eligibility(&source.namespace, namespace, &Targets::default()),
+        };
+        matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
     }
 
     /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
@@ -223,7 +235,7 @@ impl World {
     /// object that belongs to none of them.
     #[must_use]
     pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        self.first_wanting(at, |_| true) == Some(source)
+        self.first_wanting(at, |source| !self.is_barred(source, &at.namespace)) == Some(source)
     }
 
     /// Whether a source may have a companion in a namespace. A malformed source keeps those that it has.
@@ -251,7 +263,8 @@ impl World {
 
     /// The first, by name, of the sources that want a companion and that count.
     fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
-        let counts = |source: &&ObjectKey| self.wants(source, &at.namespace) && counts(source);
+        // Anybody may write sources with many patterns, so these are asked last.
+        let counts = |source: &&ObjectKey| counts(source) && self.wants(source, &at.namespace);
         self.index.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
     }
 
@@ -342,9 +355,9 @@ impl World {
         let wanting = |source: &&Arc<Source>| {
             source.desired.as_ref().is_ok_and(|desired| {
                 let (home, targets) = (&*source.key.namespace, &desired.policy.targets);
-                let matched = |before: &super::Namespace| before.matches(targets, home, &meta.name);
-                self.namespaces.is_wanted(home, targets, &meta.name)
-                    || change.before.as_ref().is_some_and(matched)
+                let known = self.namespaces.get(&meta.name);
+                let mut states = known.into_iter().chain(&change.before);
+                states.any(|namespace| namespace.matters_to(targets, home, &meta.name))
             })
         };
         let mut requeue: Vec<ObjectKey> =

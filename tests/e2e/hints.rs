@@ -128,6 +128,13 @@ async fn command_that_lets_a_namespace_accept_keeps_what_it_accepts_already() {
         "name": "ca.v1", "namespace": home, "labels": {cluster.key("managed"): "true"},
         "annotations": {cluster.key("target-namespaces"): away},
     });
+    // Where no list could be added to, the command opens the namespace.
+    let excludes = json!({cluster.key("accept-from"): format!("team-*,!{home}")});
+    let shut = cluster.namespace_with("shut", json!({}), excludes).await;
+    let source = manifest("ConfigMap", &metadata, &json!({"data": {"a": "b"}})).replace(&away, &shut);
+    let refused = bob.fails_with("create -f -", &source);
+    assert!(refused.ends_with(&format!(" match {home}, with kubectl edit namespace {shut}\n")), "{refused}");
+    scene.run(&refused, 1);
     for kind in ["ConfigMap", "Secret"] {
         let source = manifest(kind, &metadata, &json!({"data": {"a": "YQ=="}}));
         let refused = bob.fails_with("create -f -", &source);

@@ -187,7 +187,7 @@ fn webhooks_have_short_timeouts_and_cover_every_namespace() {
     let documents = documents(&manifests(&["--secrets"]));
     let webhooks: Vec<&Value> =
         documents.values().filter_map(|document| document["webhooks"].as_array()).flatten().collect();
-    assert_eq!(webhooks.len(), 4);
+    assert_eq!(webhooks.len(), 5);
     for webhook in webhooks {
         assert!(webhook["timeoutSeconds"].as_u64().is_some_and(|seconds| seconds <= 3), "{webhook:#}");
         assert_eq!(webhook["sideEffects"], "None", "{webhook:#}");

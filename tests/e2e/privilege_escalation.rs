@@ -130,7 +130,9 @@ async fn source_is_refused_where_its_author_may_not_write_the_companion() {
         }
     }
     // A source that works, redirected by every kind of update.
-    bob.succeeds_with(&format!("create -f - -n {home}"), &scene.source("ConfigMap", "x", &[]));
+    // With an annotation, so that a JSON patch can add another one.
+    let plain = scene.source("ConfigMap", "x", &[("protect", "edits")]);
+    bob.succeeds_with(&format!("create -f - -n {home}"), &plain);
     let change = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): away}}});
     let pointer = format!("/metadata/annotations/{}", cluster.key("target-namespaces").replace('/', "~1"));
     for line in [

@@ -574,9 +574,9 @@ fn review_of_two_large_secrets_takes_little_more_cpu_time_than_parsing_them() {
         let work = |before: Option<Duration>, passed: Duration| {
             threads.cpu_time().zip(before).map_or(passed, |(after, before)| after - before)
         };
-        // What parsing the body takes in this build, on this machine.
+        // What the guard's own parsing takes in this build, on this machine.
         let (before, start) = (threads.cpu_time(), std::time::Instant::now());
-        serde_json::from_str::<Value>(&body).unwrap();
+        drop(wire::parse(body.as_bytes()).unwrap());
         let floor = work(before, start.elapsed());
         let served = TestServer::start(routes(guard(Access::Allowed)), ConnectionLimits::default()).await;
         for protocol in ["HTTP/2", "HTTP/1.1"] {

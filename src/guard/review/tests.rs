@@ -776,11 +776,53 @@ fn source_that_needs_consent_requires_access_only_in_its_own_namespace() {
     cluster.reconcile(&key);
     assert!(cluster.object(&configmap("away", "c-synced")).is_some());
     assert_eq!(required(&delete(&cluster, "home", "c")), Vec::<String>::new());
+    // No `accept-from` replaces the right at home, so patterns that need only consent do not reach it.
+    cluster.namespace(namespace("home").annotate("accept-from", "*"));
+    assert_eq!(required(&create(&cluster, draft("h*"))), Vec::<String>::new());
+    let key =
+        cluster.put(source("home", "d").annotate("consent", "required").annotate("target-namespaces", "h*"));
+    assert!(cluster.plan(&key).changes.is_empty());
     // Where consent begins or ends, the rights for the other policy are needed.
     let new = source("home", "c").annotate("target-namespaces", "*");
     assert_eq!(required(&replace(&cluster, new)), ["all */c-synced"]);
     cluster.put(source("home", "c").annotate("target-namespaces", "*"));
     assert_eq!(required(&replace(&cluster, draft("*"))), ["delete */c-synced"]);
+}
+
+#[test]
+fn companions_that_exist_by_consent_require_no_access_even_if_the_source_is_malformed() {
+    let mut cluster = Cluster::with(&["home"]);
+    (0..60).for_each(|n| cluster.namespace(namespace(&format!("team-{n}")).annotate("accept-from", "home")));
+    let draft = || {
+        let draft = source("home", "colors").annotate("target-namespaces", "team-*").annotate("keys", "sky");
+        draft.annotate("consent", "required")
+    };
+    let key = cluster.put(draft().data("sky", "blue"));
+    cluster.reconcile(&key);
+    // Its data makes the source malformed.
+    cluster.put(draft().data("sea", "green"));
+    assert_eq!(required(&delete(&cluster, "home", "colors")), Vec::<String>::new());
+    assert_eq!(required(&replace(&cluster, draft().data("sky", "red"))), Vec::<String>::new());
+}
+
+#[test]
+fn leftovers_in_namespaces_that_have_not_agreed_require_access_even_if_the_source_needs_consent() {
+    let mut cluster = mirrored(colors());
+    let paused = || colors().annotate("consent", "required").annotate("paused", "true");
+    cluster.put(paused());
+    let resumed = replace(&cluster, colors().annotate("consent", "required"));
+    assert_eq!(required(&resumed), ["delete away/colors-synced", "all home/colors-synced"]);
+}
+
+#[test]
+fn companion_may_be_deleted_where_the_namespace_takes_none() {
+    for settings in [("paused", "true"), ("keys", "a/b"), ("protect", "all")] {
+        let mut cluster = mirrored(colors().annotate("protect", "all"));
+        cluster.put(colors().annotate("protect", "all").annotate(settings.0, settings.1));
+        assert_eq!(denied(&cluster, &delete(&cluster, "away", "colors-synced")), "delete");
+        cluster.namespace(namespace("away").label("exclude", "true"));
+        assert_eq!(denied(&cluster, &delete(&cluster, "away", "colors-synced")), "allowed");
+    }
 }
 
 #[test]
@@ -819,6 +861,10 @@ fn refused_pattern_names_consent_as_the_way_out_where_it_is_one() {
         text.ends_with("home: kubectl annotate configmap c -n home workshop.io/consent=required"),
         "{text}"
     );
+    // The command would delete a companion that exists without consent.
+    cluster.put(source("home", "c").annotate("target-namespaces", "third"));
+    let text = hint(&cluster, &replace(&cluster, everywhere("c")));
+    assert!(text.ends_with("workshop.io/target-namespaces"), "{text}");
     cluster.put(everywhere("c"));
     let text = hint(&cluster, &delete(&cluster, "home", "c"));
     assert!(text.ends_with("workshop.io/target-namespaces"), "{text}");

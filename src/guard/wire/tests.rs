@@ -249,6 +249,7 @@ fn unsupported_reviews_are_rejected_with_their_reason() {
         (edited("/request/userInfo/username", "".into()), missing("review", "a user")),
         (without("/request", "userInfo"), missing("review", "a user")),
         (without("/request", "namespace"), missing("review", "a namespace")),
+        (edited("/request/namespace", "x$(id)".into()), missing("review", "a namespace")),
         (edited("/request/object", Value::Null), missing("review of this operation", "an object")),
         (without("/request", "oldObject"), missing("review of this operation", "an oldObject")),
         (

@@ -407,3 +407,29 @@ fn keys_that_select_nothing_are_refused_unless_the_source_is_empty() {
     let plan = cluster.plan(&key);
     assert!(plan.changes.is_empty() && plan.troubles[0].label() == "refused", "{plan:?}");
 }
+
+#[test]
+fn namespace_that_takes_no_companions_loses_those_of_paused_malformed_and_kept_sources() {
+    for settings in [("paused", "true"), ("keys", "a/b"), ("when-removed", "keep")] {
+        let (mut cluster, key) = mirrored();
+        cluster.put(colors().annotate(settings.0, settings.1));
+        cluster.reconcile(&key);
+        cluster.namespace(namespace("away").label("exclude", "true"));
+        expect(&cluster, &key, &[("away/colors-synced", Delete(DeleteReason::NotWanted))]);
+        let decision = cluster.world.read(|world| plan_companion(world, &key, &away(), None));
+        let is_delete = |change: &Change| matches!(change.action, Action::Delete { .. });
+        assert!(matches!(decision, Decision::Change(change) if is_delete(&change)), "{settings:?}");
+        cluster.reconcile(&key);
+        assert!(cluster.object(&away()).is_none() && cluster.object(&home()).is_some(), "{settings:?}");
+    }
+}
+
+#[test]
+fn source_that_may_have_no_companion_keeps_no_other_from_healing_one_without_annotations() {
+    let (mut cluster, key) = mirrored();
+    let rival = source("aaa", "x").annotate("companion-name", "colors-synced");
+    cluster.put(rival.annotate("target-namespaces", "*").annotate("consent", "required"));
+    cluster.edit(&away(), |object| object.metadata.annotations.clear());
+    cluster.restart();
+    expect(&cluster, &key, &[("away/colors-synced", Update(WriteReason::SourceChanged))]);
+}
