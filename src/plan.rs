@@ -167,11 +167,17 @@ pub fn unmatched(world: &World, home: &str, targets: &Targets) -> impl Iterator<
 /// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
 #[must_use]
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
+    plan_as(world, key, world.source(key).map(|source| &**source), in_step)
+}
+
+/// As [`plan`], for a source in another state than the world knows, or that does not exist.
+#[must_use]
+pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
     let mut plan = Plan::default();
-    let Some(source) = world.source(key) else {
+    let Some(source) = source else {
         let reason = DeleteReason::SourceGone;
         let removals =
-            world.companions_of(key).filter_map(|(at, found)| remove(world, key, at, found, reason));
+            world.companions_of(key).filter_map(|(at, found)| remove(world, key, None, at, found, reason));
         plan.changes.extend(removals);
         plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
         return plan;
@@ -185,7 +191,8 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
             plan.troubles.push(Trouble::Fault(fault.clone()));
             for (at, found) in world.companions_of(key) {
                 let reason = removal_of_malformed(world, source, at, found);
-                plan.changes.extend(reason.and_then(|reason| remove(world, key, at, found, reason)));
+                plan.changes
+                    .extend(reason.and_then(|reason| remove(world, key, Some(source), at, found, reason)));
             }
             let reason = DeleteReason::SourceGone;
             plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
@@ -216,11 +223,12 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     }
     let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
     let reason = DeleteReason::NotWanted;
-    plan.changes.extend(unwanted.filter_map(|(at, found)| remove(world, key, at, found, reason)));
+    plan.changes
+        .extend(unwanted.filter_map(|(at, found)| remove(world, key, Some(source), at, found, reason)));
     let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
     plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, reason)));
     if desired.policy.paused {
-        plan.pause(|at| world.is_barred(key, &at.namespace));
+        plan.pause(|at| world.bars(home, Some(source), &at.namespace));
     }
     plan
 }
@@ -256,7 +264,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
         },
     };
     let change = match found {
-        Some(found) => remove(world, key, at, found, reason),
+        Some(found) => remove(world, key, world.source(key).map(|source| &**source), at, found, reason),
         None => world.unwanted_lost_at(key, at).map(|lost| delete_lost(at, lost, reason)),
     };
     change.map_or(Decision::Nothing, Decision::Change)
@@ -272,7 +280,7 @@ fn removal_of_malformed(
     if is_of_former_source(source, found) {
         Some(DeleteReason::SourceGone)
     } else {
-        world.is_barred(&source.key, &at.namespace).then_some(DeleteReason::NotWanted)
+        world.bars(&source.key.namespace, Some(source), &at.namespace).then_some(DeleteReason::NotWanted)
     }
 }
 
@@ -291,6 +299,7 @@ fn delete_lost(at: &ObjectKey, lost: &LostCompanion, reason: DeleteReason) -> Ch
 fn remove(
     world: &World,
     key: &ObjectKey,
+    source: Option<&Source>,
     at: &ObjectKey,
     found: &Companion,
     reason: DeleteReason,
@@ -299,8 +308,8 @@ fn remove(
         return None;
     }
     let known = Box::new(found.clone());
-    let barred = world.is_barred(key, &at.namespace);
-    let action = match !barred && world.is_kept(key, found.source_uid, found.keep) {
+    let barred = world.bars(&key.namespace, source, &at.namespace);
+    let action = match !barred && World::is_kept(source, found.source_uid, found.keep) {
         true => Action::Release { reason, known },
         false => Action::Delete { reason, known },
     };

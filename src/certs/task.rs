@@ -181,10 +181,8 @@ impl CertificateTask {
         if let Some(progress) = actions.progress {
             self.report_progress(progress);
         }
-        if actions.is_published {
-            self.readiness.mark_true(Condition::Bundle);
-        }
         let mut wait = actions.check_after;
+        let mut has_leaf = true;
         if let Some(request) = actions.leaf {
             match self.issue(&request, now.time) {
                 Ok(leaf) => {
@@ -195,8 +193,13 @@ impl CertificateTask {
                 Err(error) => {
                     tracing::error!("no leaf could be issued: {error}; retrying in {ISSUE_RETRY_DELAY:?}");
                     wait = wait.min(ISSUE_RETRY_DELAY);
+                    has_leaf = false;
                 }
             }
+        }
+        // Only now: the leaf that was served before may lack a name that the webhook configurations call.
+        if actions.is_published && has_leaf {
+            self.readiness.mark_true(Condition::Bundle);
         }
         if self.leaf.as_ref().is_some_and(|leaf| leaf.certificate.is_valid(now.time)) {
             self.readiness.mark_true(Condition::Certificate);

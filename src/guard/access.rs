@@ -72,6 +72,11 @@ impl AccessChecker {
         }
     }
 
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.reviews.clone().into_client()
+    }
+
     /// Whether a user has all of the required access. Access in all namespaces is checked first: it
     /// implies access in each of them.
     pub async fn check(

@@ -23,6 +23,7 @@ use super::{
     denial::Denial,
     fair_semaphore::{Caller, FairSemaphore, Permits},
     log_rate_limit::LogRateLimit,
+    preview::{Lookups, Preview},
     request::{Request, User},
     required_access::RequiredAccess,
     review::{Case, Rules, Scope, Verdict},
@@ -58,6 +59,7 @@ pub struct Guard {
     pub world: SharedWorld,
     pub access: AccessChecker,
     pub metrics: Metrics,
+    lookups: Lookups,
     body_budget: BodyBudget,
     small_reviews: FairSemaphore,
     large_reviews: FairSemaphore,
@@ -78,6 +80,7 @@ impl Guard {
         Self {
             rules,
             world,
+            lookups: Lookups::new(access.client()),
             access,
             metrics,
             body_budget: BodyBudget::default(),
@@ -193,29 +196,47 @@ impl Guard {
         let guard = self.clone();
         let judge = move || {
             let case = Case::read(&guard.rules, &request);
+            let is_source = case.as_ref().is_some_and(Case::is_about_a_source);
             let verdict = case.map_or(Verdict::ALLOWED, |case| guard.world.read(|world| case.judge(world)));
-            // SubjectAccessReviews may take seconds: meanwhile only the user is kept in memory.
-            let Request { kind, namespace, user, operation } = request;
-            drop((operation, parsed));
-            (verdict, kind, namespace, user)
+            let Request { kind, namespace, user, operation, dry_run } = request;
+            // SubjectAccessReviews may take seconds: meanwhile only the user, and digests of what is tried, are kept in
+            // memory.
+            let preview = if dry_run && is_source && !matches!(verdict, Verdict::Deny(_)) {
+                let rules = guard.world.read(|world| world.namespaces().rules().clone());
+                Some(Preview::of(&guard.rules.keys, &rules, kind, &namespace, operation))
+            } else {
+                drop(operation);
+                None
+            };
+            drop(parsed);
+            (verdict, preview, kind, namespace, user)
         };
-        let (verdict, kind, namespace, user) = off_worker(large, judge).await?;
-        let outcome = match verdict {
-            Verdict::Deny(denial) => Err(denial),
-            Verdict::Allow { warnings } => Ok(warnings),
+        let (verdict, preview, kind, namespace, user) = off_worker(large, judge).await?;
+        let (outcome, has_rights) = match verdict {
+            Verdict::Deny(denial) => (Err(denial), false),
+            Verdict::Allow { warnings } => (Ok(warnings), false),
             Verdict::CheckAccess { required, then } => {
                 match self.check_access(peer, &user, kind, &required).await {
-                    Ok(()) => self.world.read(|world| then.decide(world, Scope::All)),
-                    Err(AccessError::Unavailable(why)) => Err(Denial::Unanswered(why)),
-                    Err(AccessError::Forbidden(access)) => Err(Denial::NoRight {
-                        user: user.name.clone(),
-                        verb: access.verb,
-                        reach: self.world.read(|world| then.reach(world, access.namespace.as_deref())),
-                        name: access.name,
-                        source: then.key().clone(),
-                    }),
+                    Ok(()) => (self.world.read(|world| then.decide(world, Scope::All)), true),
+                    Err(AccessError::Unavailable(why)) => (Err(Denial::Unanswered(why)), false),
+                    Err(AccessError::Forbidden(access)) => {
+                        let denial = Denial::NoRight {
+                            user: user.name.clone(),
+                            verb: access.verb,
+                            reach: self.world.read(|world| then.reach(world, access.namespace.as_deref())),
+                            name: access.name,
+                            source: then.key().clone(),
+                        };
+                        (Err(denial), false)
+                    }
                 }
             }
+        };
+        let outcome = match (outcome, preview) {
+            (Ok(warnings), Some(preview)) => {
+                Ok(self.preview(peer, &user, &preview, has_rights, warnings).await)
+            }
+            (outcome, _) => outcome,
         };
         let outcome = outcome.map_err(|denial| (denial.label(), denial.message(&self.rules.keys)));
         match &outcome {
@@ -228,6 +249,23 @@ impl Guard {
         Ok(wire::answer(&uid, outcome, None))
     }
 
+    /// Adds what the mirror would do. Nothing is expanded for users who have not shown the right to ask for it.
+    async fn preview(
+        &self,
+        peer: Peer,
+        user: &User,
+        preview: &Preview,
+        has_rights: bool,
+        warnings: Vec<String>,
+    ) -> Vec<String> {
+        if preview.has_patterns() && (preview.needs_consent() || !has_rights) {
+            return warnings;
+        }
+        let mut outcome = self.world.read(|world| preview.plan(world));
+        self.lookups.complete(caller(peer, user), &mut outcome).await;
+        std::iter::once(outcome.to_string()).chain(warnings).collect()
+    }
+
     async fn check_access(
         &self,
         peer: Peer,
@@ -235,11 +273,7 @@ impl Guard {
         kind: Kind,
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
-        let caller = match peer.verified {
-            true => Caller::User(user.tenant().to_owned()),
-            false => Caller::Peer(peer.address),
-        };
-        let check = self.access.check(caller, user, kind, required);
+        let check = self.access.check(caller(peer, user), user, kind, required);
         let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
         checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
     }
@@ -269,6 +303,14 @@ impl Guard {
         self.metrics.review(if patch.0.is_empty() { ReviewResult::Allowed } else { ReviewResult::Stamped });
         let patch = (!patch.0.is_empty()).then(|| serde_json::to_vec(&patch).unwrap_or_default());
         wire::answer(&review.uid, Ok(warnings), patch)
+    }
+}
+
+/// Who counts for the limits on calls. Without a certificate, a user is whatever the peer writes.
+fn caller(peer: Peer, user: &User) -> Caller {
+    match peer.verified {
+        true => Caller::User(user.tenant().to_owned()),
+        false => Caller::Peer(peer.address),
     }
 }
 

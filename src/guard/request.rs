@@ -28,6 +28,8 @@ pub struct Request {
     pub namespace: String,
     pub user: User,
     pub operation: Operation,
+    /// Nothing will be stored.
+    pub dry_run: bool,
 }
 
 // A request is moved a few times at most, and is boxed nowhere.

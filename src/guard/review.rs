@@ -184,6 +184,12 @@ impl<'a> Case<'a> {
         })
     }
 
+    /// Whether the object is a source, before or after the request.
+    #[must_use]
+    pub const fn is_about_a_source(&self) -> bool {
+        self.before.is_some() || self.after.is_some()
+    }
+
     #[must_use]
     pub fn judge(&self, world: &World) -> Verdict {
         let verdict = match &self.request.operation {
@@ -308,10 +314,9 @@ impl<'a> Case<'a> {
     /// object as a companion.
     fn change_of_source(&self, world: &World, mut warnings: Vec<String>) -> Result<Verdict, Denial> {
         warnings.extend_from_slice(&self.warnings);
-        let is_source = self.before.is_some() || self.after.is_some();
         // The delete of a terminating source was reviewed when it began, and its companions are no longer
         // written.
-        if !is_source || self.terminating {
+        if !self.is_about_a_source() || self.terminating {
             return Ok(Verdict::Allow { warnings });
         }
         let new_policy = match &self.after {

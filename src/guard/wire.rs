@@ -77,6 +77,8 @@ struct AdmissionRequest<'a> {
     #[serde(default)]
     namespace: String,
     operation: String,
+    #[serde(default)]
+    dry_run: Option<bool>,
     #[serde(borrow, default)]
     user_info: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -146,7 +148,8 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         "DELETE" => Operation::Delete { old: object(body.old_object, "an oldObject")? },
         _ => return Err(Malformed::Operation),
     };
-    Ok((body.uid, Request { kind, namespace: body.namespace, user, operation }))
+    let dry_run = body.dry_run.unwrap_or_default();
+    Ok((body.uid, Request { kind, namespace: body.namespace, user, operation, dry_run }))
 }
 
 /// Checks the length before it parses, because many short groups take much more memory than their JSON.

@@ -152,9 +152,9 @@ impl World {
     /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
     /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
     #[must_use]
-    pub fn is_kept(&self, source: &ObjectKey, source_uid: Option<Digest>, marked: bool) -> bool {
-        let same = |source: &&Arc<Source>| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
-        let present = self.sources.get(source).filter(same).and_then(|source| source.when_removed());
+    pub fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
+        let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
+        let present = source.filter(same).and_then(Source::when_removed);
         present.map_or(marked, |when_removed| when_removed == WhenRemoved::Keep)
     }
 
@@ -169,16 +169,24 @@ impl World {
     }
 
     fn may_stay(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        !self.is_barred(&lost.source, &at.namespace) && self.is_kept(&lost.source, lost.source_uid, lost.keep)
+        let source = self.sources.get(&lost.source).map(|source| &**source);
+        !self.is_barred(&lost.source, &at.namespace) && Self::is_kept(source, lost.source_uid, lost.keep)
     }
 
     /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
     /// said about consent is not known.
     #[must_use]
     pub fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
-        let eligibility = match self.sources.get(source) {
+        let known = self.sources.get(source).map(|source| &**source);
+        self.bars(&source.namespace, known, namespace)
+    }
+
+    /// As [`Self::is_barred`], for a source of namespace `home` in this state.
+    #[must_use]
+    pub fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
+        let eligibility = match source {
             Some(source) => self.eligibility(source, namespace),
-            None => self.namespaces.eligibility(&source.namespace, namespace, &Targets::default()),
+            None => self.namespaces.eligibility(home, namespace, &Targets::default()),
         };
         matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
     }
@@ -474,7 +482,8 @@ impl World {
         }
         let keep = policy.when_removed == WhenRemoved::Keep;
         let left = self.lost.places_left(key);
-        if left == 0 || self.is_kept(key, Some(uid_digest(&former.uid)), keep) {
+        let present = self.sources.get(key).map(|source| &**source);
+        if left == 0 || Self::is_kept(present, Some(uid_digest(&former.uid)), keep) {
             return;
         }
         let is_missing = |at: &ObjectKey| {

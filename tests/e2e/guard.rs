@@ -487,3 +487,49 @@ async fn denial_is_in_the_audit_log_and_counted() {
     assert_eq!(scene.lockstep.metric("lockstep_denials_total{reason=\"edit\"}"), 1.0);
     assert!(!scene.lockstep.log().contains("hush"));
 }
+
+#[tokio::test]
+async fn dry_run_of_a_source_shows_the_plan() {
+    let cluster = Cluster::new("dry-run").await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    let home = cluster.namespace("home").await;
+    for name in ["team-a", "team-b", "team-c"] {
+        cluster.namespace(name).await;
+    }
+    let chief = cluster.cluster_editor("chief", &[]).await;
+    let bob = cluster.editor("bob", &[], &[&home]).await;
+    let source = |targets: &str, sky: &str| {
+        let metadata = json!({
+            "name": "colors", "namespace": home, "labels": {cluster.key("managed"): "true"},
+            "annotations": {cluster.key("target-namespaces"): targets},
+        });
+        manifest("ConfigMap", &metadata, &json!({"data": {"sky": sky}}))
+    };
+    let planned = |user: &User, line: &str, file: &str| {
+        let output = crate::harness::output(&mut user.kubectl(line), file);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let (id, taken) = (&cluster.id, cluster.ns("team-c"));
+    let all = source(&format!(".,{id}-team-*"), "blue");
+    let line = "apply --dry-run=server -f -";
+    // An object that is not ours has the name.
+    chief.succeeds(&format!("create cm colors-synced -n {taken}"));
+    let text = format!("Warning: lockstep plan: create 3, conflict 1 ({taken}/colors-synced, not ours)\n");
+    assert_eq!(planned(&chief, line, &all), text);
+    // Without the rights there is a denial, and no plan.
+    let refused = planned(&bob, line, &all);
+    assert!(refused.contains("in all namespaces") && !refused.contains("lockstep plan"), "{refused}");
+
+    chief.succeeds_with("apply -f -", &all);
+    cluster.wait_data(&cluster.ns("team-b"), "colors-synced", json!({"sky": "blue"})).await;
+    cluster.wait_data(&cluster.ns("team-a"), "colors-synced", json!({"sky": "blue"})).await;
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    let fewer = source(&format!(".,{id}-team-a"), "red");
+    let text = format!("Warning: lockstep plan: update 2, delete 1 ({})\n", cluster.ns("team-b"));
+    assert_eq!(planned(&chief, line, &fewer), text);
+    let deleted = planned(&chief, &format!("delete cm colors -n {home} --dry-run=server"), "");
+    assert!(deleted.starts_with("Warning: lockstep plan: delete 3 ("), "{deleted}");
+    // A write that is no dry run shows no plan.
+    assert!(!planned(&chief, "apply -f -", &fewer).contains("lockstep plan"));
+    cluster.wait_data(&home, "colors-synced", json!({"sky": "red"})).await;
+}

@@ -33,7 +33,8 @@ fn stamped(rules: &Rules, home: ObjectBuilder, user: &str, operation: Operation)
         document["metadata"]["annotations"] = json!(annotations);
     }
     let user = User { name: user.to_owned(), ..User::default() };
-    let request = Request { kind: Kind::ConfigMap, namespace: "home".into(), user, operation };
+    let request =
+        Request { kind: Kind::ConfigMap, namespace: "home".into(), user, operation, dry_run: false };
     let (patch, warnings) = stamp_defaults(rules, &world, &request);
     json_patch::patch(&mut document, &patch).expect("the patch applies");
     (document["metadata"]["annotations"].take(), warnings)
@@ -185,7 +186,8 @@ fn stamping_twice_changes_nothing() {
     world.apply_namespace(home.meta());
     let operation = Operation::Update { old: again().object, new: again().object, unchanged: false };
     let user = User::default();
-    let request = Request { kind: Kind::ConfigMap, namespace: "home".into(), user, operation };
+    let request =
+        Request { kind: Kind::ConfigMap, namespace: "home".into(), user, operation, dry_run: false };
     assert!(stamp_defaults(&rules(), &world, &request).0.0.is_empty(), "no patch");
 }
 

@@ -27,7 +27,13 @@ fn user(name: &str) -> User {
 
 /// A request of Alice about an object of a namespace.
 fn by_alice(namespace: &str, operation: Operation) -> Request {
-    Request { kind: Kind::ConfigMap, namespace: namespace.to_owned(), user: user("alice"), operation }
+    Request {
+        kind: Kind::ConfigMap,
+        namespace: namespace.to_owned(),
+        user: user("alice"),
+        operation,
+        dry_run: false,
+    }
 }
 
 fn judge(cluster: &Cluster, request: &Request) -> Verdict {

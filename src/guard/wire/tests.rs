@@ -74,8 +74,11 @@ fn without(parent: &str, field: &str) -> Value {
 
 #[test]
 fn create_has_the_new_object() {
-    let Request { kind, namespace, user, operation } =
-        request(&review_of("CREATE", &Value::Null, &configmap_named("colors")));
+    let mut review = review_of("CREATE", &Value::Null, &configmap_named("colors"));
+    assert!(!request(&review).dry_run);
+    review["request"]["dryRun"] = true.into();
+    let Request { kind, namespace, user, operation, dry_run } = request(&review);
+    assert!(dry_run);
     assert_eq!((kind, &*namespace), (Kind::ConfigMap, "home"));
     assert_eq!((&*user.name, &*user.uid), ("alice", "a-1"));
     assert_eq!(user.groups, ["dev", "system:authenticated"]);
@@ -342,7 +345,7 @@ fn deep_nesting_and_huge_numbers_do_no_harm() {
     for value in [hidden.as_str(), &"9".repeat(DEPTH), "1e999999999", "-0.0e-400"] {
         // In fields that are skipped, and in fields that are compared.
         let bodies = [
-            whole.replacen("\"dryRun\":false", &format!("\"dryRun\":{value}"), 1),
+            whole.replacen("\"dryRun\":false", &format!("\"dryRun\":false,\"other\":{value}"), 1),
             whole.replacen("\"fieldsV1\":{", &format!("\"fieldsV0\":{value},\"fieldsV1\":{{"), 1),
             whole.replacen("\"data\":{", &format!("\"other\":{value},\"data\":{{"), 1),
         ];

@@ -245,7 +245,7 @@ fn model(body: &[u8]) -> Option<(Request, Value)> {
     let groups = user["groups"].as_array().into_iter().flatten().map(text).collect();
     let user = User { name: text(&user["username"]), groups, ..User::default() };
     let supported = review["apiVersion"] == "admission.k8s.io/v1" && review["kind"] == "AdmissionReview";
-    let request = Request { kind, namespace: text(&request["namespace"]), user, operation };
+    let request = Request { kind, namespace: text(&request["namespace"]), user, operation, dry_run: false };
     supported.then_some((request, review))
 }
 
