@@ -17,9 +17,7 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets, unmatched},
-    policy::{
-        Fault, Policy, Protect, Targets, WhenRemoved, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake,
-    },
+    policy::{Fault, Policy, Protect, WhenRemoved, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake},
     world::{Eligibility, World},
 };
 
@@ -133,44 +131,13 @@ impl<'a> Case<'a> {
                 _ => (true, false),
             };
         let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
-        let mut warnings = Vec::new();
-        if let Some(Ok(policy)) = &after
-            && let Some(new) = new.filter(|_| settings_changed)
-        {
-            warnings.extend(Mistake::on_source(keys, &new.metadata, policy).iter().map(ToString::to_string));
-        }
-        match &after {
-            Some(Ok(policy)) if policy.paused && !companions_unaffected => warnings.push(format!(
-                "{key} is paused: its companions do not follow until the annotation {} is removed",
-                keys.paused
-            )),
-            Some(Err(fault)) if !settings_changed => {
-                warnings.push(format!("{key} cannot be a source: {fault}; its companions stay as they are"));
-            }
-            _ => {}
-        }
-        if let Some(value) =
-            new.and_then(|new| new.metadata.labels.get(&keys.managed)).filter(|_| after.is_none())
-        {
-            let companions = match &before {
-                Some(Ok(policy)) if policy.when_removed == WhenRemoved::Keep => {
-                    ": Lockstep leaves its companions to their namespaces"
-                }
-                Some(_) => ": its companions are deleted",
-                None => "",
-            };
-            warnings.push(format!(
-                "the label {} is `{value}`, and only `true` makes {key} a source{companions}",
-                keys.managed
-            ));
-        }
         let stamped = |object: &Object| {
             let text = object.metadata.annotations.get(&keys.defaults);
             text.is_some_and(|text| Defaults::from_annotation(text).is_ok_and(|found| found.has_targets()))
         };
         let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
             && [old, new].into_iter().flatten().any(stamped);
-        Some(Self {
+        let mut case = Self {
             rules,
             request,
             key,
@@ -179,9 +146,48 @@ impl<'a> Case<'a> {
             terminating,
             settings_changed,
             companions_unaffected,
-            warnings,
+            warnings: Vec::new(),
             default_targets,
-        })
+        };
+        case.warnings = new.map_or_else(Vec::new, |new| case.warnings_about(&new.metadata));
+        Some(case)
+    }
+
+    /// What the author should know about the object as it will be.
+    fn warnings_about(&self, new: &Meta) -> Vec<String> {
+        let (keys, key) = (self.keys(), &self.key);
+        match &self.after {
+            Some(Ok(policy)) => {
+                let mistakes = match self.settings_changed {
+                    true => Mistake::on_source(keys, new, policy),
+                    false => Vec::new(),
+                };
+                let paused = (policy.paused && !self.companions_unaffected).then(|| {
+                    let paused = &keys.paused;
+                    format!("{key} is paused: its companions do not follow until the annotation {paused} is removed")
+                });
+                mistakes.iter().map(ToString::to_string).chain(paused).collect()
+            }
+            Some(Err(fault)) => {
+                vec![format!("{key} cannot be a source: {fault}; its companions stay as they are")]
+            }
+            None => {
+                let companions = match &self.before {
+                    Some(Ok(policy)) if policy.when_removed == WhenRemoved::Keep => {
+                        ": Lockstep leaves its companions to their namespaces"
+                    }
+                    Some(_) => ": its companions are deleted",
+                    None => "",
+                };
+                let warning = |value: &String| {
+                    let managed = &keys.managed;
+                    format!(
+                        "the label {managed} is `{value}`, and only `true` makes {key} a source{companions}"
+                    )
+                };
+                new.labels.get(&keys.managed).map(warning).into_iter().collect()
+            }
+        }
     }
 
     /// Whether the object is a source, before or after the request.
@@ -356,16 +362,13 @@ impl<'a> Case<'a> {
 
     /// Whether consent could replace the rights that this request needs.
     fn ask_consent(&self, world: &World) -> AskConsent {
-        // These companions would be deleted.
-        let has_others = |Targets { names, needs_consent, .. }: &Targets, has_patterns: bool| {
-            let accepts = |name: &String| world.namespaces().accept_from_matches(&self.key.namespace, name);
-            !needs_consent && (has_patterns || !names.iter().all(accepts))
+        let accepts = |name: &String| world.namespaces().accept_from_matches(&self.key.namespace, name);
+        let deletes_companions = |Policy { targets, .. }: &Policy| {
+            !targets.needs_consent && (targets.has_patterns() || !targets.names.iter().all(accepts))
         };
         match (&self.before, &self.after) {
             (_, None) => AskConsent::TooLate,
-            (Some(Ok(before)), _) if has_others(&before.targets, before.targets.has_patterns()) => {
-                AskConsent::TooLate
-            }
+            (Some(Ok(before)), _) if deletes_companions(before) => AskConsent::TooLate,
             _ if matches!(self.request.operation, Operation::Create { .. }) => AskConsent::InManifest,
             _ => AskConsent::Annotate,
         }
