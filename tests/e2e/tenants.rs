@@ -49,8 +49,8 @@ async fn source_of_a_tenant_does_not_keep_a_pattern_from_other_namespaces() {
     assert!(refused.contains("in all namespaces") && !refused.contains(&b), "{refused}");
 }
 
-/// A user's requests, without kubectl.
-async fn create_all(user: &User, home: &str, sources: Vec<Value>) -> Vec<u16> {
+/// The codes of a user's requests, without kubectl, and the messages of those that were refused.
+async fn create_all(user: &User, home: &str, sources: Vec<Value>) -> Vec<(u16, String)> {
     let client = client_for(user.kubeconfig()).await;
     let path = format!("/api/v1/namespaces/{home}/configmaps");
     join_all(sources.into_iter().map(|source| {
@@ -59,8 +59,8 @@ async fn create_all(user: &User, home: &str, sources: Vec<Value>) -> Vec<u16> {
         let client = client.clone();
         async move {
             match client.request::<Value>(request).await {
-                Ok(_) => 201,
-                Err(kube::Error::Api(status)) => status.code,
+                Ok(_) => (201, String::new()),
+                Err(kube::Error::Api(status)) => (status.code, status.message),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -98,8 +98,8 @@ async fn flood_of_refused_patterns_gets_no_write_of_another_tenant_refused() {
         codes
     };
     let (refused, accepted) = tokio::join!(flood, own);
-    assert!(refused.into_iter().all(|code| code == 403));
-    assert!(accepted.iter().all(|code| *code == 201), "{accepted:?}");
+    assert!(refused.into_iter().all(|(code, _)| code == 403));
+    assert!(accepted.iter().all(|(code, _)| *code == 201), "{accepted:?}");
 }
 
 #[tokio::test]
