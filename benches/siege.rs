@@ -98,7 +98,10 @@ async fn measure(owner: &Client, source: &str) -> Measurement {
         let begun = Instant::now();
         let status = send(owner, "PATCH", source, "application/merge-patch+json", &patch).await;
         measurement.latencies.push(begun.elapsed());
-        measurement.refused += usize::from(status != 200);
+        if status != 200 {
+            measurement.refused += 1;
+            println!("refused with {status} after {:.1?}", begun.elapsed());
+        }
         tokio::time::sleep(PAUSE).await;
     }
     measurement.latencies.sort_unstable();
