@@ -15,6 +15,7 @@ use crate::{
     keys::Keys,
     object::{Kind, ObjectKey},
     plan::{Action, Holder, Trouble, plan_as},
+    policy::Targets,
     text::shorten,
     world::{NamespaceRules, ObservedSource, Source, World},
 };
@@ -73,15 +74,17 @@ impl Preview {
     /// Whether planning for the source looks at more namespaces than it lists.
     #[must_use]
     pub fn has_patterns(&self) -> bool {
-        let desired = self.source.as_ref().and_then(|source| source.desired.as_ref().ok());
-        desired.is_some_and(|desired| desired.policy.targets.has_patterns())
+        self.targets().is_some_and(Targets::has_patterns)
     }
 
     /// Anybody may ask for consent, so nothing is expanded for that here.
     #[must_use]
     pub fn needs_consent(&self) -> bool {
-        let desired = self.source.as_ref().and_then(|source| source.desired.as_ref().ok());
-        desired.is_some_and(|desired| desired.policy.targets.needs_consent)
+        self.targets().is_some_and(|targets| targets.needs_consent)
+    }
+
+    fn targets(&self) -> Option<&Targets> {
+        Some(&self.source.as_ref()?.desired.as_ref().ok()?.policy.targets)
     }
 
     #[must_use]

@@ -956,7 +956,7 @@ fn stamped_targets_require_access_like_those_of_a_person() {
     let cluster = mirrored(plain().annotate("defaults", &stamp("away")));
     let verdict = edit_source(&cluster, |new| new.metadata.annotations.clear());
     assert_eq!(required(&verdict), ["delete away/colors-synced", "all home/colors-synced"]);
-    // A person who writes what was a default changes nothing.
+    // Writing the value of a default by hand changes nothing.
     let verdict = edit_source(&cluster, |new| {
         new.metadata.annotations.clear();
         annotate(new, "target-namespaces", "away");
