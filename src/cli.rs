@@ -1,8 +1,14 @@
 //! The command line: one file per subcommand.
 
 pub mod certs;
+mod connection;
 pub mod manifests;
+mod output;
 pub mod run;
+mod source_name;
+pub mod status;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -16,6 +22,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show whether companions are in step with their sources, and why not
+    Status(status::Status),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
@@ -25,11 +33,13 @@ pub enum Command {
 }
 
 impl Cli {
-    pub async fn run(self) -> anyhow::Result<()> {
+    pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Run(settings) => run::run(*settings).await,
-            Command::Certs(settings) => certs::run(&settings).await,
-            Command::Manifests(wanted) => manifests::run(&wanted),
+            Command::Status(settings) => status::run(&settings).await?,
+            Command::Run(settings) => run::run(*settings).await?,
+            Command::Certs(settings) => certs::run(&settings).await?,
+            Command::Manifests(wanted) => manifests::run(&wanted)?,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }

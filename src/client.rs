@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    path::Path,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -21,7 +22,7 @@ use tower::{BoxError, Layer, Service, ServiceBuilder};
 use crate::{ops::metrics::Metrics, text::shorten};
 
 /// Timeout of short requests that nothing else bounds.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -89,12 +90,24 @@ const PATCH_DOES_NOT_FIT: &str = "the server rejected our request due to an erro
 pub async fn config() -> Result<Config, Error> {
     let named = std::env::var_os("KUBECONFIG").is_some_and(|value| !value.is_empty());
     if named || Kubeconfig::read().is_ok() {
-        Config::from_kubeconfig(&KubeConfigOptions::default())
-            .await
-            .map_err(|error| Error::Kubeconfig(chain(&error)))
+        config_of(None, None).await
     } else {
         Config::incluster().map_err(|error| Error::NoCluster(chain(&error)))
     }
+}
+
+/// The cluster of a person: this file, or the one that kubectl finds, and this context of it, or its current one.
+pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Config, Error> {
+    let unusable = |error: &dyn std::error::Error| Error::Kubeconfig(chain(error));
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let config = match kubeconfig {
+        None => Config::from_kubeconfig(&options).await,
+        Some(file) => {
+            let kubeconfig = Kubeconfig::read_from(file).map_err(|error| unusable(&error))?;
+            Config::from_custom_kubeconfig(kubeconfig, &options).await
+        }
+    };
+    config.map_err(|error| unusable(&error))
 }
 
 /// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries, every call counted in the metrics.

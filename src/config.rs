@@ -1,5 +1,7 @@
 //! The flags of `lockstep run`, their validation, and the settings of each part that follow from them.
 
+pub mod published;
+
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, ValueEnum};
@@ -15,6 +17,7 @@ use crate::{
     policy::{self, Protect, Targets, list::BadList, pattern::Patterns},
     world::{NamespaceRules, Scope},
 };
+use published::PublishedSettings;
 
 /// The defaults of `--domain`, `--suffix` and `--namespace`. The files in `deploy/` contain the same.
 pub const DOMAIN: &str = "workshop.io";
@@ -173,6 +176,7 @@ impl Run {
             identity: leader::identity(),
             lease_duration: self.lease_duration,
             restore_annotation: scope.keys.restore_noticed_at.clone(),
+            published: [(scope.keys.settings.clone(), PublishedSettings::of(self).to_annotation())].into(),
         }
     }
 

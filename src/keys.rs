@@ -54,6 +54,8 @@ pub struct Keys {
     pub ca_rotation: String,
     /// When the leader noticed a restore of etcd.
     pub restore_noticed_at: String,
+    /// What people's commands should know about the leader.
+    pub settings: String,
 }
 
 impl Keys {
@@ -93,6 +95,7 @@ impl Keys {
             rotate_ca: key("rotate-ca"),
             ca_rotation: key("ca-rotation"),
             restore_noticed_at: key("restore-noticed-at"),
+            settings: key("settings"),
         }
     }
 

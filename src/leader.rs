@@ -7,7 +7,10 @@ mod annotations;
 
 pub use annotations::LeaseAnnotations;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -50,6 +53,8 @@ pub struct ElectionConfig {
     pub lease_duration: Duration,
     /// The annotation of the Lease in which the leader records for the others that etcd was restored.
     pub restore_annotation: String,
+    /// Annotations that every write of the leader sets: what people's commands should know about this instance.
+    pub published: BTreeMap<String, String>,
 }
 
 /// The right to write. It expires by itself; each renewal of the Lease extends it.
@@ -403,6 +408,11 @@ impl Candidate {
         let sent = Instant::now();
         let changes = self.annotations.wanted();
         let mut lease = self.new_lease(previous.as_ref(), &self.config.identity);
+        let published = self.config.published.iter();
+        annotate(
+            &mut lease.metadata,
+            &published.map(|(key, value)| (key.clone(), Some(value.clone()))).collect(),
+        );
         annotate(&mut lease.metadata, &changes);
         let written = match previous {
             None => {

@@ -18,6 +18,7 @@
 //! | [`certs`] | the guard's certificates |
 //! | [`leader`] | the Lease that says which replica writes |
 //! | [`ops`] | metrics, health, logs |
+//! | [`inspect`] | what people's commands see of a cluster, with their own rights |
 #![forbid(unsafe_code)]
 
 pub mod backoff;
@@ -27,6 +28,7 @@ pub mod client;
 pub mod config;
 pub mod content;
 pub mod guard;
+pub mod inspect;
 pub mod keys;
 pub mod leader;
 pub mod marks;

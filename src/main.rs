@@ -10,7 +10,7 @@ async fn main() -> ExitCode {
     // It fails only if a provider is already installed.
     drop(rustls::crypto::ring::default_provider().install_default());
     match lockstep::cli::Cli::parse().run().await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("lockstep: {error:#}");
             ExitCode::FAILURE

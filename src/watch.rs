@@ -43,8 +43,10 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 const STALL_TIMEOUT: Duration = Duration::from_secs(180);
 /// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed off.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
-/// `limit` of a list, on servers that cannot stream lists. They hold a whole page in memory.
+/// `limit` of a list, on servers that cannot stream lists. They hold a whole page in memory, and so do we.
 const PAGE_SIZE: u32 = 50;
+/// The same for commands of people, which run once and must be quick.
+const LARGE_PAGE_SIZE: u32 = 500;
 /// The pauses after requests that were not answered or answered with an error, which cost the server little. They are
 /// short, because an API server that was restarted answers like this until it is ready.
 const REFUSED_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_millis(1500));
@@ -138,6 +140,39 @@ pub async fn run<T: Watched>(
     run_with_stall_timeout(client, spec, restores, STALL_TIMEOUT, sink).await;
 }
 
+/// Lists once, from a consistent state, and hands each object to `sink`.
+pub async fn list<T: Watched>(
+    client: Client,
+    spec: WatchSpec,
+    mut sink: impl FnMut(Event<T>),
+) -> Result<(), Failure> {
+    let watcher = Watcher {
+        page_size: LARGE_PAGE_SIZE,
+        ..Watcher::new(client, spec, Restores::default(), STALL_TIMEOUT)
+    };
+    let (mut version, complete) = (None, tokio::sync::Notify::new());
+    let mut stop_at_end = |event: Event<T>| {
+        if matches!(event, Event::InitDone(_)) {
+            complete.notify_one();
+        }
+        sink(event);
+    };
+    let streamed = tokio::select! {
+        outcome = watcher.watch(&mut version, &mut stop_at_end) => outcome,
+        () = complete.notified() => return Ok(()),
+    };
+    let outcome = match streamed {
+        Err(WatchError::StreamingUnsupported) => watcher.list(&mut None, &mut sink).await,
+        outcome => outcome,
+    };
+    outcome.map_err(|error| match error {
+        WatchError::Unanswered(failure) | WatchError::Refused(failure) | WatchError::Broken(failure) => {
+            failure
+        }
+        other => Failure::Unavailable(other.to_string()),
+    })
+}
+
 /// As [`run`], for tests that cannot wait for the default stall timeout.
 pub async fn run_with_stall_timeout<T: Watched>(
     client: Client,
@@ -147,7 +182,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
     mut sink: impl FnMut(Event<T>),
 ) {
     let mut restored = restores.subscribe();
-    let watcher = Watcher { client, request: Request::new(&*spec.path), spec, restores, stall_timeout };
+    let watcher = Watcher::new(client, spec, restores, stall_timeout);
     let name = &*watcher.spec.name;
     let mut version: ResumeVersion = None;
     let mut streaming = true;
@@ -268,9 +303,21 @@ struct Watcher {
     spec: WatchSpec,
     restores: Restores,
     stall_timeout: Duration,
+    page_size: u32,
 }
 
 impl Watcher {
+    fn new(client: Client, spec: WatchSpec, restores: Restores, stall_timeout: Duration) -> Self {
+        Self {
+            client,
+            request: Request::new(&*spec.path),
+            spec,
+            restores,
+            stall_timeout,
+            page_size: PAGE_SIZE,
+        }
+    }
+
     /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch, but not at once.
     async fn watch<T: Watched>(
         &self,
@@ -426,7 +473,7 @@ impl Watcher {
             field_selector: self.spec.field_selector.clone(),
             ..ListParams::default()
         }
-        .limit(PAGE_SIZE);
+        .limit(self.page_size);
         loop {
             let request = self.request.list(&params).map_err(invalid_request)?;
             let page = self.answer(self.page(request, sink)).await?;

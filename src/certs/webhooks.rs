@@ -131,6 +131,13 @@ impl WebhookConfiguration {
         self.webhooks.iter().enumerate().filter(|(_, webhook)| self.is_ours(webhook))
     }
 
+    /// When the last CA that one of our webhooks trusts expires.
+    #[must_use]
+    pub fn ca_expiry(&self) -> Option<Timestamp> {
+        let certificates = self.ours().flat_map(|(_, webhook)| webhook.certificates());
+        certificates.map(|certificate| certificate.not_after).max()
+    }
+
     /// The names of webhooks that are not ours.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.webhooks.iter().filter(|webhook| !self.is_ours(webhook)).map(|webhook| webhook.name.as_str())

@@ -92,6 +92,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         readiness: readiness.clone(),
         metrics: metrics.clone(),
         restores: restores.clone(),
+        observer: None,
     };
     informers.start(&mut tasks, &client);
 

@@ -1,6 +1,9 @@
 //! The decision on fixed times, and the requests on an API server that answers when the test says.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use http::Method;
 use proptest::prelude::*;
@@ -296,6 +299,7 @@ fn config() -> ElectionConfig {
         identity: "me".to_owned(),
         lease_duration: LEASE,
         restore_annotation: "restored".to_owned(),
+        published: BTreeMap::new(),
     }
 }
 

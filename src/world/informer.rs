@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use kube::Client;
+use kube::{Client, api::GetParams, core::Request};
 use tokio::task::JoinSet;
 
 use super::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId, World};
 use crate::{
+    client::{Failure, REQUEST_TIMEOUT, with_timeout},
     keys::Keys,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
     },
-    watch::{self, Event, Restores, WatchSpec},
+    watch::{self, Event, Restores, WatchSpec, Watched},
 };
 
 /// What all watches share.
@@ -26,7 +27,11 @@ pub struct Informers {
     pub readiness: Readiness,
     pub metrics: Metrics,
     pub restores: Restores,
+    /// Sees the metadata of every object that a list or a watch shows; none in a replica.
+    pub observer: Option<Observer>,
 }
+
+pub type Observer = Arc<dyn Fn(WatchId, &Meta) + Send + Sync>;
 
 /// Applies the events of one watch to the world.
 struct Informer {
@@ -38,39 +43,81 @@ impl Informers {
     /// Starts the watches. None of the tasks ever ends.
     pub fn start(&self, tasks: &mut JoinSet<&'static str>, client: &Client) {
         for watch in self.scope.watches() {
-            let informer = Informer { watch, shared: self.clone() };
-            let (client, spec, restores) =
-                (client.clone(), spec(watch, &self.scope.keys), self.restores.clone());
-            tasks.spawn(async move {
-                match watch {
-                    WatchId::Namespaces => {
-                        watch::run(client, spec, restores, |event| informer.namespace(event)).await
-                    }
-                    WatchId::Companions(kind) => {
-                        watch::run(client, spec, restores, |event| informer.companion(kind, event)).await
-                    }
-                    WatchId::Sources(kind) => {
-                        watch::run(client, spec, restores, |event| informer.source(kind, event)).await
-                    }
+            self.start_watch(tasks, client, watch, None);
+        }
+    }
+
+    /// Starts one watch, in one namespace or in all.
+    pub fn start_watch(
+        &self,
+        tasks: &mut JoinSet<&'static str>,
+        client: &Client,
+        watch: WatchId,
+        namespace: Option<&str>,
+    ) {
+        let informer = Informer { watch, shared: self.clone() };
+        let spec = spec(watch, &self.scope.keys, namespace);
+        let (client, restores) = (client.clone(), self.restores.clone());
+        tasks.spawn(async move {
+            match watch {
+                WatchId::Namespaces => {
+                    watch::run(client, spec, restores, |event| informer.namespace(event)).await
                 }
-                "watch"
-            });
+                WatchId::Companions(kind) => {
+                    watch::run(client, spec, restores, |event| informer.companion(kind, event)).await
+                }
+                WatchId::Sources(kind) => {
+                    watch::run(client, spec, restores, |event| informer.source(kind, event)).await
+                }
+            }
+            "watch"
+        });
+    }
+
+    /// Lists once what a watch would show, in one namespace or in all.
+    pub async fn list(
+        &self,
+        client: &Client,
+        watch: WatchId,
+        namespace: Option<&str>,
+    ) -> Result<(), Failure> {
+        let informer = Informer { watch, shared: self.clone() };
+        let (client, spec) = (client.clone(), spec(watch, &self.scope.keys, namespace));
+        match watch {
+            WatchId::Namespaces => match namespace {
+                None => watch::list(client, spec, |event| informer.namespace(event)).await,
+                // Who may read one namespace may usually not list it.
+                Some(name) => {
+                    let request = Request::new(spec.path).get(name, &GetParams::default());
+                    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+                    let found = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
+                    [Event::Init, Event::Apply(found), Event::InitDone(String::new())]
+                        .into_iter()
+                        .for_each(|event| informer.namespace(event));
+                    Ok(())
+                }
+            },
+            WatchId::Companions(kind) => {
+                watch::list(client, spec, |event| informer.companion(kind, event)).await
+            }
+            WatchId::Sources(kind) => watch::list(client, spec, |event| informer.source(kind, event)).await,
         }
     }
 }
 
-fn spec(watch: WatchId, keys: &Keys) -> WatchSpec {
+fn spec(watch: WatchId, keys: &Keys, namespace: Option<&str>) -> WatchSpec {
     let (resource, label_selector) = match watch {
         WatchId::Namespaces => ("namespaces", None),
         WatchId::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
         WatchId::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
     };
-    WatchSpec {
-        name: watch.as_str().to_owned(),
-        path: format!("/api/v1/{resource}"),
-        label_selector,
-        field_selector: None,
-    }
+    let path = match namespace {
+        Some(namespace) if watch != WatchId::Namespaces => {
+            format!("/api/v1/namespaces/{namespace}/{resource}")
+        }
+        _ => format!("/api/v1/{resource}"),
+    };
+    WatchSpec { name: watch.as_str().to_owned(), path, label_selector, field_selector: None }
 }
 
 impl Informer {
@@ -114,7 +161,7 @@ impl Informer {
     }
 
     /// `read` is the slow part, so it runs before the world is locked.
-    fn handle<T, R>(
+    fn handle<T: Watched, R>(
         &self,
         event: Event<T>,
         read: impl FnOnce(T) -> R,
@@ -134,6 +181,9 @@ impl Informer {
                 Effect::default()
             }
             Event::Apply(object) => {
+                if let Some(observer) = &self.shared.observer {
+                    observer(self.watch, object.meta());
+                }
                 let read = read(object);
                 world.write(|world| apply(world, read))
             }
@@ -191,6 +241,7 @@ mod tests {
             readiness: Readiness::new([Condition::Listed(watch.as_str())]),
             metrics: Metrics::new(),
             restores: Restores::default(),
+            observer: None,
         };
         let informer = Informer { watch, shared };
         let age = || informer.shared.readiness.watch_ages()[0].1;

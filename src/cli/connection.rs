@@ -1,0 +1,81 @@
+//! The flags of commands that read the cluster as the person who runs them.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+
+use crate::{
+    client::{self, Failure},
+    config,
+    inspect::{
+        instance::{Instance, InstanceName},
+        snapshot::Snapshot,
+    },
+    ops::metrics::Metrics,
+};
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Cluster")]
+pub struct Connection {
+    /// The kubeconfig file [default: KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The context of the kubeconfig [default: its current one]
+    #[arg(long)]
+    pub context: Option<String>,
+
+    /// Prefix of all labels and annotations of the Lockstep to ask about
+    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
+    pub domain: String,
+
+    /// The namespace that Lockstep itself runs in
+    #[arg(long, env = "LOCKSTEP_NAMESPACE", value_name = "NAME", default_value = config::NAMESPACE, value_parser = config::namespace)]
+    pub lockstep_namespace: String,
+}
+
+/// A cluster, and the Lockstep in it.
+pub struct Connected {
+    pub client: Client,
+    pub instance: Instance,
+    /// The namespace of the kubeconfig's context.
+    pub namespace: String,
+}
+
+impl Connection {
+    pub async fn open(&self) -> anyhow::Result<Connected> {
+        let config = match (&self.kubeconfig, &self.context) {
+            (None, None) => client::config().await?,
+            (file, context) => client::config_of(file.as_deref(), context.as_deref()).await?,
+        };
+        let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
+        let client = client::build(config, &Metrics::new())?;
+        let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };
+        let instance = Instance::read(&client, name, Timestamp::now()).await;
+        if let Err(Failure::Unavailable(why)) = &instance.lease {
+            return Err(anyhow!("the API server at {server} cannot be reached: {why}"));
+        }
+        Ok(Connected { client, instance, namespace })
+    }
+}
+
+impl Connected {
+    /// Reads sources, companions and namespaces: all, or those of `namespace` that can be seen.
+    pub async fn snapshot(&self, namespace: &str) -> anyhow::Result<Snapshot> {
+        let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespace).await;
+        snapshot.context("the cluster cannot be read")
+    }
+}
+
+/// Says on standard error what may make the answer incomplete.
+pub fn print_caveats(connected: &Connected, snapshot: &Snapshot) {
+    if let Some(caveat) = connected.instance.caveat() {
+        eprintln!("note: {caveat}");
+    }
+    for gap in &snapshot.view.gaps {
+        eprintln!("note: you may not see {gap}");
+    }
+}

@@ -1,0 +1,80 @@
+//! How commands print: tables as kubectl prints them, JSON and YAML.
+
+use std::io::{self, Write};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    /// A table
+    #[default]
+    Table,
+    /// A table with more columns
+    Wide,
+    Json,
+    Yaml,
+}
+
+/// Rows of text under a header, in columns as wide as their widest cell.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    #[must_use]
+    pub fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|&title| title.to_owned()).collect()] }
+    }
+
+    pub fn add(&mut self, row: Vec<String>) {
+        self.rows.push(row);
+    }
+
+    /// The lines, the header first. The last column is as long as its texts.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+        };
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or_default()).collect();
+        let line = |row: &Vec<String>| {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+            cells.collect::<Vec<_>>().join("   ").trim_end().to_owned()
+        };
+        self.rows.iter().map(line).collect()
+    }
+}
+
+/// Prints a text. A reader that has seen enough, such as `head`, ends the program without a message.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        outcome => outcome.context("standard output cannot be written"),
+    }
+}
+
+/// Prints a value as JSON or YAML.
+pub fn print_value(format: Format, value: &impl Serialize) -> anyhow::Result<()> {
+    let text = match format {
+        Format::Yaml => serde_saphyr::to_string(value).context("the YAML cannot be written")?,
+        _ => serde_json::to_string_pretty(value).context("the JSON cannot be written")? + "\n",
+    };
+    print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&["NAME", "STATE"]);
+        table.add(vec!["größe".to_owned(), "in step".to_owned()]);
+        table.add(vec!["b".to_owned(), "1 conflict".to_owned()]);
+        assert_eq!(table.lines(), ["NAME    STATE", "größe   in step", "b       1 conflict"]);
+    }
+}

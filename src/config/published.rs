@@ -1,0 +1,138 @@
+//! What the leader writes about itself into the annotation `settings` of the Lease, so that people's commands judge by
+//! the flags of the running replicas, and need none of their own.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{KindName, Run};
+use crate::{
+    guard::{request::Subjects, review::Rules},
+    keys::Keys,
+    object::Kind,
+    policy::{self, Protect},
+    world::{NamespaceRules, Scope},
+};
+
+/// The flags of the leader that decide what it does for a source. A field that another build does not write has its
+/// default.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PublishedSettings {
+    pub version: String,
+    pub suffix: String,
+    /// Plural names.
+    pub kinds: Vec<String>,
+    pub exclude_namespaces: String,
+    pub default_targets: String,
+    pub default_protect: String,
+    pub exempt_users: Vec<String>,
+    pub exempt_groups: Vec<String>,
+    pub deputy_users: Vec<String>,
+    pub deputy_groups: Vec<String>,
+}
+
+impl Default for PublishedSettings {
+    /// The defaults of the flags, and both kinds: of one that is not mirrored, there is nothing to find.
+    fn default() -> Self {
+        Self {
+            version: String::new(),
+            suffix: super::SUFFIX.to_owned(),
+            kinds: Kind::ALL.map(|kind| kind.plural().to_owned()).to_vec(),
+            exclude_namespaces: String::new(),
+            default_targets: ".".to_owned(),
+            default_protect: Protect::default().as_str().to_owned(),
+            exempt_users: Vec::new(),
+            exempt_groups: Vec::new(),
+            deputy_users: Vec::new(),
+            deputy_groups: Vec::new(),
+        }
+    }
+}
+
+impl PublishedSettings {
+    #[must_use]
+    pub fn of(run: &Run) -> Self {
+        let plural = |kind: &KindName| Kind::from(*kind).plural().to_owned();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            suffix: run.suffix.clone(),
+            kinds: run.kinds.iter().map(plural).collect(),
+            exclude_namespaces: run.exclude_namespaces.as_ref().map(ToString::to_string).unwrap_or_default(),
+            default_targets: run.default_targets.clone(),
+            default_protect: run.default_protect.as_str().to_owned(),
+            exempt_users: run.exempt_user.clone(),
+            exempt_groups: run.exempt_group.clone(),
+            deputy_users: run.deputy_user.clone(),
+            deputy_groups: run.deputy_group.clone(),
+        }
+    }
+
+    #[must_use]
+    pub fn to_annotation(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// What this instance watches, as its replicas see it.
+    #[must_use]
+    pub fn scope(&self, domain: &str, own_namespace: &str) -> Scope {
+        let kinds = Kind::ALL.into_iter().filter(|kind| self.kinds.iter().any(|name| name == kind.plural()));
+        let excluded = policy::namespace_patterns(&self.exclude_namespaces).unwrap_or_default();
+        Scope {
+            keys: Arc::new(Keys::new(domain, &self.suffix)),
+            rules: NamespaceRules { own_namespace: own_namespace.to_owned(), excluded },
+            kinds: kinds.collect(),
+        }
+    }
+
+    /// The rules of its guard.
+    #[must_use]
+    pub fn rules(&self, scope: &Scope) -> Rules {
+        Rules {
+            keys: scope.keys.clone(),
+            own_namespace: scope.rules.own_namespace.clone(),
+            exempt: Subjects { users: self.exempt_users.clone(), groups: self.exempt_groups.clone() },
+            deputies: Subjects { users: self.deputy_users.clone(), groups: self.deputy_groups.clone() },
+            default_targets: self.default_targets.clone(),
+            default_protect: self.default_protect.parse().unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn published_settings_describe_the_same_instance_as_the_flags() {
+        let flags = "lockstep run --domain d.test --suffix=-copy --kinds secrets --namespace own \
+                     --exclude-namespaces infra-*,!infra-x --default-targets team-* --default-protect all \
+                     --exempt-user root --deputy-group bots,robots";
+        let cli = Cli::try_parse_from(flags.split_whitespace()).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        let text = PublishedSettings::of(&run).to_annotation();
+        let read: PublishedSettings = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, PublishedSettings::of(&run));
+        let (scope, expected) = (read.scope("d.test", "own"), run.scope());
+        assert_eq!(scope.kinds, expected.kinds);
+        assert_eq!(scope.keys.suffix, expected.keys.suffix);
+        assert_eq!(scope.rules.excluded, expected.rules.excluded);
+        let (rules, expected) = (read.rules(&scope), run.rules(&expected, "system:me".to_owned()));
+        assert_eq!(rules.default_targets, expected.default_targets);
+        assert_eq!(rules.default_protect, expected.default_protect);
+        assert_eq!(rules.deputies.groups, expected.deputies.groups);
+        // The identity of a replica is not published.
+        assert_eq!(rules.exempt.users, ["root"]);
+        assert_eq!(expected.exempt.users, ["root", "system:me"]);
+    }
+
+    #[test]
+    fn annotation_of_another_build_is_read_as_far_as_it_is_known() {
+        let read: PublishedSettings = serde_json::from_str(r#"{"suffix":"-x","future":[1]}"#).unwrap();
+        assert_eq!((read.suffix.as_str(), read.default_targets.as_str()), ("-x", "."));
+        assert!(serde_json::from_str::<PublishedSettings>("[]").is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! The running replicas of one instance, as far as a person may see them.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::{coordination::v1::Lease, core::v1::Pod},
+    jiff::{SignedDuration, Timestamp},
+};
+use kube::{
+    Api, Client,
+    api::{GetParams, ListParams},
+    core::Request,
+};
+use serde::Serialize;
+
+use crate::{
+    certs::webhooks::{WebhookConfiguration, WebhookKind},
+    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    config::published::PublishedSettings,
+    keys::Keys,
+    world::Scope,
+};
+
+/// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
+const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+
+/// Which instance a person asks about.
+#[derive(Debug, Clone)]
+pub struct InstanceName {
+    pub domain: String,
+    /// The namespace that Lockstep itself runs in.
+    pub namespace: String,
+}
+
+/// What could be read, and why the rest could not.
+#[derive(Debug, Clone)]
+pub struct Instance {
+    pub name: InstanceName,
+    pub lease: Result<LeaseState, Failure>,
+    /// When the last of the CAs that the webhooks trust expires; none if they trust none.
+    pub ca_expiry: Result<Option<Timestamp>, Failure>,
+    pub replicas: Result<Vec<Replica>, Failure>,
+}
+
+#[derive(Debug, Clone)]
+pub struct LeaseState {
+    /// None if the Lease was released, or has expired.
+    pub leader: Option<String>,
+    pub renewed: Option<Timestamp>,
+    /// None if an earlier build leads, which does not publish them.
+    pub settings: Option<PublishedSettings>,
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// A pod of Lockstep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Replica {
+    pub name: String,
+    pub ready: bool,
+    pub image: String,
+}
+
+impl Instance {
+    pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
+        let keys = Keys::new(&name.domain, "");
+        let lease = read_lease(client, &name, &keys, now);
+        let (lease, ca_expiry, replicas) =
+            tokio::join!(lease, read_ca_expiry(client, &keys), read_replicas(client, &name));
+        Self { name, lease, ca_expiry, replicas }
+    }
+
+    /// The settings of the leader, else the defaults.
+    #[must_use]
+    pub fn settings(&self) -> PublishedSettings {
+        let published = self.lease.as_ref().ok().and_then(|lease| lease.settings.clone());
+        published.unwrap_or_default()
+    }
+
+    /// What is watched, as far as it is known.
+    #[must_use]
+    pub fn scope(&self) -> Scope {
+        self.settings().scope(&self.name.domain, &self.name.namespace)
+    }
+
+    /// What a person may have to know about settings that could not be read.
+    #[must_use]
+    pub fn caveat(&self) -> Option<String> {
+        let lease = format!("the Lease {}/lockstep.{}", self.name.namespace, self.name.domain);
+        let assumed = "the default flags are assumed";
+        match &self.lease {
+            Ok(LeaseState { settings: Some(_), .. }) => None,
+            Ok(_) => {
+                Some(format!("{lease} has no settings, so {assumed}: the leader is of an earlier version"))
+            }
+            Err(Failure::NotFound) => Some(format!(
+                "{lease} does not exist, so {assumed}: check --domain and --lockstep-namespace, and that Lockstep runs"
+            )),
+            Err(failure) => Some(format!("{lease} cannot be read ({failure}), so {assumed}")),
+        }
+    }
+}
+
+async fn read_lease(
+    client: &Client,
+    name: &InstanceName,
+    keys: &Keys,
+    now: Timestamp,
+) -> Result<LeaseState, Failure> {
+    let leases = Api::<Lease>::namespaced(client.clone(), &name.namespace);
+    let lease = with_timeout(REQUEST_TIMEOUT, leases.get(&keys.instance)).await?;
+    let (annotations, spec) =
+        (lease.metadata.annotations.unwrap_or_default(), lease.spec.unwrap_or_default());
+    let renewed = spec.renew_time.map(|time| time.0);
+    let duration = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
+    // The clocks of this machine and of the leader may differ by a few seconds.
+    let is_held = renewed.is_some_and(|renewed| now < renewed + duration * 2);
+    let settings = annotations.get(&keys.settings).and_then(|text| serde_json::from_str(text).ok());
+    let leader = spec.holder_identity.filter(|holder| is_held && !holder.is_empty());
+    Ok(LeaseState { leader, renewed, settings, annotations })
+}
+
+async fn read_ca_expiry(client: &Client, keys: &Keys) -> Result<Option<Timestamp>, Failure> {
+    let mut expiry = None;
+    for kind in WebhookKind::ALL {
+        match read_configuration(client, kind, &keys.instance).await {
+            Ok(configuration) => expiry = expiry.max(configuration.ca_expiry()),
+            Err(Failure::NotFound) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(expiry)
+}
+
+pub async fn read_configuration(
+    client: &Client,
+    kind: WebhookKind,
+    name: &str,
+) -> Result<WebhookConfiguration, Failure> {
+    let request = Request::new(kind.path()).get(name, &GetParams::default());
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+}
+
+async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {
+    let pods = Api::<Pod>::namespaced(client.clone(), &name.namespace);
+    let params = ListParams::default().labels(APP_LABEL);
+    let pods = with_timeout(REQUEST_TIMEOUT, pods.list(&params)).await?;
+    Ok(pods.items.into_iter().map(Replica::from).collect())
+}
+
+impl From<Pod> for Replica {
+    fn from(pod: Pod) -> Self {
+        let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
+        let image = pod.spec.and_then(|spec| spec.containers.into_iter().next()?.image);
+        Self {
+            name: pod.metadata.name.unwrap_or_default(),
+            ready: conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True"),
+            image: image.unwrap_or_default(),
+        }
+    }
+}
+
+/// `3s`, `5m`, `2h`, `7d`: as kubectl prints an age.
+#[must_use]
+pub fn age(since: Timestamp, now: Timestamp) -> String {
+    let elapsed = Duration::try_from(now.duration_since(since)).unwrap_or_default().as_secs();
+    match elapsed {
+        0..120 => format!("{elapsed}s"),
+        120..7200 => format!("{}m", elapsed / 60),
+        7200..172_800 => format!("{}h", elapsed / 3600),
+        _ => format!("{}d", elapsed / 86_400),
+    }
+}

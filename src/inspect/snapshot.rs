@@ -1,0 +1,228 @@
+//! Reads sources, companions and namespaces once, with the rights of the person who asks.
+//!
+//! Whoever may list them in all namespaces sees everything. Otherwise one namespace is read, and what cannot be seen is
+//! recorded in [`View`]: a command says so, and does not take it for missing.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures::{StreamExt, future::try_join_all, stream};
+use k8s_openapi::jiff::Timestamp;
+use kube::{Client, api::GetParams, core::Request};
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::{
+    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    object::{Kind, Meta, Object, ObjectKey},
+    ops::{health::Readiness, metrics::Metrics},
+    plan::{Action, plan},
+    watch::Restores,
+    world::{
+        Companion, ObservedCompanion, Scope, SharedWorld, WatchId, World,
+        informer::{Informers, Observer},
+    },
+};
+
+/// How many objects that may have the name of a missing companion are read.
+const MAX_LOOKUPS: usize = 1000;
+const CONCURRENT_LOOKUPS: usize = 32;
+
+/// The cluster as one person sees it.
+pub struct Snapshot {
+    pub scope: Scope,
+    pub world: SharedWorld,
+    pub view: View,
+    informers: Informers,
+    /// How many objects lists and watches have shown.
+    changes: watch::Sender<u64>,
+    times: Times,
+    /// What has the name of a companion that no list shows, as it was read; none if there is nothing.
+    found: HashMap<ObjectKey, Option<Companion>>,
+}
+
+/// When each source and companion was last written.
+type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
+
+/// What the person may see.
+#[derive(Debug, Clone, Default)]
+pub struct View {
+    sights: HashMap<WatchId, Sight>,
+    /// What they may not see, and why, for people to read.
+    pub gaps: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Sight {
+    Everywhere,
+    In(String),
+    Nowhere,
+}
+
+impl Snapshot {
+    /// Reads everything, or what can be seen in `namespace`.
+    pub async fn read(client: &Client, scope: Scope, namespace: &str) -> Result<Self, Failure> {
+        let (times, changes) = (Times::default(), watch::Sender::new(0));
+        let informers = informers(&scope, &times, &changes);
+        let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespace));
+        let seen = try_join_all(lists).await?;
+        let mut view = View::default();
+        for (watch, sight, why) in seen {
+            view.gaps.extend(why.map(|why| match &sight {
+                Sight::In(namespace) => {
+                    format!("{} outside of namespace {namespace} ({why})", watch.as_str())
+                }
+                _ => format!("{} ({why})", watch.as_str()),
+            }));
+            view.sights.insert(watch, sight);
+        }
+        let world = informers.world.clone();
+        Ok(Self { scope, world, view, informers, changes, times, found: HashMap::new() })
+    }
+
+    /// Follows what is seen from now on. The receiver wakes up when something may have changed.
+    pub fn follow(&self, client: &Client, tasks: &mut JoinSet<&'static str>) -> watch::Receiver<u64> {
+        let receiver = self.changes.subscribe();
+        for (watch, sight) in &self.view.sights {
+            match sight {
+                Sight::Everywhere => self.informers.start_watch(tasks, client, *watch, None),
+                // One namespace can be read, but usually not watched.
+                Sight::In(_) if *watch == WatchId::Namespaces => {}
+                Sight::In(namespace) => self.informers.start_watch(tasks, client, *watch, Some(namespace)),
+                Sight::Nowhere => {}
+            }
+        }
+        receiver
+    }
+
+    /// When a source or a companion was last written.
+    #[must_use]
+    pub fn written(&self, key: &ObjectKey) -> Option<Timestamp> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+    }
+
+    /// Reads what has the names of companions that are missing: lists show only objects with our label.
+    pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
+        let is_create = |action: &Action| matches!(action, Action::Create { .. });
+        let missing: Vec<ObjectKey> = self.world.read(|world| {
+            let changes = sources.iter().flat_map(|source| plan(world, source, None).changes);
+            changes
+                .filter(|change| is_create(&change.action))
+                .map(|change| change.at)
+                .take(MAX_LOOKUPS)
+                .collect()
+        });
+        let read = |at: ObjectKey| async move { (read_object(client, &at).await, at) };
+        let mut reads = stream::iter(missing).map(read).buffer_unordered(CONCURRENT_LOOKUPS);
+        while let Some((outcome, at)) = reads.next().await {
+            let found = match outcome {
+                Ok(object) => {
+                    let observed = ObservedCompanion::read(&self.scope.keys, at.kind, object);
+                    Some(self.world.read(|world| world.identify(observed)).1)
+                }
+                Err(Failure::NotFound) => None,
+                // What cannot be read stays unknown.
+                Err(_) => continue,
+            };
+            self.found.insert(at, found);
+        }
+    }
+
+    /// The object of this name, as a list or a read has shown it.
+    #[must_use]
+    pub fn object<'a>(&'a self, world: &'a World, at: &ObjectKey) -> Option<&'a Companion> {
+        world.companion(at).or_else(|| self.found.get(at)?.as_ref())
+    }
+
+    /// Whether it is known what, if anything, has this name.
+    #[must_use]
+    pub fn is_known(&self, world: &World, at: &ObjectKey) -> bool {
+        world.companion(at).is_some() || self.found.contains_key(at)
+    }
+}
+
+impl View {
+    /// Whether companions of a kind in a namespace, and the namespace itself, can be seen.
+    #[must_use]
+    pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
+        [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
+    }
+
+    /// Whether it is known which namespaces exist.
+    #[must_use]
+    pub fn sees_all_namespaces(&self) -> bool {
+        self.sights.get(&WatchId::Namespaces) == Some(&Sight::Everywhere)
+    }
+
+    /// Whether sources of a kind in a namespace can be seen.
+    #[must_use]
+    pub fn sees_sources(&self, kind: Kind, namespace: &str) -> bool {
+        self.sees(WatchId::Sources(kind), namespace)
+    }
+
+    fn sees(&self, watch: WatchId, namespace: &str) -> bool {
+        match self.sights.get(&watch) {
+            Some(Sight::Everywhere) => true,
+            Some(Sight::In(seen)) => seen == namespace,
+            Some(Sight::Nowhere) | None => false,
+        }
+    }
+}
+
+/// Lists what a watch selects. Returns where, and why not everywhere.
+async fn see(
+    client: &Client,
+    informers: &Informers,
+    watch: WatchId,
+    namespace: &str,
+) -> Result<(WatchId, Sight, Option<String>), Failure> {
+    let why = match informers.list(client, watch, None).await {
+        Ok(()) => return Ok((watch, Sight::Everywhere, None)),
+        Err(Failure::Forbidden(why)) => why,
+        Err(failure) => return Err(failure),
+    };
+    match informers.list(client, watch, Some(namespace)).await {
+        Ok(()) => Ok((watch, Sight::In(namespace.to_owned()), Some(why))),
+        Err(Failure::Forbidden(_) | Failure::NotFound) => Ok((watch, Sight::Nowhere, Some(why))),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// They feed a world that keeps no content, and record when each object was written.
+fn informers(scope: &Scope, times: &Times, changes: &watch::Sender<u64>) -> Informers {
+    let (times, shown, affected) = (times.clone(), changes.clone(), changes.clone());
+    let observer: Observer = Arc::new(move |watch, meta| {
+        shown.send_modify(|count| *count += 1);
+        let kind = match watch {
+            WatchId::Namespaces => return,
+            WatchId::Companions(kind) | WatchId::Sources(kind) => kind,
+        };
+        if let Some(time) = last_written(meta) {
+            times.lock().unwrap_or_else(PoisonError::into_inner).insert(ObjectKey::of(kind, meta), time);
+        }
+    });
+    Informers {
+        scope: scope.clone(),
+        world: SharedWorld::new(scope, 0),
+        requeue: Arc::new(move |_| affected.send_modify(|count| *count += 1)),
+        readiness: Readiness::new([]),
+        metrics: Metrics::new(),
+        restores: Restores::default(),
+        observer: Some(observer),
+    }
+}
+
+/// The API server writes every time in UTC with whole seconds, so the texts compare like the times.
+fn last_written(meta: &Meta) -> Option<Timestamp> {
+    let managed = meta.managed_fields.iter().map(|entry| &entry.time);
+    managed.chain(&meta.creation_timestamp).max()?.parse().ok()
+}
+
+/// Reads one ConfigMap or Secret.
+pub async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Failure> {
+    let path = format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural());
+    let request = Request::new(path).get(&at.name, &GetParams::default());
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+}

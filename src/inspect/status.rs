@@ -1,0 +1,396 @@
+//! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the mirror.
+
+use std::{collections::BTreeSet, fmt};
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+
+use super::snapshot::Snapshot;
+use crate::{
+    object::ObjectKey,
+    plan::{
+        Action, Decision, DeleteReason, Heal, Holder, TargetContext, decide, first_difference, plan, targets,
+    },
+    policy::Targets,
+    text::shorten,
+    world::{Eligibility, Source, World},
+};
+
+/// How much of a message a state quotes.
+const MAX_QUOTED_CHARS: usize = 200;
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceStatus {
+    pub kind: &'static str,
+    pub namespace: String,
+    pub name: String,
+    /// What it asks for, as in `target-namespaces`; the selector behind it.
+    pub targets: String,
+    /// How many companions it wants where they may exist, and how many of them are right.
+    pub wanted: usize,
+    pub in_step: usize,
+    /// How many companions of the wanted ones this person may not see. They count in neither number.
+    pub not_seen: usize,
+    /// When the source, or one of its companions, was last written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changed: Option<Timestamp>,
+    #[serde(flatten)]
+    pub state: State,
+    pub message: String,
+    /// What its author should know, as in its Warning Events.
+    pub troubles: Vec<TroubleStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub companions: Vec<CompanionStatus>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TroubleStatus {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The most important thing to know about a source. The variants are in the order in which they are looked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "kebab-case", rename_all_fields = "camelCase")]
+pub enum State {
+    /// It is malformed, or cannot be a source.
+    Refused {
+        reason: String,
+    },
+    /// It is being deleted: nothing is written for it.
+    BeingDeleted,
+    /// Deletes of its companions look like an accident, and are held.
+    DeletesHeld {
+        companions: usize,
+        until: Timestamp,
+    },
+    /// It does not exist, and these companions of it do.
+    SourceGone {
+        companions: usize,
+    },
+    Paused {
+        behind: usize,
+    },
+    Conflicts {
+        places: usize,
+    },
+    /// The mirror has not written these companions yet.
+    Behind {
+        companions: usize,
+    },
+    /// No namespace matches.
+    NoTarget,
+    /// Namespaces that it lists by name do not exist, or take no companions.
+    MissingTargets {
+        namespaces: usize,
+    },
+    InStep,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CompanionStatus {
+    pub namespace: String,
+    pub name: String,
+    #[serde(flatten)]
+    pub state: CompanionState,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written: Option<Timestamp>,
+}
+
+/// What is known of one companion that a source wants or has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", content = "detail", rename_all = "kebab-case")]
+pub enum CompanionState {
+    InStep,
+    Missing,
+    /// It is there, and this differs from what it should be.
+    Differs(Difference),
+    /// An object of that name is about to be taken over.
+    Adopting,
+    /// Another object has the name.
+    Conflict(String),
+    /// The source does not want it any more.
+    Unwanted(Removal),
+    BeingDeleted,
+    NoNamespace,
+    NamespaceTerminating,
+    /// The namespace is never a target.
+    Excluded,
+    /// The namespace has not accepted sources of that namespace.
+    NotAccepted,
+    /// This person may not see it.
+    NotSeen,
+}
+
+/// [`Heal`] and [`DeleteReason`] by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Difference(pub Heal);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removal(pub DeleteReason);
+
+impl Serialize for Difference {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+impl Serialize for Removal {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.as_str())
+    }
+}
+
+impl CompanionState {
+    /// Whether the mirror has something to write or to delete there.
+    #[must_use]
+    pub const fn is_behind(&self) -> bool {
+        matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
+    }
+
+    /// Whether the source wants a companion there, and may have it.
+    const fn is_wanted(&self) -> bool {
+        matches!(
+            self,
+            Self::InStep
+                | Self::Missing
+                | Self::Differs(_)
+                | Self::Adopting
+                | Self::Conflict(_)
+                | Self::BeingDeleted
+        )
+    }
+}
+
+impl State {
+    /// Whether everything is as its author asked for.
+    #[must_use]
+    pub const fn is_healthy(&self) -> bool {
+        matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { behind: 0 })
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |count: usize, one: &str, many: &str| match count {
+            1 => format!("1 {one}"),
+            _ => format!("{count} {many}"),
+        };
+        match self {
+            Self::Refused { reason } => write!(f, "refused: {}", shorten(reason, MAX_QUOTED_CHARS)),
+            Self::BeingDeleted => f.write_str("being deleted"),
+            Self::DeletesHeld { companions, until } => {
+                write!(f, "{} held until {until:.0}", plural(*companions, "delete", "deletes"))
+            }
+            Self::SourceGone { companions } => {
+                write!(f, "source gone, {} left", plural(*companions, "companion", "companions"))
+            }
+            Self::Paused { behind: 0 } => f.write_str("paused"),
+            Self::Paused { behind } => write!(f, "paused, {} behind", plural(*behind, "change", "changes")),
+            Self::Conflicts { places } => f.write_str(&plural(*places, "conflict", "conflicts")),
+            Self::Behind { companions } => write!(f, "{} to write", companions),
+            Self::NoTarget => f.write_str("matches no namespace"),
+            Self::MissingTargets { namespaces } => {
+                write!(f, "{} without a companion", plural(*namespaces, "namespace", "namespaces"))
+            }
+            Self::InStep => f.write_str("in step"),
+        }
+    }
+}
+
+impl fmt::Display for CompanionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InStep => f.write_str("in step"),
+            Self::Missing => f.write_str("missing"),
+            Self::Differs(Difference(heal)) => write!(f, "differs: {}", heal.as_str()),
+            Self::Adopting => f.write_str("about to be adopted"),
+            Self::Conflict(holder) => write!(f, "conflict: the name is held by {holder}"),
+            Self::Unwanted(Removal(reason)) => write!(f, "to be removed: {}", reason.as_str()),
+            Self::BeingDeleted => f.write_str("being deleted"),
+            Self::NoNamespace => f.write_str("the namespace does not exist"),
+            Self::NamespaceTerminating => f.write_str("the namespace is being deleted"),
+            Self::Excluded => f.write_str("the namespace is never a target"),
+            Self::NotAccepted => f.write_str("the namespace has not accepted the source"),
+            Self::NotSeen => f.write_str("not seen: you may not read it"),
+        }
+    }
+}
+
+/// The targets of a source in one line, as `target-namespaces` has them.
+#[must_use]
+pub fn describe_targets(targets: &Targets) -> String {
+    let own = targets.own.then(|| ".".to_owned());
+    let patterns = targets.patterns.iter().map(ToString::to_string);
+    let excluded = targets.excluded.iter().map(|pattern| format!("!{pattern}"));
+    let mut parts: Vec<String> =
+        own.into_iter().chain(targets.names.iter().cloned()).chain(patterns).chain(excluded).collect();
+    if let Some(selector) = &targets.selector {
+        parts.push(format!("({selector})"));
+    }
+    parts.join(",")
+}
+
+/// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
+#[must_use]
+pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+    snapshot.world.read(|world| {
+        let source = world.source(key).map(|source| &**source);
+        let companions = companions(snapshot, world, key, source);
+        let troubles = plan(world, key, None).troubles;
+        let is_unknown = |trouble: &crate::plan::Trouble| {
+            // Without the right to list namespaces, none of them exists for the plan.
+            matches!(trouble.label(), "no_namespace" | "no_match") && !snapshot.view.sees_all_namespaces()
+        };
+        let troubles = troubles.into_iter().filter(|trouble| !is_unknown(trouble));
+        let state = state(source, &companions, held_until);
+        let written = companions.iter().filter_map(|companion| companion.written);
+        SourceStatus {
+            kind: key.kind.as_str(),
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            targets: match source.map(|source| &source.desired) {
+                Some(Ok(desired)) => describe_targets(&desired.policy.targets),
+                _ => String::new(),
+            },
+            wanted: companions.iter().filter(|one| one.state.is_wanted()).count(),
+            in_step: companions.iter().filter(|one| one.state == CompanionState::InStep).count(),
+            not_seen: companions.iter().filter(|one| one.state == CompanionState::NotSeen).count(),
+            changed: written.chain(snapshot.written(key)).max(),
+            message: state.to_string(),
+            troubles: troubles
+                .map(|trouble| TroubleStatus { reason: trouble.event_reason(), message: trouble.to_string() })
+                .collect(),
+            state,
+            companions,
+        }
+    })
+}
+
+fn state(source: Option<&Source>, companions: &[CompanionStatus], held_until: Option<Timestamp>) -> State {
+    let count =
+        |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
+    let unwanted = count(|state| matches!(state, CompanionState::Unwanted(_)));
+    let held =
+        held_until.filter(|_| unwanted > 0).map(|until| State::DeletesHeld { companions: unwanted, until });
+    let Some(source) = source else {
+        return held.unwrap_or(State::SourceGone { companions: companions.len() });
+    };
+    let policy = match &source.desired {
+        Err(fault) => return State::Refused { reason: fault.to_string() },
+        Ok(desired) => &desired.policy,
+    };
+    let behind = count(CompanionState::is_behind);
+    let conflicts = count(|state| matches!(state, CompanionState::Conflict(_)));
+    let missing = count(|state| {
+        matches!(state, CompanionState::NoNamespace | CompanionState::Excluded | CompanionState::NotAccepted)
+    });
+    if source.terminating {
+        State::BeingDeleted
+    } else if let Some(held) = held {
+        held
+    } else if policy.paused {
+        State::Paused { behind: behind + conflicts }
+    } else if conflicts > 0 {
+        State::Conflicts { places: conflicts }
+    } else if behind > 0 {
+        State::Behind { companions: behind }
+    } else if missing > 0 {
+        State::MissingTargets { namespaces: missing }
+    } else if companions.is_empty() && policy.targets.has_patterns() {
+        State::NoTarget
+    } else {
+        State::InStep
+    }
+}
+
+/// Every companion that a source wants or has.
+fn companions(
+    snapshot: &Snapshot,
+    world: &World,
+    key: &ObjectKey,
+    source: Option<&Source>,
+) -> Vec<CompanionStatus> {
+    let mut companions = Vec::new();
+    let mut places = BTreeSet::new();
+    let mut add = |at: &ObjectKey, state: CompanionState| {
+        let written = world.companion(at).and_then(|_| snapshot.written(at));
+        let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
+        companions.push(CompanionStatus { namespace, name, state, written });
+    };
+    if let Some(source) = source
+        && let Ok(desired) = &source.desired
+    {
+        for target in targets(world, &key.namespace, &desired.policy.targets) {
+            let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
+            if at == *key {
+                continue;
+            }
+            let state = if !snapshot.view.sees_companions(key.kind, target.namespace) {
+                CompanionState::NotSeen
+            } else {
+                match target.eligibility {
+                    Eligibility::Eligible => companion_state(snapshot, world, source, &at),
+                    Eligibility::Terminating => CompanionState::NamespaceTerminating,
+                    // A pattern may match a namespace that takes no companions: that is no trouble.
+                    _ if !target.explicit => continue,
+                    Eligibility::Missing => CompanionState::NoNamespace,
+                    Eligibility::Never => CompanionState::Excluded,
+                    Eligibility::NotAccepted => CompanionState::NotAccepted,
+                }
+            };
+            add(&at, state);
+            places.insert(at);
+        }
+    }
+    let removals = plan(world, key, None).changes;
+    for (at, found) in world.companions_of(key).filter(|(at, _)| !places.contains(*at)) {
+        let planned = removals.iter().find(|change| change.at == *at).map(|change| &change.action);
+        let state = match planned {
+            _ if found.terminating => CompanionState::BeingDeleted,
+            Some(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
+                CompanionState::Unwanted(Removal(*reason))
+            }
+            // The companions of a malformed source stay as they are.
+            _ if source.is_some_and(|source| source.desired.is_err()) => CompanionState::InStep,
+            _ => CompanionState::Unwanted(Removal(DeleteReason::NotWanted)),
+        };
+        add(at, state);
+    }
+    companions
+}
+
+/// The state of a companion that a source wants in a namespace that may have it.
+fn companion_state(snapshot: &Snapshot, world: &World, source: &Source, at: &ObjectKey) -> CompanionState {
+    let found = snapshot.object(world, at);
+    let context = TargetContext::of(world, source, at, found, None);
+    match decide(source, at, found, context) {
+        Decision::Nothing if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
+        Decision::Nothing => CompanionState::InStep,
+        Decision::Trouble(crate::plan::Trouble::Conflict { holder, .. }) => {
+            CompanionState::Conflict(describe_holder(&holder))
+        }
+        Decision::Trouble(other) => CompanionState::Conflict(other.to_string()),
+        Decision::Change(change) => match (change.action, found) {
+            (Action::Update { reason, .. } | Action::Recreate { reason, .. }, Some(found)) => {
+                if reason == crate::plan::WriteReason::Adopted {
+                    CompanionState::Adopting
+                } else {
+                    CompanionState::Differs(Difference(
+                        first_difference(source, at, found).unwrap_or(Heal::Finalizer),
+                    ))
+                }
+            }
+            _ => CompanionState::Missing,
+        },
+    }
+}
+
+fn describe_holder(holder: &Holder) -> String {
+    match holder {
+        Holder::Foreign => "an object that is not managed by Lockstep".to_owned(),
+        Holder::Companion { of } => format!("the companion of {of}"),
+        other => other.to_string(),
+    }
+}
