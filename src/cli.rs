@@ -2,6 +2,7 @@
 
 pub mod certs;
 mod connection;
+pub mod explain;
 pub mod manifests;
 mod output;
 pub mod run;
@@ -24,6 +25,8 @@ pub struct Cli {
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
     Status(status::Status),
+    /// Say why a namespace has or lacks the companion of a source
+    Explain(explain::Explain),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
@@ -36,6 +39,7 @@ impl Cli {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Status(settings) => status::run(&settings).await?,
+            Command::Explain(settings) => explain::run(&settings).await?,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Certs(settings) => certs::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,

@@ -105,7 +105,7 @@ impl Snapshot {
     /// Reads what has the names of companions that are missing: lists show only objects with our label.
     pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
         let is_create = |action: &Action| matches!(action, Action::Create { .. });
-        let missing: Vec<ObjectKey> = self.world.read(|world| {
+        let missing = self.world.read(|world| {
             let changes = sources.iter().flat_map(|source| plan(world, source, None).changes);
             changes
                 .filter(|change| is_create(&change.action))
@@ -113,8 +113,13 @@ impl Snapshot {
                 .take(MAX_LOOKUPS)
                 .collect()
         });
+        self.look_up(client, missing).await;
+    }
+
+    /// Reads objects that lists do not show.
+    pub async fn look_up(&mut self, client: &Client, objects: Vec<ObjectKey>) {
         let read = |at: ObjectKey| async move { (read_object(client, &at).await, at) };
-        let mut reads = stream::iter(missing).map(read).buffer_unordered(CONCURRENT_LOOKUPS);
+        let mut reads = stream::iter(objects).map(read).buffer_unordered(CONCURRENT_LOOKUPS);
         while let Some((outcome, at)) = reads.next().await {
             let found = match outcome {
                 Ok(object) => {
@@ -127,6 +132,12 @@ impl Snapshot {
             };
             self.found.insert(at, found);
         }
+    }
+
+    /// What a read has found under this name: nothing, or an object. None if it was not read.
+    #[must_use]
+    pub fn read_of(&self, at: &ObjectKey) -> Option<Option<&Companion>> {
+        self.found.get(at).map(Option::as_ref)
     }
 
     /// The object of this name, as a list or a read has shown it.

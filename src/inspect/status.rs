@@ -362,7 +362,13 @@ fn companions(
 }
 
 /// The state of a companion that a source wants in a namespace that may have it.
-fn companion_state(snapshot: &Snapshot, world: &World, source: &Source, at: &ObjectKey) -> CompanionState {
+#[must_use]
+pub fn companion_state(
+    snapshot: &Snapshot,
+    world: &World,
+    source: &Source,
+    at: &ObjectKey,
+) -> CompanionState {
     let found = snapshot.object(world, at);
     let context = TargetContext::of(world, source, at, found, None);
     match decide(source, at, found, context) {
