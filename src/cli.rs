@@ -1,10 +1,12 @@
 //! The command line: one file per subcommand.
 
+pub mod audit;
 pub mod certs;
 mod connection;
 pub mod explain;
 pub mod manifests;
 mod output;
+pub mod plan;
 pub mod run;
 mod source_name;
 pub mod status;
@@ -25,8 +27,12 @@ pub struct Cli {
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
     Status(status::Status),
+    /// Show what Lockstep would do before a source is applied; exit code 0: nothing, 1: changes, 2: refused
+    Plan(plan::Plan),
     /// Say why a namespace has or lacks the companion of a source
     Explain(explain::Explain),
+    /// Find drift in the whole cluster, for pipelines; exit code 0: in step, 1: drift, 2: cannot tell
+    Audit(audit::Audit),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
@@ -39,7 +45,9 @@ impl Cli {
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Status(settings) => status::run(&settings).await?,
+            Command::Plan(settings) => return plan::run(&settings).await,
             Command::Explain(settings) => explain::run(&settings).await?,
+            Command::Audit(settings) => return audit::run(&settings).await,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Certs(settings) => certs::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,
