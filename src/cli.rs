@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod certs;
+pub mod check;
 mod connection;
 pub mod explain;
 pub mod manifests;
@@ -33,6 +34,8 @@ pub enum Command {
     Explain(explain::Explain),
     /// Find drift in the whole cluster, for pipelines; exit code 0: in step, 1: drift, 2: cannot tell
     Audit(audit::Audit),
+    /// Check whether Lockstep can be installed, or works once it is
+    Check(check::Check),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
@@ -48,6 +51,7 @@ impl Cli {
             Command::Plan(settings) => return plan::run(&settings).await,
             Command::Explain(settings) => explain::run(&settings).await?,
             Command::Audit(settings) => return audit::run(&settings).await,
+            Command::Check(settings) => return check::run(&settings).await,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Certs(settings) => certs::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,

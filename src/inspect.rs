@@ -7,9 +7,11 @@
 //! | [`proposal`] | what would happen if an object were applied |
 //! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
 //! | [`audit`] | what is not as sources ask for; pure |
+//! | [`check`] | whether Lockstep can be installed, or works once it is |
 //! | [`explain`] | why a namespace has or lacks a companion, step by step; pure |
 
 pub mod audit;
+pub mod check;
 pub mod explain;
 pub mod instance;
 pub mod proposal;
