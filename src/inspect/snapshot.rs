@@ -22,10 +22,10 @@ use crate::{
     client::{Failure, REQUEST_TIMEOUT, with_timeout},
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{health::Readiness, metrics::Metrics},
-    plan::{Action, plan},
+    plan::targets,
     watch::Restores,
     world::{
-        Companion, ObservedCompanion, Scope, SharedWorld, WatchId, World,
+        Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World,
         informer::{Informers, Observer},
     },
 };
@@ -121,14 +121,9 @@ impl Snapshot {
 
     /// Reads what has the names of companions that are missing: lists show only objects with our label.
     pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
-        let is_create = |action: &Action| matches!(action, Action::Create { .. });
         let missing = self.world.read(|world| {
-            let changes = sources.iter().flat_map(|source| plan(world, source, None).changes);
-            changes
-                .filter(|change| is_create(&change.action))
-                .map(|change| change.at)
-                .take(MAX_LOOKUPS)
-                .collect()
+            let missing = sources.iter().flat_map(|source| missing(world, source));
+            missing.take(MAX_LOOKUPS).collect()
         });
         self.look_up(client, missing).await;
     }
@@ -196,6 +191,17 @@ impl View {
             Some(Sight::Nowhere) | None => false,
         }
     }
+}
+
+/// Where a source wants companions and no list shows one, whether or not it is paused.
+fn missing<'a>(world: &'a World, key: &'a ObjectKey) -> impl Iterator<Item = ObjectKey> + 'a {
+    let policy = world.source(key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+    policy.into_iter().flat_map(move |policy| {
+        targets(world, &key.namespace, &policy.targets)
+            .filter(|target| target.eligibility == Eligibility::Eligible)
+            .map(|target| ObjectKey::new(key.kind, target.namespace, &policy.companion))
+            .filter(move |at| at != key && world.companion(at).is_none())
+    })
 }
 
 /// Lists what a watch selects. Returns where, and why not everywhere.

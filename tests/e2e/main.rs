@@ -6,6 +6,7 @@ mod certs;
 mod chart;
 mod cleanup;
 mod client_ca;
+mod commands;
 mod conflict;
 mod crds;
 mod defaults;
