@@ -2,6 +2,7 @@
 //! walk-through of the README on it and checks every output.
 #![forbid(unsafe_code)]
 
+mod guide;
 mod walkthrough;
 
 use std::{
@@ -45,14 +46,7 @@ async fn run(program: &Path) -> Result<()> {
     let ops = demo.ops.to_string();
     let mut lockstep = LockstepProcess::start_in_foreground(program, &demo.kubeconfig, &ops, &demo.flags())?;
     lockstep.wait_ready(LOCKSTEP_TIMEOUT).await?;
-    println!("\nA Kubernetes control plane is up. In another terminal:\n");
-    println!("  export KUBECONFIG='{}'", demo.plane.admin().display());
-    println!("  export PATH='{}':\"$PATH\"\n", demo.kubectl_dir().display());
-    println!("and try:\n");
-    for step in walkthrough::steps() {
-        println!("  {}", step.command);
-    }
-    println!("\nCtrl+C stops everything.\n");
+    println!("{}", guide::text(&demo.plane.admin(), &[&program_dir(program)?, &demo.kubectl_dir()]));
 
     // The terminal sends Ctrl+C to Lockstep, too: it finishes its writes while the control plane still runs.
     let status = tokio::select! {
@@ -80,6 +74,12 @@ async fn play(program: &Path) -> Result<()> {
     outcome
 }
 
+/// The directory of a program, as people in other directories need it.
+fn program_dir(program: &Path) -> Result<PathBuf> {
+    let program = std::path::absolute(program)?;
+    Ok(program.parent().context("lockstep is in no directory")?.to_owned())
+}
+
 /// Two free ports of this machine.
 fn free_addresses() -> Result<[SocketAddr; 2]> {
     // Both sockets stay open until both ports are known, so that they differ.
@@ -97,8 +97,7 @@ pub struct Demo {
 
 impl Demo {
     fn install(program: &Path) -> Result<Self> {
-        eprintln!("demo: booting etcd, kube-apiserver and kube-controller-manager");
-        let plane = ControlPlane::start()?;
+        let plane = ControlPlane::start_for_demo()?;
         let [webhook, ops] = free_addresses()?;
         let manifests = Command::new(program)
             .args(["manifests", "--secrets", "--webhook-url", &format!("https://{webhook}")])
