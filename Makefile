@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo test lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
+.PHONY: run demo picture test lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ run: demoplane ## run a control plane with Lockstep on it until Ctrl+C
 
 demo: demoplane ## run the walk-through of the README and check its output
 	@$(BIN)/debug/demo play $(BIN)/debug/lockstep
+
+picture: controlplane ## draw docs/demo.svg from the walk-through
+	@$(BIN)/debug/demo picture $(BIN)/debug/lockstep docs/demo.svg
 
 test: lint unit e2e ## check format, lints and docs; run unit, property and end-to-end tests
 

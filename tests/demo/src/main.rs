@@ -1,8 +1,9 @@
 //! `demo run LOCKSTEP` runs Lockstep on a control plane of its own until Ctrl+C. `demo play LOCKSTEP` runs the
-//! walk-through of the README on it and checks every output.
+//! walk-through of the README on it and checks every output. `demo picture LOCKSTEP FILE` also draws it.
 #![forbid(unsafe_code)]
 
 mod guide;
+mod picture;
 mod walkthrough;
 
 use std::{
@@ -14,6 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use controlplane::{ControlPlane, LockstepProcess};
+use picture::Entry;
 
 /// How long Lockstep may take to become ready or to stop.
 const LOCKSTEP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,9 +27,10 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["run", lockstep] => run(Path::new(lockstep)).await,
-        ["play", lockstep] => play(Path::new(lockstep)).await,
+        ["play", lockstep] => play(Path::new(lockstep)).await.map(drop),
+        ["picture", lockstep, file] => draw(Path::new(lockstep), Path::new(file)).await,
         _ => {
-            eprintln!("usage: demo run|play PATH-OF-LOCKSTEP");
+            eprintln!("usage: demo run|play PATH-OF-LOCKSTEP | demo picture PATH-OF-LOCKSTEP FILE");
             return ExitCode::from(2);
         }
     };
@@ -60,8 +63,14 @@ async fn run(program: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { bail!("lockstep ended with {status}") }
 }
 
-/// Runs the walk-through.
-async fn play(program: &Path) -> Result<()> {
+/// Runs the walk-through and draws it.
+async fn draw(program: &Path, file: &Path) -> Result<()> {
+    let picture = picture::render(&play(program).await?);
+    std::fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Runs the walk-through, and returns what the picture shows.
+async fn play(program: &Path) -> Result<Vec<Entry>> {
     let demo = Demo::install(program)?;
     let mut lockstep = LockstepProcess::start(program, &demo.kubeconfig, &demo.flags())?;
     lockstep.wait_ready(LOCKSTEP_TIMEOUT).await?;
