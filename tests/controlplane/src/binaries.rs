@@ -125,7 +125,7 @@ impl fmt::Display for Binaries {
         write!(
             f,
             "etcd, kube-apiserver and kubectl from {dir}, which has no {CONTROLLER_MANAGER}: deleted namespaces stay \
-             Terminating (KUBEBUILDER_ASSETS= make controlplane builds one)"
+             Terminating (`make controlplane` builds a complete one)"
         )
     }
 }

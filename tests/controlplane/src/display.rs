@@ -31,7 +31,6 @@ impl Display {
     }
 
     /// Shows how far the task is, from 0 to 1.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
     pub(crate) fn show(&mut self, fraction: f64, text: &str) {
         match &self.bar {
             Some(bar) => {

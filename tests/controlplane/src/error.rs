@@ -48,7 +48,10 @@ pub enum Error {
     NoCacheDir,
 
     /// The directory in `KUBEBUILDER_ASSETS` lacks a binary.
-    #[error("KUBEBUILDER_ASSETS={} has no {name}, which is needed {purpose}", dir.display())]
+    #[error(
+        "KUBEBUILDER_ASSETS={} has no {name}, which is needed {purpose}: unset it to build the control plane",
+        dir.display()
+    )]
     MissingBinary {
         /// The directory as the variable names it.
         dir: PathBuf,

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         ["prepare", "tests", program, ref arguments @ ..] => prepare(Purpose::Tests, program, arguments),
         ["prepare", "demo", program, ref arguments @ ..] => prepare(Purpose::Demo, program, arguments),
         ["up"] => ControlPlane::start().and_then(|plane| wait_for_signal(&plane)),
+        ["up", "demo"] => ControlPlane::start_for_demo().and_then(|plane| wait_for_signal(&plane)),
         ["up", "node", ref images @ ..] => {
             let images: Vec<&Path> = images.iter().map(Path::new).collect();
             Node::start(&images).and_then(|node| wait_for_signal(node.plane()))
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [node|helm] | prepare tests|demo COMMAND… | up [node [ARCHIVE…]] | preflight | \
+                "usage: controlplane build [node|helm] | prepare tests|demo COMMAND… | up [demo | node [ARCHIVE…]] | preflight | \
                  image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);

@@ -73,13 +73,11 @@ impl Progress {
     }
 
     /// The part that is done, from 0 to 1.
-    #[allow(clippy::cast_precision_loss)]
     pub(crate) fn fraction(&self) -> f64 {
         self.done as f64 / self.total.max(1) as f64
     }
 
     /// How long the rest takes at the speed of the last minute.
-    #[allow(clippy::cast_precision_loss)]
     fn left(&self) -> Option<Duration> {
         let ((then, before), (now, done)) = (*self.history.front()?, *self.history.back()?);
         let speed = (done - before) as f64 / (now - then).as_secs_f64();
