@@ -1,22 +1,27 @@
 //! A command that runs while Go builds: cargo, which compiles Lockstep at the same time.
 
 use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::io::{self, IsTerminal};
 use std::iter;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Error;
 use crate::display::Display;
+use crate::wait::eventually;
+use crate::{Error, files};
+
+/// How long the output of a command that has ended may take to appear.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running command. Dropping it ends the command.
 pub(crate) struct Beside {
     line: String,
     child: Child,
-    output: Option<JoinHandle<()>>,
+    output: JoinHandle<()>,
 }
 
 impl Beside {
@@ -36,17 +41,16 @@ impl Beside {
         let mut child = child.map_err(Error::at(Path::new(command.get_program())))?;
         let (stderr, display) = (child.stderr.take(), display.clone());
         let output = thread::spawn(move || {
-            let lines = stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines());
-            lines.map_while(Result::ok).for_each(|line| display.line(&line));
+            stderr.into_iter().flat_map(files::lines).for_each(|line| display.line(&line));
         });
-        Ok(Self { line: line(&command), child, output: Some(output) })
+        Ok(Self { line: line(&command), child, output })
     }
 
     /// Fails if the command has failed. It may still run.
     pub(crate) fn check(&mut self) -> Result<(), Error> {
         match self.child.try_wait()? {
-            Some(status) => self.ended(status),
-            None => Ok(()),
+            Some(status) if !status.success() => self.ended(status),
+            _ => Ok(()),
         }
     }
 
@@ -56,11 +60,10 @@ impl Beside {
         self.ended(status)
     }
 
-    /// Returns when all that it printed is shown: an error that refers to it comes last.
-    fn ended(&mut self, status: ExitStatus) -> Result<(), Error> {
-        if let Some(output) = self.output.take() {
-            drop(output.join());
-        }
+    /// Returns when all that it printed is shown: an error that refers to it comes last. A process that it has left behind
+    /// may keep its stderr open.
+    fn ended(&self, status: ExitStatus) -> Result<(), Error> {
+        eventually(OUTPUT_TIMEOUT, || self.output.is_finished());
         outcome(&self.line, status)
     }
 }

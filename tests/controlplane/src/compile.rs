@@ -191,7 +191,11 @@ fn compile(
             Some(line) => display.line(line),
             None => {}
         }
-        display.show(0.0, &format!("downloading source code: {modules} Go modules"));
+        let text = match modules {
+            0 => "reading the packages to compile".to_owned(),
+            _ => format!("downloading their source: {modules} Go modules so far"),
+        };
+        display.show(0.0, &text);
         go_on()
     })?;
 

@@ -1,6 +1,6 @@
 //! Runs the Go toolchain and follows what it prints.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Error;
+use crate::{Error, files};
 
 /// How long Go may print nothing before the caller is asked whether to go on.
 const TICK: Duration = Duration::from_millis(200);
@@ -47,10 +47,7 @@ pub(crate) fn run(
         stdout.map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut text)).map(|_| text)
     });
     let (sender, lines) = mpsc::channel();
-    thread::spawn(move || {
-        let lines = stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines());
-        lines.map_while(Result::ok).try_for_each(|line| sender.send(line))
-    });
+    thread::spawn(move || stderr.into_iter().flat_map(files::lines).try_for_each(|line| sender.send(line)));
 
     let watched = loop {
         let watched = match lines.recv_timeout(TICK) {
