@@ -23,7 +23,7 @@ impl Display {
     pub(crate) fn new(title: &'static str) -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(STEPS), ProgressDrawTarget::stderr());
-            let style = ProgressStyle::with_template(&format!("{title} [{{bar:30}}] {{msg}}"));
+            let style = ProgressStyle::with_template(&format!("{title} [{{bar:20}}] {{wide_msg}}"));
             // The default is a bar, too.
             bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "))
         });
