@@ -199,8 +199,7 @@ fn compile(
         go_on()
     })?;
 
-    let size = |file: &Path| fs::metadata(file).map_or(0, |metadata| metadata.len());
-    let mut progress = Progress::new(&list, packages.len(), size);
+    let mut progress = Progress::new(&list, packages.len());
     let start = Instant::now();
     go::run(scratch, &arguments(&["build", "-v"], &["-o", "bin/"]), |line| {
         if let Some(line) = line

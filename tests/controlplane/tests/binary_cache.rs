@@ -20,7 +20,7 @@ impl Sandbox {
     /// Installs a `go` that runs this script on `go build`, and has one package to compile.
     fn go(&self, build: &str) {
         let script = format!(
-            "#!/bin/sh\n[ \"$1\" != list ] || {{ echo 'go: downloading fmt v1' >&2; printf 'fmt\\t/fmt\\n'; }}\n\
+            "#!/bin/sh\n[ \"$1\" != list ] || {{ echo 'go: downloading fmt v1' >&2; echo 'fmt 4 16'; }}\n\
              [ \"$1\" = build ] || exit 0\necho \"$*\" >> '{}'\n{build}\n",
             self.calls().display()
         );
