@@ -93,6 +93,11 @@ impl Mirror {
                 "reconcile worker"
             });
         }
+        let labeller = reconciler.clone();
+        workers.spawn(async move {
+            labeller.label_all().await;
+            "label worker"
+        });
         for _ in 0..settings.writes.max(1) {
             let reconciler = reconciler.clone();
             tasks.spawn(async move {

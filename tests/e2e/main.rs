@@ -21,6 +21,7 @@ mod heal;
 mod hints;
 mod hostile_reviews;
 mod kubectl_commands;
+mod labels;
 mod leader_election;
 mod least_privilege;
 mod manifests;

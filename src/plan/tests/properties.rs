@@ -67,6 +67,7 @@ enum CompanionEdit {
     Binary,
     Immutable,
     StripLabel,
+    StripSourceLabels,
     StripMarks,
     NameOther,
     BreakSource,
@@ -123,6 +124,7 @@ fn operation() -> impl Strategy<Value = ClusterOperation> {
         E::Binary,
         E::Immutable,
         E::StripLabel,
+        E::StripSourceLabels,
         E::StripMarks,
         E::NameOther,
         E::BreakSource,
@@ -236,6 +238,7 @@ impl CompanionEdit {
             }
             Self::Immutable => object.immutable = Some(true),
             Self::StripLabel => drop(meta.labels.remove(&full("companion"))),
+            Self::StripSourceLabels => strip_source_labels(object),
             Self::StripMarks => annotations.clear(),
             Self::NameOther => drop(annotations.insert(full("source"), "away/b".into())),
             Self::BreakSource => drop(annotations.insert(full("source"), "nonsense".into())),
