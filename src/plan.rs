@@ -632,4 +632,4 @@ impl DeleteReason {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

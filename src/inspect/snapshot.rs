@@ -98,6 +98,16 @@ impl Snapshot {
         Ok(Self { scope, world, view, informers, changes, times, found: HashMap::new() })
     }
 
+    /// A world that is seen whole.
+    #[cfg(test)]
+    pub(crate) fn of(scope: Scope, world: SharedWorld) -> Self {
+        let (times, changes) = (Times::default(), watch::Sender::new(0));
+        let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
+        let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
+        let view = View { sights, gaps: Vec::new() };
+        Self { scope, world, view, informers, changes, times, found: HashMap::new() }
+    }
+
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
     pub fn follow(&self, client: &Client, tasks: &mut JoinSet<&'static str>) -> watch::Receiver<u64> {
         let receiver = self.changes.subscribe();

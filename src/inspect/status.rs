@@ -357,6 +357,9 @@ fn companions(
         let planned = removals.iter().find(|change| change.at == *at).map(|change| &change.action);
         let state = match planned {
             _ if found.terminating => CompanionState::BeingDeleted,
+            _ if world.namespaces().is_gone_or_terminating(&at.namespace) => {
+                CompanionState::NamespaceTerminating
+            }
             Some(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
                 CompanionState::Unwanted(Removal(*reason))
             }
@@ -411,3 +414,6 @@ pub fn describe_holder(holder: &Holder) -> String {
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

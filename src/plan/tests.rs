@@ -2,7 +2,7 @@
 
 mod heals;
 mod limits;
-mod properties;
+pub(crate) mod properties;
 mod releases;
 mod upgrades;
 

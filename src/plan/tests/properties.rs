@@ -14,7 +14,7 @@ const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
 /// A change of the cluster by a user, by Kubernetes or by the mirror.
 #[derive(Debug, Clone)]
-enum ClusterOperation {
+pub(crate) enum ClusterOperation {
     Namespace(&'static str, NamespaceState),
     DropNamespace(&'static str),
     Source {
@@ -157,7 +157,7 @@ fn operation() -> impl Strategy<Value = ClusterOperation> {
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
+pub(crate) fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
     prop::collection::vec(operation(), 1..40)
 }
 
@@ -255,7 +255,10 @@ impl CompanionEdit {
     }
 }
 
-fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
+pub(crate) fn run(
+    history: Vec<ClusterOperation>,
+    mut reconcile: impl FnMut(&mut Cluster, &ObjectKey),
+) -> Cluster {
     // With an even number of operations no payload is kept, and each write reads its source live.
     let source_cache = if history.len().is_multiple_of(2) { 0 } else { crate::testing::SOURCE_CACHE };
     let mut cluster = Cluster::with_source_cache(&NAMESPACES, source_cache);
@@ -265,7 +268,7 @@ fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &
     cluster
 }
 
-fn just_reconcile(cluster: &mut Cluster, key: &ObjectKey) {
+pub(crate) fn just_reconcile(cluster: &mut Cluster, key: &ObjectKey) {
     cluster.reconcile(key);
 }
 
