@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 
 pub mod certs;
+pub mod lease;
 pub mod manifests;
 pub mod run;
 
