@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 
 pub mod certs;
+pub mod deletes;
 pub mod lease;
 pub mod manifests;
 pub mod run;
@@ -21,6 +22,8 @@ pub enum Command {
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
     Certs(certs::Certs),
+    /// Show deletes that are held because they look like an accident; release them, or hold them longer
+    Deletes(deletes::Deletes),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
 }
@@ -30,6 +33,7 @@ impl Cli {
         match self.command {
             Command::Run(settings) => run::run(*settings).await,
             Command::Certs(settings) => certs::run(&settings).await,
+            Command::Deletes(settings) => deletes::run(&settings).await,
             Command::Manifests(wanted) => manifests::run(&wanted),
         }
     }

@@ -54,6 +54,12 @@ pub struct Keys {
     pub ca_rotation: String,
     /// When the leader noticed a restore of etcd.
     pub restore_noticed_at: String,
+    /// Deletes that the leader holds.
+    pub deletes_held: String,
+    /// A hold that was released.
+    pub deletes_released: String,
+    /// Until when somebody wants a hold to last.
+    pub deletes_extended: String,
 }
 
 impl Keys {
@@ -93,6 +99,9 @@ impl Keys {
             rotate_ca: key("rotate-ca"),
             ca_rotation: key("ca-rotation"),
             restore_noticed_at: key("restore-noticed-at"),
+            deletes_held: key("deletes-held"),
+            deletes_released: key("deletes-released"),
+            deletes_extended: key("deletes-extended"),
         }
     }
 

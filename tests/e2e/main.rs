@@ -9,6 +9,7 @@ mod client_ca;
 mod conflict;
 mod crds;
 mod defaults;
+mod deletes;
 mod etcd_restore;
 mod fixture;
 mod flags;
