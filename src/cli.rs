@@ -4,7 +4,9 @@ pub mod audit;
 pub mod certs;
 pub mod check;
 mod connection;
+pub mod deletes;
 pub mod explain;
+pub mod lease;
 pub mod manifests;
 mod output;
 pub mod plan;
@@ -61,6 +63,8 @@ Examples:
     Completion { shell: Shell },
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
     Certs(certs::Certs),
+    /// Show deletes that are held because they look like an accident; release them, or hold them longer
+    Deletes(deletes::Deletes),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
 }
@@ -97,6 +101,7 @@ impl Cli {
             Command::Run(settings) => run::run(*settings).await?,
             Command::Completion { shell } => completion(shell)?,
             Command::Certs(settings) => certs::run(&settings).await?,
+            Command::Deletes(settings) => deletes::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,
         }
         Ok(ExitCode::SUCCESS)

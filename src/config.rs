@@ -71,7 +71,7 @@ pub struct Run {
 
     /// How long deletes are held when more than half of all companions in other namespaces than their source would be
     /// deleted at once; 0s disables this
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_DELETE_GRACE", default_value = "1h", value_parser = duration)]
     pub delete_grace: Duration,
 
     /// Run only the guard, without the mirror
@@ -243,13 +243,14 @@ impl Run {
     }
 
     #[must_use]
-    pub fn mirror(&self, keys: Arc<Keys>) -> mirror::Settings {
+    pub fn mirror(&self, scope: &Scope) -> mirror::Settings {
         mirror::Settings {
-            keys,
+            keys: scope.keys.clone(),
             workers: self.workers.into(),
             writes: self.writes.into(),
             resync: self.resync,
             delete_grace: self.delete_grace,
+            instance_flags: instance_flags(&self.domain, &scope.rules.own_namespace),
         }
     }
 
@@ -272,6 +273,14 @@ impl From<KindName> for Kind {
             KindName::Secrets => Self::Secret,
         }
     }
+}
+
+/// The flags, each after a space, with which a command finds the instance with this domain and namespace.
+#[must_use]
+pub fn instance_flags(domain: &str, namespace: &str) -> String {
+    let flags = [("domain", domain, DOMAIN), ("namespace", namespace, NAMESPACE)];
+    let needed = flags.into_iter().filter(|(_, value, default)| value != default);
+    needed.map(|(flag, value, _)| format!(" --{flag} {value}")).collect()
 }
 
 /// The namespace of the pod, or the default outside of a pod.
@@ -355,7 +364,7 @@ pub(crate) fn validity(text: &str) -> Result<Duration, String> {
     })
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() { Err("expected more than 0s".to_owned()) } else { Ok(duration) }
     })
@@ -378,6 +387,12 @@ mod tests {
             assert!(validity(text).is_err(), "{text}");
         }
         assert_eq!(validity("5s"), Ok(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn commands_name_the_instance_only_where_it_is_not_the_default() {
+        assert_eq!(instance_flags(DOMAIN, NAMESPACE), "");
+        assert_eq!(instance_flags("a.example", "lockstep-a"), " --domain a.example --namespace lockstep-a");
     }
 
     #[test]

@@ -59,6 +59,12 @@ pub struct Keys {
     pub restore_noticed_at: String,
     /// What people's commands should know about the leader.
     pub settings: String,
+    /// Deletes that the leader holds.
+    pub deletes_held: String,
+    /// A hold that was released.
+    pub deletes_released: String,
+    /// Until when somebody wants a hold to last.
+    pub deletes_extended: String,
 }
 
 impl Keys {
@@ -101,6 +107,9 @@ impl Keys {
             ca_rotation: key("ca-rotation"),
             restore_noticed_at: key("restore-noticed-at"),
             settings: key("settings"),
+            deletes_held: key("deletes-held"),
+            deletes_released: key("deletes-released"),
+            deletes_extended: key("deletes-extended"),
         }
     }
 

@@ -60,7 +60,8 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 /// Without control characters: tenants write names and annotations that messages quote, and a terminal obeys them.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    let printable = |char: char| if char.is_control() && char != '\n' { char::REPLACEMENT_CHARACTER } else { char };
+    let printable =
+        |char: char| if char.is_control() && char != '\n' { char::REPLACEMENT_CHARACTER } else { char };
     text.chars().map(printable).collect()
 }
 

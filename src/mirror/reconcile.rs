@@ -4,7 +4,7 @@
 //! other companions are written; that one follows when its write has ended.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -16,6 +16,7 @@ use super::{
     api::{CompanionApi, REQUEST_TIMEOUT},
     apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
     brake::{Brake, BrakeDecision, Totals},
+    hold::{HoldKeeper, HoldUpdate, Now},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
@@ -24,7 +25,7 @@ use super::{
 use crate::{
     client::Failure,
     content::Digest,
-    leader::Claim,
+    leader::{Claim, LeaseAnnotations},
     object::ObjectKey,
     ops::{
         log::LogOnce,
@@ -51,7 +52,11 @@ struct Inner<A> {
     applier: Applier<A>,
     reporter: Reporter,
     claim: Claim,
+    /// Locked before the brake.
+    hold: Mutex<HoldKeeper>,
     brake: Mutex<Brake>,
+    /// The flags with which `lockstep deletes` finds this instance.
+    instance_flags: String,
     sources: Mutex<HashMap<ObjectKey, Arc<Mutex<SourceState>>>>,
     metrics: Metrics,
 }
@@ -147,7 +152,9 @@ impl<A: CompanionApi> Reconciler<A> {
             world,
             queue,
             reporter,
+            hold: Mutex::new(HoldKeeper::new(settings.keys.clone())),
             brake: Mutex::new(Brake::new(settings.delete_grace)),
+            instance_flags: settings.instance_flags.clone(),
             sources: Mutex::default(),
             metrics,
         }))
@@ -189,8 +196,10 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
-    /// This replica leads: every source is reconciled.
-    pub fn open(&self) {
+    /// This replica leads: it goes on with the hold that the Lease shows, and every source is reconciled.
+    pub fn open(&self, annotations: &BTreeMap<String, String>) {
+        let update = lock(&self.0.hold).take_over(&mut lock(&self.0.brake), annotations, read_clocks());
+        log_notes(&update);
         self.0.writes.open();
         self.0.queue.open();
         self.0.lacking_labels.open();
@@ -199,6 +208,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
     pub fn close(&self) {
+        lock(&self.0.hold).step_down();
         self.0.queue.close();
         self.0.lacking_labels.close();
         self.0.writes.close();
@@ -207,6 +217,18 @@ impl<A: CompanionApi> Reconciler<A> {
             self.0.close_state(&mut lock(&state));
         }
         self.0.update_gauges();
+    }
+
+    /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
+    /// remembers the hold of the leader.
+    pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
+        let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
+        let update = lock(&self.0.hold).sync(&mut lock(&self.0.brake), leads, &observed, read_clocks());
+        log_notes(&update);
+        for (key, value) in update.set {
+            annotations.set(&key, value);
+        }
+        self.0.queue.push_all(update.requeue);
     }
 
     /// Waits until every write has ended.
@@ -284,6 +306,8 @@ impl<A: CompanionApi> Inner<A> {
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
             lock(&self.brake).forget_all_but(key, &due);
+        } else {
+            lock(&self.brake).forget_held_but(key, &due);
         }
         let reconcile = Reconcile {
             source: key.clone(),
@@ -355,7 +379,8 @@ impl<A: CompanionApi> Inner<A> {
         if let Some((until, companions, sources)) = hold {
             let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
             let until = format!("{:.0}", Timestamp::now() + left);
-            state.planned.push(Trouble::DeletesHeld { companions, sources, until });
+            let flags = self.instance_flags.clone();
+            state.planned.push(Trouble::DeletesHeld { companions, sources, until, flags });
         }
         allowed
     }
@@ -570,6 +595,20 @@ impl<A: CompanionApi> Inner<A> {
         let mut sources = self.sources();
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
             sources.remove(key);
+        }
+    }
+}
+
+fn read_clocks() -> Now {
+    Now { instant: Instant::now(), wall: Timestamp::now() }
+}
+
+fn log_notes(update: &HoldUpdate) {
+    for note in &update.notes {
+        if note.is_warning() {
+            tracing::warn!("{note}");
+        } else {
+            tracing::info!("{note}");
         }
     }
 }

@@ -10,6 +10,7 @@ mod commands;
 mod conflict;
 mod crds;
 mod defaults;
+mod deletes;
 mod etcd_restore;
 mod fixture;
 mod flags;

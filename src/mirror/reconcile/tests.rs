@@ -8,6 +8,7 @@ use tokio::sync::{Notify, watch};
 
 use super::*;
 use crate::{
+    hold::{HeldDeletes, Release, to_annotation},
     mirror::events::EventRecorder,
     object::{Meta, Object},
     ops::metrics::{ActionLabel, ReasonLabel},
@@ -83,6 +84,7 @@ impl Fixture {
             writes: 4,
             resync: Duration::from_hours(1),
             delete_grace: Duration::from_secs(300),
+            instance_flags: String::new(),
         };
         let api = TestApi {
             store: cluster.api(),
@@ -106,7 +108,7 @@ impl Fixture {
         let reconcile_worker = async move { worker.reconcile_all().await }.boxed();
         let worker = reconciler.clone();
         let label_worker = async move { worker.label_all().await }.boxed();
-        reconciler.open();
+        reconciler.open(&BTreeMap::new());
         Self { cluster, api, reconciler, lease, write_workers, reconcile_worker, label_worker }
     }
 
@@ -275,7 +277,7 @@ async fn companion_is_not_stuck_in_flight_when_the_write_queue_was_closed() {
     // The lead is lost and regained while a worker is between a key and its writes.
     fixture.reconciler.close();
     fixture.reconciler.0.reconcile(&key, LabelWrites::Postponed);
-    fixture.reconciler.open();
+    fixture.reconciler.open(&BTreeMap::new());
     fixture.settle().await;
     assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
 }
@@ -384,7 +386,7 @@ async fn write_of_an_earlier_term_that_ends_late_is_corrected() {
     fixture.settle().await;
     fixture.reconciler.close();
     fixture.cluster.put(colors("blue", "slow"));
-    fixture.reconciler.open();
+    fixture.reconciler.open(&BTreeMap::new());
     fixture.settle().await;
     fixture.hang(&[]);
     fixture.settle().await;
@@ -425,6 +427,61 @@ async fn companions_beside_their_source_do_not_hide_an_accident_in_other_namespa
     fixture.settle().await;
     let held = lock(&fixture.reconciler.0.brake).is_holding(Instant::now());
     assert!(held, "all companions in other namespaces would be deleted");
+}
+
+/// A reconciler that holds the deletes of thirty companions, whose sources are gone.
+async fn holding() -> Fixture {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    for n in 0..30 {
+        cluster.put(companion("away", &format!("s{n}-synced")).of(&format!("home/s{n}")));
+    }
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    assert!(lock(&fixture.reconciler.0.brake).is_holding(Instant::now()));
+    fixture
+}
+
+#[tokio::test]
+async fn hold_ends_when_others_delete_the_held_companions() {
+    let mut fixture = holding().await;
+    for n in 0..30 {
+        fixture.cluster.delete(&configmap("away", &format!("s{n}-synced")));
+        fixture.enqueue(&configmap("home", &format!("s{n}")));
+    }
+    fixture.settle().await;
+    assert!(!lock(&fixture.reconciler.0.brake).is_holding(Instant::now()));
+}
+
+#[tokio::test]
+async fn held_deletes_happen_as_soon_as_the_lease_shows_a_release() {
+    let mut fixture = holding().await;
+    let (keys, annotations) = (testing::keys(), LeaseAnnotations::default());
+    // As the leader election does.
+    let carry_out = |annotations: &LeaseAnnotations| {
+        let mut found = annotations.observed().borrow().clone();
+        for (key, value) in annotations.wanted() {
+            match value {
+                Some(value) => drop(found.insert(key, value)),
+                None => drop(found.remove(&key)),
+            }
+        }
+        annotations.observe(Some(&found));
+        found
+    };
+    fixture.reconciler.sync_hold(&annotations);
+    let mut found = carry_out(&annotations);
+    let hold: HeldDeletes = serde_json::from_str(&found[&keys.deletes_held]).unwrap();
+    assert_eq!((hold.companions, hold.sources), (30, 30));
+    let release = to_annotation(&Release::new(&hold, hold.since, "alice"));
+    found.insert(keys.deletes_released.clone(), release);
+    annotations.observe(Some(&found));
+    fixture.reconciler.sync_hold(&annotations);
+    fixture.settle().await;
+    for n in 0..30 {
+        assert!(fixture.cluster.object(&configmap("away", &format!("s{n}-synced"))).is_none(), "{n}");
+    }
+    fixture.reconciler.sync_hold(&annotations);
+    assert_eq!(carry_out(&annotations).get(&keys.deletes_held), None);
 }
 
 #[tokio::test]
