@@ -278,7 +278,7 @@ impl From<KindName> for Kind {
 /// The flags, each after a space, with which a command finds the instance with this domain and namespace.
 #[must_use]
 pub fn instance_flags(domain: &str, namespace: &str) -> String {
-    let flags = [("domain", domain, DOMAIN), ("namespace", namespace, NAMESPACE)];
+    let flags = [("domain", domain, DOMAIN), ("lockstep-namespace", namespace, NAMESPACE)];
     let needed = flags.into_iter().filter(|(_, value, default)| value != default);
     needed.map(|(flag, value, _)| format!(" --{flag} {value}")).collect()
 }
@@ -392,7 +392,10 @@ mod tests {
     #[test]
     fn commands_name_the_instance_only_where_it_is_not_the_default() {
         assert_eq!(instance_flags(DOMAIN, NAMESPACE), "");
-        assert_eq!(instance_flags("a.example", "lockstep-a"), " --domain a.example --namespace lockstep-a");
+        assert_eq!(
+            instance_flags("a.example", "lockstep-a"),
+            " --domain a.example --lockstep-namespace lockstep-a"
+        );
     }
 
     #[test]

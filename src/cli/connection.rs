@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
+use kube::{Client, Config};
 
 use super::output::printable;
 use crate::{
@@ -47,11 +47,15 @@ pub struct Connected {
 }
 
 impl Connection {
+    pub async fn config(&self) -> Result<Config, client::Error> {
+        match (&self.kubeconfig, &self.context) {
+            (None, None) => client::config().await,
+            (file, context) => client::config_of(file.as_deref(), context.as_deref()).await,
+        }
+    }
+
     pub async fn open(&self) -> anyhow::Result<Connected> {
-        let config = match (&self.kubeconfig, &self.context) {
-            (None, None) => client::config().await?,
-            (file, context) => client::config_of(file.as_deref(), context.as_deref()).await?,
-        };
+        let config = self.config().await?;
         let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
         let client = client::build(config, &Metrics::new())?;
         let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };

@@ -13,11 +13,21 @@ use k8s_openapi::{
     jiff::{SignedDuration, Timestamp},
 };
 
-use super::lease::{Instance, LeaseHandle, POLL_INTERVAL};
+use super::{
+    connection::Connection,
+    lease::{LeaseHandle, POLL_INTERVAL},
+    output::{Table, print},
+};
 use crate::{
     client, config,
     hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, time_left, to_annotation},
+    inspect::status::{CompanionState, CompanionStatus, source_status},
+    world::World,
 };
+
+/// How many sources are listed, and how many namespaces of each are named.
+const MAX_LISTED: usize = 50;
+const MAX_NAMED: usize = 5;
 
 /// When more than half of the companions in other namespaces than their source would be deleted at once, Lockstep holds
 /// these deletes for --delete-grace. Restore the sources, labels or namespaces in that time, and nothing is lost.
@@ -34,7 +44,7 @@ pub struct Deletes {
 #[derive(Debug, Clone, Subcommand)]
 pub enum DeletesCommand {
     /// Show what is held; needs the verb get on the Lease
-    List(Instance),
+    List(Connection),
     /// Let the leader delete now what it holds; needs the verb patch on the Lease
     Release(ReleaseArgs),
     /// Hold the deletes for longer; needs the verb patch on the Lease
@@ -44,7 +54,7 @@ pub enum DeletesCommand {
 #[derive(Debug, Clone, Args)]
 pub struct ReleaseArgs {
     #[command(flatten)]
-    pub instance: Instance,
+    pub connection: Connection,
 
     /// How long to wait until the leader has deleted them; it goes on without this command
     #[arg(long, default_value = "5m", value_parser = config::duration)]
@@ -58,7 +68,7 @@ pub struct ExtendArgs {
     pub time: Duration,
 
     #[command(flatten)]
-    pub instance: Instance,
+    pub connection: Connection,
 
     /// How long to wait until the leader has taken it up
     #[arg(long, default_value = "1m", value_parser = config::duration)]
@@ -67,22 +77,59 @@ pub struct ExtendArgs {
 
 pub async fn run(settings: &Deletes) -> anyhow::Result<()> {
     match &settings.command {
-        DeletesCommand::List(instance) => list(instance).await,
+        DeletesCommand::List(connection) => list(connection).await,
         DeletesCommand::Release(settings) => release(settings).await,
         DeletesCommand::Extend(settings) => extend(settings).await,
     }
 }
 
-async fn list(instance: &Instance) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(instance).await?;
+async fn list(connection: &Connection) -> anyhow::Result<()> {
+    let lease = LeaseHandle::connect(connection).await?;
     let found = lease.read().await.map_err(|failure| lease.explain("get", &failure))?;
-    let flags = config::instance_flags(&instance.domain, &instance.namespace);
-    print!("{}", describe(&annotations(&lease, found), &flags, Timestamp::now()));
-    Ok(())
+    let (seen, now) = (annotations(&lease, found), Timestamp::now());
+    let flags = config::instance_flags(&connection.domain, &connection.lockstep_namespace);
+    print(&describe(&seen, &flags, now))?;
+    match seen.in_force(now) {
+        Some(hold) => print(&held_companions(connection, hold).await?),
+        None => Ok(()),
+    }
+}
+
+/// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
+async fn held_companions(connection: &Connection, hold: HeldDeletes) -> anyhow::Result<String> {
+    let connected = connection.open().await?;
+    let snapshot = connected.snapshot(&connected.namespace).await?;
+    let mut sources = snapshot.world.read(World::all_sources);
+    sources.sort_unstable();
+    let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
+    let mut more = 0;
+    for key in sources {
+        let status = source_status(&snapshot, &key, Some(hold.until));
+        let away = |one: &&CompanionStatus| {
+            matches!(one.state, CompanionState::Unwanted(_)) && *one.namespace != *key.namespace
+        };
+        let held: Vec<&str> =
+            status.companions.iter().filter(away).map(|one| one.namespace.as_str()).collect();
+        if held.is_empty() {
+            continue;
+        }
+        if table.len() >= MAX_LISTED {
+            more += 1;
+            continue;
+        }
+        let dots = if held.len() > MAX_NAMED { ", …" } else { "" };
+        let places = held.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ") + dots;
+        table.add(vec![key.to_string(), key.kind.as_str().to_owned(), held.len().to_string(), places]);
+    }
+    let mut lines = vec![String::new()];
+    lines.extend(table.lines());
+    lines.extend((more > 0).then(|| format!("and {more} more sources")));
+    lines.extend(snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}")));
+    Ok(lines.join("\n") + "\n")
 }
 
 async fn release(settings: &ReleaseArgs) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(&settings.instance).await?;
+    let lease = LeaseHandle::connect(&settings.connection).await?;
     let seen = read(&lease).await?;
     let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to release"))?;
     match seen.release_of(&hold) {
@@ -103,13 +150,13 @@ async fn release(settings: &ReleaseArgs) -> anyhow::Result<()> {
         "the leader has not deleted all of them within {:?}: the release stays recorded. Check that a replica leads \
          (kubectl -n {} get lease {}), and Warning Events on the sources",
         settings.timeout,
-        settings.instance.namespace,
+        settings.connection.lockstep_namespace,
         lease.keys.instance
     )
 }
 
 async fn extend(settings: &ExtendArgs) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(&settings.instance).await?;
+    let lease = LeaseHandle::connect(&settings.connection).await?;
     let seen = read(&lease).await?;
     let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to extend"))?;
     if let Some(release) = seen.release_of(&hold) {
@@ -139,7 +186,7 @@ async fn extend(settings: &ExtendArgs) -> anyhow::Result<()> {
     bail!(
         "no replica has taken the extension up within {:?}: check that one leads (kubectl -n {} get lease {})",
         settings.timeout,
-        settings.instance.namespace,
+        settings.connection.lockstep_namespace,
         lease.keys.instance
     )
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use clap::Args;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
@@ -11,6 +10,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+use super::connection::Connection;
 use crate::{
     client::{self, Failure, with_timeout},
     config,
@@ -22,18 +22,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a command that waits for the leader reads the Lease.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Which instance a command is for.
-#[derive(Debug, Clone, Args)]
-pub struct Instance {
-    /// Prefix of all labels and annotations
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
-    pub domain: String,
-
-    /// Lockstep's own namespace
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
-    pub namespace: String,
-}
-
 pub struct LeaseHandle {
     api: Api<Lease>,
     pub client: Client,
@@ -43,13 +31,14 @@ pub struct LeaseHandle {
 
 impl LeaseHandle {
     /// With the rights of the current kubeconfig.
-    pub async fn connect(instance: &Instance) -> anyhow::Result<Self> {
-        let client = client::build(client::config().await?, &Metrics::new())?;
+    pub async fn connect(connection: &Connection) -> anyhow::Result<Self> {
+        let client = client::build(connection.config().await?, &Metrics::new())?;
+        let namespace = connection.lockstep_namespace.clone();
         Ok(Self {
-            api: Api::namespaced(client.clone(), &instance.namespace),
+            api: Api::namespaced(client.clone(), &namespace),
             client,
-            keys: Keys::new(&instance.domain, config::SUFFIX),
-            namespace: instance.namespace.clone(),
+            keys: Keys::new(&connection.domain, config::SUFFIX),
+            namespace,
         })
     }
 
@@ -76,7 +65,7 @@ impl LeaseHandle {
         let (namespace, name) = (&self.namespace, &self.keys.instance);
         match failure {
             Failure::NotFound => anyhow!(
-                "there is no Lease {namespace}/{name}: check --namespace and --domain, and that Lockstep runs with \
+                "there is no Lease {namespace}/{name}: check --lockstep-namespace and --domain, and that Lockstep runs with \
                  leader election"
             ),
             Failure::Forbidden(detail) => anyhow!(

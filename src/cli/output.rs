@@ -32,6 +32,12 @@ impl Table {
         self.rows.push(row);
     }
 
+    /// How many rows there are under the header.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.rows.len().saturating_sub(1)
+    }
+
     /// The lines, the header first. The last column is as long as its texts.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {

@@ -95,7 +95,9 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let mut snapshot = connected.snapshot(namespace).await?;
     let all = snapshot.world.read(World::all_sources);
     snapshot.look_up_missing(&connected.client, &all).await;
-    let query = Query { settings, namespace, now: Timestamp::now() };
+    let now = Timestamp::now();
+    let held_until = connected.instance.deletes_held_until(now);
+    let query = Query { settings, namespace, now, held_until };
     let health = Health::of(&snapshot, &all);
     let wanted = query.select(all)?;
     let statuses: Vec<SourceStatus> = wanted.iter().map(|key| query.status(&snapshot, key)).collect();
@@ -121,6 +123,8 @@ struct Query<'a> {
     settings: &'a Status,
     namespace: &'a str,
     now: Timestamp,
+    /// Until when deletes are held, if they are.
+    held_until: Option<Timestamp>,
 }
 
 impl Query<'_> {
@@ -146,7 +150,7 @@ impl Query<'_> {
     }
 
     fn status(&self, snapshot: &Snapshot, key: &ObjectKey) -> SourceStatus {
-        let mut status = source_status(snapshot, key, None);
+        let mut status = source_status(snapshot, key, self.held_until);
         if self.settings.source.is_none() && self.settings.output != Format::Wide {
             status.companions.clear();
         }

@@ -1,6 +1,6 @@
 //! The running replicas of one instance, as far as a person may see them.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Pod},
@@ -17,6 +17,7 @@ use crate::{
     certs::webhooks::{WebhookConfiguration, WebhookKind},
     client::{Failure, REQUEST_TIMEOUT, with_timeout},
     config::published::PublishedSettings,
+    hold::HoldAnnotations,
     keys::Keys,
     world::Scope,
 };
@@ -49,7 +50,7 @@ pub struct LeaseState {
     pub renewed: Option<Timestamp>,
     /// None if an earlier build leads, which does not publish them.
     pub settings: Option<PublishedSettings>,
-    pub annotations: std::collections::BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// A pod of Lockstep.
@@ -74,6 +75,14 @@ impl Instance {
     pub fn settings(&self) -> PublishedSettings {
         let published = self.lease.as_ref().ok().and_then(|lease| lease.settings.clone());
         published.unwrap_or_default()
+    }
+
+    /// Until when deletes are held, if the Lease says so.
+    #[must_use]
+    pub fn deletes_held_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let keys = Keys::new(&self.name.domain, "");
+        let annotations = &self.lease.as_ref().ok()?.annotations;
+        HoldAnnotations::read(&keys, annotations).in_force(now).map(|hold| hold.until)
     }
 
     /// What is watched, as far as it is known.

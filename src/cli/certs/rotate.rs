@@ -8,7 +8,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     certs::request::{Phase, Progress, is_plausible},
-    cli::lease::{Instance, LeaseHandle, POLL_INTERVAL, annotation},
+    cli::{
+        connection::Connection,
+        lease::{LeaseHandle, POLL_INTERVAL, annotation},
+    },
     config,
 };
 
@@ -18,7 +21,7 @@ const TAKE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone, Args)]
 pub struct Rotate {
     #[command(flatten)]
-    pub instance: Instance,
+    pub connection: Connection,
 
     /// How long to wait until the rotation is done; it continues without this command
     #[arg(long, default_value = "30m", value_parser = config::duration)]
@@ -26,7 +29,7 @@ pub struct Rotate {
 }
 
 pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(&settings.instance).await?;
+    let lease = LeaseHandle::connect(&settings.connection).await?;
     let request = ask(&lease, Timestamp::now()).await?;
     println!("asked for a new CA; the leader sees that within seconds");
     let (start, mut last) = (Instant::now(), None);
@@ -50,7 +53,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
             bail!(
                 "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the \
                  clock of this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it",
-                settings.instance.namespace,
+                settings.connection.lockstep_namespace,
                 lease.keys.instance
             );
         }

@@ -42,7 +42,7 @@ pub(crate) enum ClusterOperation {
 type Place = (Kind, &'static str, &'static str);
 
 #[derive(Debug, Clone, Copy)]
-enum NamespaceState {
+pub(crate) enum NamespaceState {
     Plain,
     Dev,
     Excluded,
@@ -52,7 +52,7 @@ enum NamespaceState {
 
 /// What a foreign object is like.
 #[derive(Debug, Clone, Copy)]
-enum ForeignTrait {
+pub(crate) enum ForeignTrait {
     Labelled,
     OfHomeA,
     Controlled,
@@ -62,7 +62,7 @@ enum ForeignTrait {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum CompanionEdit {
+pub(crate) enum CompanionEdit {
     Data,
     Binary,
     Immutable,
