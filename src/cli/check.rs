@@ -118,3 +118,27 @@ fn to_install() -> Vec<Permission> {
         create("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_of_the_service_account_are_those_of_the_manifests_without_those_of_people() {
+        let text = manifests::rbac("d.test", "own", true);
+        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let granted: Vec<String> = documents.iter().flat_map(granted).map(|one| one.to_string()).collect();
+        for expected in [
+            "create configmaps",
+            "delete secrets",
+            "get leases lockstep.d.test in own",
+            "create secrets in own",
+        ] {
+            assert!(granted.iter().any(|one| one == expected), "{expected}: {granted:?}");
+        }
+        assert!(
+            !granted.contains(&"get validatingwebhookconfigurations lockstep.d.test".to_owned()),
+            "{granted:?}"
+        );
+    }
+}

@@ -435,3 +435,55 @@ fn apply(live: Option<&Value>, manifest: Value) -> Value {
     }
     merged
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn apply_keeps_what_others_wrote_and_removes_what_the_last_manifest_had() {
+        let last =
+            json!({"metadata": {"labels": {"old": "1"}}, "data": {"a": "1", "b": "1"}, "immutable": true});
+        let live = json!({
+            "metadata": {
+                "name": "c", "uid": "u", "labels": {"old": "1", "theirs": "1"},
+                "annotations": {LAST_APPLIED: last.to_string(), "theirs": "1"},
+            },
+            "data": {"a": "1", "b": "1", "theirs": "1"}, "immutable": true,
+        });
+        let manifest = json!({"metadata": {"name": "c", "labels": {"new": "1"}}, "data": {"a": "2"}});
+        let applied = apply(Some(&live), manifest.clone());
+        assert_eq!(applied["metadata"]["labels"], json!({"new": "1", "theirs": "1"}));
+        assert_eq!(applied["metadata"]["annotations"]["theirs"], "1");
+        assert_eq!(applied["metadata"]["uid"], "u");
+        assert_eq!(applied["data"], json!({"a": "2", "theirs": "1"}));
+        assert_eq!(applied.get("immutable"), None);
+        assert_eq!(apply(None, manifest.clone()), manifest);
+    }
+
+    #[test]
+    fn string_data_of_a_secret_becomes_data_and_wins() {
+        let manifest = json!({"data": {"a": "b2xk", "b": "Yg=="}, "stringData": {"a": "new"}});
+        assert_eq!(encode_string_data(manifest), json!({"data": {"a": "bmV3", "b": "Yg=="}}));
+        assert_eq!(encode_string_data(json!({"stringData": {"a": "x"}})), json!({"data": {"a": "eA=="}}));
+    }
+
+    #[test]
+    fn keys_are_compared_under_the_names_they_are_copied_to() {
+        let object =
+            |data: Value| serde_json::from_value::<Object>(json!({"metadata": {}, "data": data})).unwrap();
+        let keys = crate::testing::keys();
+        let source = crate::testing::source("home", "s").annotate("keys", "a,b=c");
+        let policy = Policy::parse(&keys, &source.object.metadata).unwrap();
+        let before = object(json!({"a": "1", "d": "1"}));
+        let after = object(json!({"a": "2", "b": "1", "e": "1"}));
+        let diff = KeyDiff::between(&before, &after, &policy);
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!((diff.added, diff.changed, diff.removed), (names(&["c"]), names(&["a"]), names(&["d"])));
+        assert!(
+            KeyDiff::between(&before, &before, &Policy { keys: Default::default(), ..policy }).is_empty()
+        );
+    }
+}
