@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo picture test lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
+.PHONY: run demo picture test test-all lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ demo: demoplane ## run the walk-through of the README and check its output
 
 picture: controlplane ## draw docs/demo.svg from the walk-through
 	@$(BIN)/debug/demo picture $(BIN)/debug/lockstep docs/demo.svg
+
+test-all: ## everything that this machine can test: make test, make mutants, and the node with all end-to-end tests
+	$(MAKE) test
+	$(MAKE) mutants
+	$(MAKE) test-node LOCKSTEP_TEST_FILTER=
 
 test: lint unit e2e ## check format, lints and docs; run unit, property and end-to-end tests
 
@@ -36,7 +41,11 @@ e2e: controlplane
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*' -- --skip memory::
 	$(CARGO) test --locked --test e2e memory::
 
-test-node: ## test two replicas on a real kubelet, and run the end-to-end tests there; needs root on Linux
+# The end-to-end tests that run beside the two replicas on the node; all of them if it is empty.
+LOCKSTEP_TEST_FILTER ?= guard:: mirroring:: heal:: tenants:: privilege_escalation::
+export LOCKSTEP_TEST_FILTER
+
+test-node: ## test two replicas on a real kubelet, and run end-to-end tests beside them; needs root on Linux
 	@$(CARGO) build --locked --workspace
 	@reason=$$('$(BIN)/debug/controlplane' preflight); \
 	if [ -n "$$reason" ]; then \
