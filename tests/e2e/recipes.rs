@@ -64,12 +64,12 @@ pub fn printed(user: &User, command: &str) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A text without what differs from run to run: ages, the name of the leader, and the spaces that align columns.
+/// A text without what differs from run to run: times, the name of the leader, and the spaces that align columns.
 fn comparable(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.trim_end().lines() {
         let mut words: Vec<&str> =
-            line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word }).collect();
+            line.split_whitespace().map(|word| if is_time(word) { "TIME" } else { word }).collect();
         if let Some(at) = words.iter().position(|word| *word == "leader").filter(|at| at + 1 < words.len()) {
             words[at + 1] = "NAME";
         }
@@ -78,10 +78,11 @@ fn comparable(text: &str) -> String {
     lines.join("\n")
 }
 
-/// `3s`, `5m`, `2h`, `7d`.
-fn is_age(word: &str) -> bool {
-    let number = word.strip_suffix(['s', 'm', 'h', 'd']);
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+/// An age such as `3s`, `5m`, `2h`, `7d`, or seconds such as `0.1`.
+fn is_time(word: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    word.strip_suffix(['s', 'm', 'h', 'd']).is_some_and(is_number)
+        || word.split_once('.').is_some_and(|(whole, part)| is_number(whole) && is_number(part))
 }
 
 /// Runs the commands of a page as a cluster's admin, in a directory that has its manifests.
