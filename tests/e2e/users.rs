@@ -127,11 +127,13 @@ impl User {
         command
     }
 
-    /// Runs a command line that somebody pasted into a shell. An editor saves what it was given.
+    /// Runs a command line of kubectl or lockstep that somebody pasted into a shell. An editor saves what it was given.
     pub fn shell(&self, line: &str) -> Output {
         let kubectl = self.plane.kubectl();
         let bin = std::path::Path::new(kubectl.get_program()).parent().expect("a directory");
-        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+        let lockstep = std::path::Path::new(env!("CARGO_BIN_EXE_lockstep")).parent().expect("a directory");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let path = format!("{}:{}:{path}", bin.display(), lockstep.display());
         let mut shell = Command::new("sh");
         let shell = shell.args(["-c", line]).env("PATH", path).env("KUBECONFIG", &self.kubeconfig);
         shell.env("EDITOR", "true").output().expect("a shell")
