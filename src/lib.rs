@@ -30,6 +30,7 @@ pub mod guard;
 pub mod keys;
 pub mod leader;
 pub mod marks;
+pub mod migrate;
 pub mod mirror;
 pub mod names;
 pub mod object;

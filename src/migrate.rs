@@ -1,0 +1,3 @@
+//! `lockstep migrate`.
+
+pub mod regex;
