@@ -2,6 +2,7 @@
 
 pub mod certs;
 pub mod manifests;
+pub mod migrate;
 pub mod run;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ pub enum Command {
     Certs(certs::Certs),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
+    /// Take sources and copies over from kubernetes-replicator or Reflector, in place, or give them back
+    Migrate(Box<migrate::Migrate>),
 }
 
 impl Cli {
@@ -30,6 +33,7 @@ impl Cli {
             Command::Run(settings) => run::run(*settings).await,
             Command::Certs(settings) => certs::run(&settings).await,
             Command::Manifests(wanted) => manifests::run(&wanted),
+            Command::Migrate(settings) => migrate::run(&settings).await,
         }
     }
 }

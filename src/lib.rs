@@ -18,6 +18,7 @@
 //! | [`certs`] | the guard's certificates |
 //! | [`leader`] | the Lease that says which replica writes |
 //! | [`ops`] | metrics, health, logs |
+//! | [`migrate`] | takes copies over from another tool, for `lockstep migrate` |
 #![forbid(unsafe_code)]
 
 pub mod backoff;

@@ -27,8 +27,8 @@ pub enum Dialect {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{item}` is a regular expression that no pattern says exactly: write target-namespaces yourself (names, patterns \
-     such as `team-*`, exclusions such as `!team-x`), or give the namespaces a label and use target-selector"
+    "no pattern says exactly what the regular expression `{item}` says: write target-namespaces or target-selector \
+     yourself"
 )]
 pub struct NotSimple {
     pub item: String,
@@ -118,7 +118,8 @@ fn item_patterns(dialect: Dialect, item: &str) -> Option<Vec<Pattern>> {
     if !parser.rest.is_empty() {
         return None;
     }
-    let alternatives = sequences.iter().map(|sequence| alternative(dialect, sequence)).collect::<Option<Vec<_>>>()?;
+    let alternatives =
+        sequences.iter().map(|sequence| alternative(dialect, sequence)).collect::<Option<Vec<_>>>()?;
     if dialect == Dialect::DotNet && !is_first_match_whole(&alternatives) {
         return None;
     }
@@ -163,7 +164,8 @@ fn alternative(dialect: Dialect, sequence: &[Piece]) -> Option<Alternative> {
         return None;
     }
     let open = |is_anchored: bool| (dialect == Dialect::Go && !is_anchored).then_some(Piece::Any);
-    let pieces = open(is_start_anchored).into_iter().chain(sequence.iter().copied()).chain(open(is_end_anchored));
+    let pieces =
+        open(is_start_anchored).into_iter().chain(sequence.iter().copied()).chain(open(is_end_anchored));
     let mut merged: Vec<Piece> = Vec::new();
     for piece in pieces {
         match (merged.last_mut(), piece) {
@@ -258,7 +260,9 @@ impl Parser<'_> {
         }
         let once = |atom: Atom| match atom {
             Atom::Group(sequences) => Some(sequences),
-            Atom::Set(set) if set.len() <= MAX_SET => Some(set.into_iter().map(|c| vec![Piece::Char(c)]).collect()),
+            Atom::Set(set) if set.len() <= MAX_SET => {
+                Some(set.into_iter().map(|c| vec![Piece::Char(c)]).collect())
+            }
             Atom::Set(_) => None,
             Atom::Anchor(piece) => Some(vec![vec![piece]]),
         };

@@ -38,7 +38,11 @@ fn simple_expressions_become_patterns() {
         ("ns-[0-2]", Some("ns-0,ns-1,ns-2"), Some("ns-0,ns-1,ns-2")),
         (r"a\d", Some("a0,a1,a2,a3,a4,a5,a6,a7,a8,a9"), Some("a0,a1,a2,a3,a4,a5,a6,a7,a8,a9")),
         ("(dev|prod)", Some("dev,prod"), Some("dev,prod")),
-        ("team-(a|b)-(x|y)", Some("team-a-x,team-a-y,team-b-x,team-b-y"), Some("team-a-x,team-a-y,team-b-x,team-b-y")),
+        (
+            "team-(a|b)-(x|y)",
+            Some("team-a-x,team-a-y,team-b-x,team-b-y"),
+            Some("team-a-x,team-a-y,team-b-x,team-b-y"),
+        ),
         ("team-(?:a|b)", Some("team-a,team-b"), Some("team-a,team-b")),
         ("teams?", Some("teams,team"), Some("teams,team")),
         ("team(-.*)?", Some("team-*,team"), Some("team-*,team")),
@@ -91,12 +95,13 @@ fn expression_that_stands_for_too_many_names_is_left_to_people() {
     assert_eq!(convert(Dialect::Go, &vec!["(a|b)"; 100].concat()), None);
     assert_eq!(convert(Dialect::Go, &vec!["a"; 51].join("|")), None);
     let error = patterns(Dialect::Go, "a,b-[0-9]+").unwrap_err().to_string();
-    assert!(error.starts_with("`b-[0-9]+` is a regular expression"), "{error}");
+    assert!(error.contains("the regular expression `b-[0-9]+` says"), "{error}");
 }
 
 #[test]
 fn intersection_is_exact_or_left_to_people() {
-    let list = |text: &str| text.split(',').filter(|item| !item.is_empty()).map(Pattern::new).collect::<Vec<_>>();
+    let list =
+        |text: &str| text.split(',').filter(|item| !item.is_empty()).map(Pattern::new).collect::<Vec<_>>();
     for (one, other, expected) in [
         ("*", "team-*", Some("team-*")),
         ("a,b", "b,c", Some("b")),
@@ -147,7 +152,8 @@ fn ends(nodes: &[Node], name: &str, start: usize) -> Vec<usize> {
 }
 
 fn nodes() -> impl Strategy<Value = Vec<Node>> {
-    let text = prop_oneof![Just("a"), Just("b"), Just("-"), Just("ab")].prop_map(|text| Node::Text(text.to_owned()));
+    let text =
+        prop_oneof![Just("a"), Just("b"), Just("-"), Just("ab")].prop_map(|text| Node::Text(text.to_owned()));
     let leaf = prop_oneof![3 => text, 1 => Just(Node::Any), 1 => Just(Node::Some)];
     let sequence = prop::collection::vec(leaf.clone(), 1..3);
     let group = prop::collection::vec(sequence, 1..3).prop_map(Node::Group);
