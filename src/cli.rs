@@ -8,6 +8,7 @@ pub mod deletes;
 pub mod explain;
 pub mod lease;
 pub mod manifests;
+pub mod migrate;
 mod output;
 pub mod plan;
 pub mod run;
@@ -67,6 +68,8 @@ Examples:
     Deletes(deletes::Deletes),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
+    /// Take sources and copies over from kubernetes-replicator or Reflector, in place, or give them back
+    Migrate(Box<migrate::Migrate>),
 }
 
 /// The name under which kubectl finds this binary as its plugin `lockstep`.
@@ -103,6 +106,7 @@ impl Cli {
             Command::Certs(settings) => certs::run(&settings).await?,
             Command::Deletes(settings) => deletes::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,
+            Command::Migrate(settings) => migrate::run(&settings).await?,
         }
         Ok(ExitCode::SUCCESS)
     }

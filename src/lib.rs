@@ -20,6 +20,7 @@
 //! | [`hold`] | annotations of the Lease about deletes that are held; pure |
 //! | [`ops`] | metrics, health, logs |
 //! | [`inspect`] | what people's commands see of a cluster, with their own rights |
+//! | [`migrate`] | takes copies over from another tool, for `lockstep migrate` |
 #![forbid(unsafe_code)]
 
 pub mod backoff;
@@ -34,6 +35,7 @@ pub mod inspect;
 pub mod keys;
 pub mod leader;
 pub mod marks;
+pub mod migrate;
 pub mod mirror;
 pub mod names;
 pub mod object;

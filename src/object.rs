@@ -18,7 +18,7 @@ const MIN_MANAGED_FIELDS_BYTES: usize = 18;
 const MIN_FINALIZER_BYTES: usize = 5;
 
 /// The kinds that can be mirrored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, serde::Serialize)]
 pub enum Kind {
     ConfigMap,
     Secret,

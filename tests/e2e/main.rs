@@ -27,6 +27,7 @@ mod leader_election;
 mod least_privilege;
 mod manifests;
 mod memory;
+mod migrate;
 mod mirroring;
 mod mistakes;
 mod odd_objects;
