@@ -1,14 +1,15 @@
 //! `lockstep migrate`: moves sources and copies of kubernetes-replicator or Reflector to Lockstep, with the rights of the
 //! person who runs it.
 
-use std::{collections::BTreeMap, fmt::Write, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 
+use super::connection::{Connected, Connection};
 use crate::{
-    client::{self, Failure},
+    client::Failure,
     config::{self, KindName},
     keys::Keys,
     migrate::{
@@ -21,12 +22,8 @@ use crate::{
         tool::Tool,
     },
     object::{Kind, Object, ObjectKey},
-    ops::metrics::Metrics,
-    policy::{
-        self,
-        pattern::{Pattern, Patterns},
-    },
-    world::{NamespaceRules, World},
+    policy::pattern::Pattern,
+    world::{Scope, World},
 };
 
 /// How many objects of each kind a line names.
@@ -74,26 +71,13 @@ pub struct Migrate {
     #[arg(long, default_value = "1m", value_parser = config::duration)]
     pub timeout: Duration,
 
-    /// Prefix of all labels and annotations
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
-    pub domain: String,
-
-    /// Suffix of companion names, as of `lockstep run`
-    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = config::SUFFIX, allow_hyphen_values = true, value_parser = config::suffix)]
-    pub suffix: String,
-
-    /// Lockstep's own namespace
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
-    pub namespace: String,
-
-    /// Namespaces that get companions only if their accept-from allows it, as of `lockstep run`
-    #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_parser = policy::namespace_patterns)]
-    pub exclude_namespaces: Option<Patterns>,
+    #[command(flatten)]
+    pub connection: Connection,
 }
 
 pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
-    let client = client::build(client::config().await?, &Metrics::new())?;
-    let step = Step { settings, client };
+    let Connected { client, instance, .. } = settings.connection.open().await?;
+    let step = Step { settings, client, scope: instance.scope() };
     if let Some(path) = &settings.undo {
         return step.undo(path).await;
     }
@@ -109,19 +93,21 @@ pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
 struct Step<'a> {
     settings: &'a Migrate,
     client: kube::Client,
+    /// Of the Lockstep that takes over.
+    scope: Scope,
 }
 
 impl Step<'_> {
     /// Shows the plan, and carries it out if that was asked for.
     async fn plan(&self, tool: Tool, path: &std::path::Path) -> anyhow::Result<()> {
-        let keys = Keys::new(&self.settings.domain, &self.settings.suffix);
+        let keys = (*self.scope.keys).clone();
         let cluster = Cluster::new(self.client.clone(), &keys);
-        let plan = make_plan(self.settings, tool, &keys, &cluster).await?;
+        let plan = make_plan(self.settings, tool, &self.scope, &cluster).await?;
         print!("{}", render(tool, &keys, &plan));
         if plan.moves.is_empty() {
             return Ok(());
         }
-        let mut record = Record::new(tool, &self.settings.domain, plan);
+        let mut record = Record::new(tool, &self.settings.connection.domain, plan);
         let migration = self.migration(&cluster, &keys, &record);
         if !self.settings.apply {
             println!("\nNothing was written.");
@@ -167,14 +153,16 @@ impl Step<'_> {
     /// Continues a migration that was interrupted.
     async fn resume(&self, tool: Tool, path: &std::path::Path) -> anyhow::Result<()> {
         let mut record = Record::read(path)?;
-        if (record.tool, record.state, &record.domain) != (tool, State::Begun, &self.settings.domain) {
+        if (record.tool, record.state, &record.domain)
+            != (tool, State::Begun, &self.settings.connection.domain)
+        {
             bail!(
                 "{} exists already and is of another migration: choose another with --undo-file",
                 path.display()
             );
         }
         println!("{} was begun before: going on with it", path.display());
-        let keys = Keys::new(&record.domain, &self.settings.suffix);
+        let keys = Keys::new(&record.domain, &self.scope.keys.suffix);
         let cluster = Cluster::new(self.client.clone(), &keys);
         self.is_stopped(&cluster, tool).await?;
         self.migration(&cluster, &keys, &record).check().await?;
@@ -186,7 +174,7 @@ impl Step<'_> {
         if self.settings.from.is_some_and(|tool| tool != record.tool) {
             bail!("{} is of a migration from {}", path.display(), record.tool.as_str());
         }
-        let keys = Keys::new(&record.domain, &self.settings.suffix);
+        let keys = Keys::new(&record.domain, &self.scope.keys.suffix);
         let cluster = Cluster::new(self.client.clone(), &keys);
         self.is_stopped(&cluster, record.tool).await?;
         let notes = self.migration(&cluster, &keys, &record).undo().await;
@@ -227,13 +215,10 @@ fn still_running(tool: Tool, running: &[Running]) -> String {
     text
 }
 
-async fn make_plan(settings: &Migrate, tool: Tool, keys: &Keys, cluster: &Cluster) -> anyhow::Result<Plan> {
+async fn make_plan(settings: &Migrate, tool: Tool, scope: &Scope, cluster: &Cluster) -> anyhow::Result<Plan> {
     let namespaces = cluster.namespaces().await.map_err(|failure| cannot_list("namespaces", &failure))?;
-    let rules = NamespaceRules {
-        own_namespace: settings.namespace.clone(),
-        excluded: settings.exclude_namespaces.clone().unwrap_or_default(),
-    };
-    let mut world = World::new(Arc::new(keys.clone()), rules, 0);
+    let keys = &*scope.keys;
+    let mut world = World::new(scope.keys.clone(), scope.rules.clone(), 0);
     for meta in namespaces.values() {
         world.apply_namespace(meta);
     }
