@@ -26,6 +26,7 @@ mod manifests;
 mod memory;
 mod mirroring;
 mod mistakes;
+mod mutants;
 mod odd_objects;
 mod other_admission;
 mod peer;
