@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo picture test test-all lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
+.PHONY: run demo picture test test-all lint unit e2e controlplane demoplane chart bench siege mutants image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test-kind: ## the same on a kind cluster; needs docker, kind and kubectl
 
 chart: ## regenerate the Helm chart's templates from deploy/
 	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::templates_are_up_to_date_with_deploy
+
+mutants: controlplane ## break one rule of Lockstep after the other and see the tests fail; ONLY=name runs one
+	@tests/mutants/run $(ONLY)
 
 bench: controlplane ## run the benchmarks, each with a baseline
 	$(CARGO) bench --locked --bench mirror

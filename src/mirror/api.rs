@@ -107,3 +107,56 @@ impl CompanionApi for KubeApi {
 fn collection(key: &ObjectKey) -> Request {
     Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use serde_json::{Value, json};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::{
+        object::Kind,
+        testing::{
+            api::{ApiRequest, api_server},
+            companion, keys, read_companion,
+        },
+    };
+
+    /// An API server that answers everything with an object, and the bodies of the requests that it got.
+    fn api(claim: Claim) -> (KubeApi, Arc<Mutex<Vec<Value>>>) {
+        let bodies = Arc::new(Mutex::new(Vec::new()));
+        let got = bodies.clone();
+        let client = api_server(move |ApiRequest { body, .. }| {
+            got.lock().unwrap().push(body);
+            std::future::ready((200, json!({"metadata": {"name": "colors-synced"}})))
+        });
+        (KubeApi::new(client, keys(), claim), bodies)
+    }
+
+    fn known() -> (ObjectKey, Companion) {
+        let draft = companion("away", "colors-synced").uid("the-uid").version(7);
+        (draft.key(), read_companion(Kind::ConfigMap, draft.object()).companion().clone())
+    }
+
+    #[tokio::test]
+    async fn delete_names_the_uid_and_version_that_it_was_decided_on() {
+        let ((api, bodies), (at, known)) = (api(Claim::permanent()), known());
+        api.delete(&at, &known).await.unwrap();
+        let bodies = bodies.lock().unwrap();
+        assert_eq!(bodies.len(), 1);
+        assert_eq!(bodies[0]["preconditions"], json!({"uid": "the-uid", "resourceVersion": "7"}));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_sent_without_the_claim() {
+        let (_sender, receiver) = watch::channel(None);
+        let ((api, bodies), (at, known)) = (api(Claim::from_receiver(receiver)), known());
+        let body = json!({"metadata": {"name": "colors-synced"}}).to_string().into_bytes();
+        assert!(matches!(api.create(&at, body).await, Err(Failure::NotLeader)));
+        assert!(matches!(api.patch(&at, Operations(Vec::new())).await, Err(Failure::NotLeader)));
+        assert!(matches!(api.delete(&at, &known).await, Err(Failure::NotLeader)));
+        assert!(bodies.lock().unwrap().is_empty());
+    }
+}

@@ -387,6 +387,15 @@ mod tests {
         assert!(lines[0].contains("`x-*` matches no namespace; `y-*` matches no namespace"), "{lines:?}");
     }
 
+    #[test]
+    fn text_about_many_troubles_without_a_place_is_short() {
+        let no_match = |n| Trouble::NoMatch { pattern: format!("{n}{}*", "x".repeat(50)), consent: false };
+        let troubles: Vec<Trouble> = (100..200).map(no_match).collect();
+        for group in Group::all(&troubles) {
+            assert_eq!(group.text().chars().count(), MAX_TEXT_CHARS + 1, "cut, with an ellipsis");
+        }
+    }
+
     #[tokio::test]
     async fn quota_whose_numbers_change_is_reported_once() {
         let ((reporter, _), mut reported, now) = (reporter(), Reported::default(), Instant::now());

@@ -159,3 +159,23 @@ fn set_map(
 fn unserialisable(_: serde_json::Error) -> Failure {
     Failure::Unavailable("a request could not be written as JSON".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{self, companion, read_companion, read_source};
+
+    #[test]
+    fn update_and_release_name_the_version_that_they_were_decided_on() {
+        let source = testing::source("home", "colors").data("sky", "blue").object();
+        let observed = read_source(Kind::ConfigMap, source);
+        let draft = companion("away", "colors-synced").of("home/colors").version(7);
+        let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
+        let (known, payload) = (known.companion(), observed.payload.unwrap());
+        let update = update(&observed.source, &payload, &at, known).unwrap();
+        let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
+        for operations in [update, release(&testing::keys(), known)] {
+            assert_eq!(json!(operations)[0], only_this_version);
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Edits and deletes of companions are healed.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, configmap, eventually, secret};
@@ -183,10 +185,13 @@ async fn heals_back_off_when_another_manager_keeps_overwriting_a_companion() {
         cluster.wait_data(&home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }
     // After five heals each further one waits twice as long, and an Event names the other manager.
+    let start = Instant::now();
     for _ in 0..7 {
         cluster.merge(&configmap(&home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
         cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     }
+    // The sixth waits for one second after the fifth, the seventh for two.
+    assert!(start.elapsed() >= Duration::from_secs(3), "seven heals in {:?}", start.elapsed());
     let note = cluster.wait_event(&home, "colors", "Fight").await;
     assert!(note.contains("tester overwrote"), "{note}");
     assert!(lockstep.metric("lockstep_fights_total{manager=\"tester\"}") >= 1.0);

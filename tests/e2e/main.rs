@@ -30,6 +30,7 @@ mod memory;
 mod migrate;
 mod mirroring;
 mod mistakes;
+mod mutants;
 mod odd_objects;
 mod other_admission;
 mod peer;

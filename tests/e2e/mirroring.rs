@@ -169,7 +169,8 @@ async fn keys_companion_name_copy_labels_and_copy_annotations_take_effect() {
 #[tokio::test]
 async fn new_or_newly_matching_namespace_gets_its_companions() {
     let cluster = Cluster::new("appears").await;
-    let _lockstep = cluster.start_mirror().await;
+    // A resync would hide that a namespace enqueues nobody.
+    let _lockstep = cluster.start_mirror_with(&["--resync", "1h"]).await;
     let home = cluster.namespace("home").await;
     let late = cluster.ns("late");
     cluster

@@ -26,7 +26,7 @@ fn every_test_named_in_the_readme_exists() {
 }
 
 /// Whether a test exists in the file of its module; an inline module `tests` is in the file of its parent.
-fn exists(dir: &str, test: &str) -> bool {
+pub fn exists(dir: &str, test: &str) -> bool {
     let (module, name) = test.rsplit_once("::").expect("a module");
     let file = |module: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir).join(module.replace("::", "/"));
