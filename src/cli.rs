@@ -15,6 +15,8 @@ pub mod run;
 mod source_name;
 pub mod status;
 
+pub use output::complain;
+
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -73,6 +73,9 @@ pub enum Failure {
     Invalid(String),
     #[error("forbidden: {0}")]
     Forbidden(String),
+    /// The credentials are not valid, or not any more.
+    #[error("the API server does not accept the credentials")]
+    Unauthorized,
     #[error("the API server asks to retry after {} s", .0.as_secs())]
     Throttled(Duration),
     #[error("{0}")]
@@ -239,7 +242,8 @@ impl From<Status> for Failure {
                 404 => Self::NotFound,
                 409 => Self::Conflict,
                 400 | 413 | 422 => Self::Invalid(shorten(&without_content(&status), MAX_REASON_CHARS)),
-                401 | 403 => Self::Forbidden(shorten(&without_content(&status), MAX_REASON_CHARS)),
+                401 => Self::Unauthorized,
+                403 => Self::Forbidden(shorten(&without_content(&status), MAX_REASON_CHARS)),
                 code => Self::Unavailable(format!("the API server answered {code} {}", status.reason)),
             }
         }
@@ -263,7 +267,7 @@ fn without_content(status: &Status) -> String {
     }
     match status.code {
         // RBAC and quota messages name objects and users, never values.
-        401 | 403 => status.message.clone(),
+        403 => status.message.clone(),
         _ => status.reason.clone(),
     }
 }

@@ -10,7 +10,7 @@ async fn main() -> ExitCode {
     match lockstep::cli::Cli::from_args().run().await {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lockstep: {error:#}");
+            lockstep::cli::complain(&error);
             ExitCode::FAILURE
         }
     }

@@ -46,7 +46,7 @@ const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 /// `limit` of a list, on servers that cannot stream lists. They hold a whole page in memory, and so do we.
 const PAGE_SIZE: u32 = 50;
 /// The same for commands of people, which run once and must be quick.
-const LARGE_PAGE_SIZE: u32 = 500;
+const LARGE_PAGE_SIZE: u32 = 100;
 /// The pauses after requests that were not answered or answered with an error, which cost the server little. They are
 /// short, because an API server that was restarted answers like this until it is ready.
 const REFUSED_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_millis(1500));
@@ -162,7 +162,10 @@ pub async fn list<T: Watched>(
         () = complete.notified() => return Ok(()),
     };
     let outcome = match streamed {
-        Err(WatchError::StreamingUnsupported) => watcher.list(&mut None, &mut sink).await,
+        // A user may have the verb list and not watch.
+        Err(WatchError::StreamingUnsupported | WatchError::Refused(Failure::Forbidden(_))) => {
+            watcher.list(&mut None, &mut sink).await
+        }
         outcome => outcome,
     };
     outcome.map_err(|error| match error {

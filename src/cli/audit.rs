@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{
     connection::{Connected, Connection},
-    output::{Table, print},
+    output::{Table, complain, print},
 };
 use crate::{
     client::Failure,
@@ -69,7 +69,7 @@ pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
     match try_run(settings).await {
         Ok(verdict) => Ok(ExitCode::from(verdict as u8)),
         Err(error) => {
-            eprintln!("lockstep: {error:#}");
+            complain(&error);
             Ok(ExitCode::from(Verdict::CannotTell as u8))
         }
     }
@@ -78,12 +78,9 @@ pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
 async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
     let start = Instant::now();
     let connected = settings.connection.open().await?;
-    if let Some(caveat) = connected.instance.caveat() {
-        eprintln!("note: {caveat}");
-    }
     let report = loop {
         let report = read(&connected, start).await?;
-        if report.verdict() != Verdict::Drift || start.elapsed() >= settings.wait {
+        if report.verdict != Verdict::Drift || start.elapsed() >= settings.wait {
             break report;
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -94,17 +91,18 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
         Format::Junit => junit::render(&report),
         Format::Sarif => sarif::render(&report)?,
     })?;
-    Ok(report.verdict())
+    Ok(report.verdict)
 }
 
 async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
     let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
+    let namespaces = [connected.namespace.clone()].into();
     let strays = join_all(scope.kinds.iter().map(|kind| {
         let (scope, kind) = (&scope, *kind);
         async move { (kind, read_strays(&connected.client, scope, kind).await) }
     }));
     let snapshot =
-        Snapshot::read_counting(&connected.client, scope.clone(), &connected.namespace, count.clone());
+        Snapshot::read_counting(&connected.client, scope.clone(), &namespaces, count.clone());
     let reads = async { tokio::join!(snapshot, strays) };
     let (snapshot, strays) = tokio::select! {
         reads = reads => reads,
@@ -124,7 +122,7 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
             Err(failure) => return Err(failure.into()),
         }
     }
-    Ok(audit(&snapshot, &marked))
+    Ok(audit(&snapshot, &marked, connected.instance.caveat()))
 }
 
 /// Shows on a terminal how many objects have been read.
@@ -159,9 +157,9 @@ fn text(report: &Report, took: Duration) -> String {
         lines.extend(table.lines());
         lines.push(String::new());
     }
-    lines.extend(report.not_seen.iter().map(|gap| format!("you may not see {gap}")));
+    lines.extend(report.not_seen.iter().map(|gap| format!("not seen: {gap}")));
     let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
-    let verdict = match report.verdict() {
+    let verdict = match report.verdict {
         Verdict::InStep => "everything is in step".to_owned(),
         Verdict::Drift => format!("DRIFT: {drift} {}", if drift == 1 { "finding" } else { "findings" }),
         Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),

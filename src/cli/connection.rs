@@ -1,13 +1,13 @@
 //! The flags of commands that read the cluster as the person who runs them.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
 
-use super::output::printable;
+use super::output::note;
 use crate::{
     client::{self, Failure},
     config,
@@ -17,6 +17,9 @@ use crate::{
     },
     ops::metrics::Metrics,
 };
+
+/// How many namespaces are read one by one for a person who may not list objects in all of them.
+const MAX_NAMESPACES: usize = 50;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Cluster")]
@@ -60,27 +63,50 @@ impl Connection {
         let client = client::build(config, &Metrics::new())?;
         let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };
         let instance = Instance::read(&client, name, Timestamp::now()).await;
-        if let Err(Failure::Unavailable(why)) = &instance.lease {
-            return Err(anyhow!("the API server at {server} cannot be reached: {why}"));
-        }
+        match &instance.lease {
+            Err(Failure::Unavailable(why)) => {
+                Err(anyhow!("the API server at {server} cannot be reached: {why}"))
+            }
+            Err(Failure::Unauthorized) => Err(anyhow!(
+                "the API server at {server} does not accept your credentials: check the token or certificate of the \
+                 kubeconfig"
+            )),
+            _ => Ok(()),
+        }?;
         Ok(Connected { client, instance, namespace })
     }
 }
 
 impl Connected {
-    /// Reads sources, companions and namespaces: all, or those of `namespace` that can be seen.
-    pub async fn snapshot(&self, namespace: &str) -> anyhow::Result<Snapshot> {
-        let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespace).await;
-        snapshot.context("the cluster cannot be read")
+    /// Reads sources, companions and namespaces: all, or what can be seen in these namespaces, and in those that the
+    /// sources there list by name.
+    pub async fn snapshot<'a>(
+        &self,
+        namespaces: impl IntoIterator<Item = &'a str>,
+    ) -> anyhow::Result<Snapshot> {
+        let mut namespaces: BTreeSet<String> = namespaces.into_iter().map(str::to_owned).collect();
+        let read = async |namespaces: &BTreeSet<String>| {
+            let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
+            snapshot.context("the cluster cannot be read")
+        };
+        let snapshot = read(&namespaces).await?;
+        let more = snapshot.unseen_targets().into_iter().filter(|name| !namespaces.contains(name));
+        let more: Vec<String> = more.take(MAX_NAMESPACES).collect();
+        if more.is_empty() {
+            return Ok(snapshot);
+        }
+        namespaces.extend(more);
+        read(&namespaces).await
+    }
+
+    /// What may make the answer incomplete or wrong.
+    pub fn caveats(&self, snapshot: &Snapshot) -> Vec<String> {
+        let gaps = snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}"));
+        self.instance.caveat().into_iter().chain(gaps).collect()
     }
 }
 
 /// Says on standard error what may make the answer incomplete.
 pub fn print_caveats(connected: &Connected, snapshot: &Snapshot) {
-    if let Some(caveat) = connected.instance.caveat() {
-        eprintln!("note: {caveat}");
-    }
-    for gap in &snapshot.view.gaps {
-        eprintln!("note: you may not see {}", printable(gap));
-    }
+    connected.caveats(snapshot).iter().for_each(|caveat| note(caveat));
 }

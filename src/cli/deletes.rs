@@ -98,7 +98,7 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
 async fn held_companions(connection: &Connection, hold: HeldDeletes) -> anyhow::Result<String> {
     let connected = connection.open().await?;
-    let snapshot = connected.snapshot(&connected.namespace).await?;
+    let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
     let mut sources = snapshot.world.read(World::all_sources);
     sources.sort_unstable();
     let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);

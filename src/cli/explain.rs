@@ -8,7 +8,7 @@ use super::{
     output::{Format, print, print_value},
     source_name::SourceName,
 };
-use crate::{config, inspect::explain::explain};
+use crate::{config, inspect::explain::explain, object::ObjectKey};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -36,11 +36,13 @@ pub async fn run(settings: &Explain) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let key = settings.source.key(&connected.namespace);
-    let mut snapshot = connected.snapshot(namespace).await?;
-    match snapshot.world.read(|world| world.source(&key).is_some()) {
-        true => snapshot.look_up_missing(&connected.client, std::slice::from_ref(&key)).await,
-        false => snapshot.look_up(&connected.client, vec![key.clone()]).await,
-    }
+    let mut snapshot = connected.snapshot([namespace.as_str(), &key.namespace]).await?;
+    // The companion here if there is a source, else the object that might be one.
+    let place = snapshot.world.read(|world| {
+        let policy = world.source(&key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+        policy.map(|policy| ObjectKey::new(key.kind, namespace, &policy.companion))
+    });
+    snapshot.look_up(&connected.client, vec![place.unwrap_or_else(|| key.clone())]).await;
     let explanation = explain(&snapshot, &key, namespace, Timestamp::now());
     if matches!(settings.output, Format::Json | Format::Yaml) {
         return print_value(settings.output, &explanation);

@@ -54,11 +54,21 @@ impl Table {
     }
 }
 
-/// Prints a text. A reader that has seen enough, such as `head`, ends the program without a message.
+/// Says on standard error what a person should know besides the output. If nobody reads it, that is no error.
+pub fn note(text: &str) {
+    drop(writeln!(io::stderr(), "note: {}", printable(text)));
+}
+
+/// Says on standard error why a command failed.
+pub fn complain(error: &anyhow::Error) {
+    drop(writeln!(io::stderr(), "lockstep: {}", printable(&format!("{error:#}"))));
+}
+
+/// Prints a text. A reader that has seen enough, such as `head`, is no error: the exit code still says what was found.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         outcome => outcome.context("standard output cannot be written"),
     }
 }

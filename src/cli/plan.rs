@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     connection::{Connection, print_caveats},
-    output::{Format, print, print_value},
+    output::{Format, complain, note, print, print_value},
     source_name::SourceName,
 };
 use crate::{
@@ -61,7 +61,7 @@ pub async fn run(settings: &Plan) -> anyhow::Result<ExitCode> {
     match try_run(settings).await {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => {
-            eprintln!("lockstep: {error:#}");
+            complain(&error);
             Ok(ExitCode::from(REFUSED))
         }
     }
@@ -72,7 +72,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     let manifests = settings.file.as_ref().map(read_manifests).transpose()?;
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
-    let mut snapshot = connected.snapshot(namespace).await?;
+    let mut snapshot = connected.snapshot([namespace.as_str()]).await?;
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
     if let Some(source) = &settings.source {
@@ -92,7 +92,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
             proposals.push(proposal);
         }
         if others > 0 {
-            eprintln!("note: {others} objects of other kinds are ignored");
+            note(&format!("{others} objects of other kinds are ignored"));
         }
     }
     match settings.output {

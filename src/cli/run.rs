@@ -236,9 +236,12 @@ async fn identify(client: &Client) -> String {
             Ok(name) => return name,
             Err(failure) => {
                 let text = match failure {
+                    Failure::Unauthorized => {
+                        format!("{failure}: check the token or certificate of the kubeconfig")
+                    }
                     Failure::Forbidden(detail) => {
                         format!(
-                            "the API server does not accept the credentials ({detail}): check the token or certificate of the kubeconfig"
+                            "the API server does not say who this is ({detail}): allow this identity to create selfsubjectreviews"
                         )
                     }
                     other => format!(

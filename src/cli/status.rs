@@ -1,8 +1,8 @@
 //! `lockstep status`: a line for each source, or each companion of one source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::bail;
+use anyhow::anyhow;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -22,7 +22,6 @@ use crate::{
     },
     object::ObjectKey,
     text::shorten,
-    world::World,
 };
 
 /// How wide the column of targets is; `-o wide` shows them whole.
@@ -56,6 +55,10 @@ pub struct Status {
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Format,
 
+    /// With -o json or yaml: each companion of every source, too
+    #[arg(long)]
+    pub companions: bool,
+
     /// Print sources again when they change
     #[arg(short, long, conflicts_with = "output")]
     pub watch: bool,
@@ -69,17 +72,15 @@ pub struct Status {
 #[serde(rename_all = "camelCase")]
 struct Report<'a> {
     sources: Vec<SourceStatus>,
+    summary: Health,
     instance: InstanceReport<'a>,
-    /// What this person may not see.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    not_seen: &'a Vec<String>,
+    /// What may make this incomplete or wrong: what the person may not see, and settings that are not known.
+    caveats: Vec<String>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InstanceReport<'a> {
-    healthy: usize,
-    sources: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     leader: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,16 +93,25 @@ struct InstanceReport<'a> {
 pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
-    let mut snapshot = connected.snapshot(namespace).await?;
-    let all = snapshot.world.read(World::all_sources);
-    snapshot.look_up_missing(&connected.client, &all).await;
+    let asked = settings.source.as_ref().map(|source| source.key(namespace));
+    let asked_in = asked.as_ref().map(|key| key.namespace.to_string());
+    let mut snapshot = connected.snapshot(asked_in.as_deref().into_iter().chain([namespace.as_str()])).await?;
+    let all = existing(&snapshot);
+    snapshot.look_up_missing(&connected.client, asked.as_ref().map_or(&all, std::slice::from_ref)).await;
     let now = Timestamp::now();
     let held_until = connected.instance.deletes_held_until(now);
     let query = Query { settings, namespace, now, held_until };
-    let health = Health::of(&snapshot, &all);
-    let wanted = query.select(all)?;
-    let statuses: Vec<SourceStatus> = wanted.iter().map(|key| query.status(&snapshot, key)).collect();
+    let wanted = query.select(&snapshot, &all)?;
+    let all: Vec<(ObjectKey, SourceStatus)> =
+        all.into_iter().map(|key| (key.clone(), source_status(&snapshot, &key, held_until))).collect();
+    let health = Health::of(&all);
+    let is_wanted = |(key, _): &(ObjectKey, SourceStatus)| wanted.contains(key);
+    let mut statuses: Vec<SourceStatus> =
+        all.into_iter().filter(is_wanted).map(|(_, status)| status).collect();
     if matches!(settings.output, Format::Json | Format::Yaml) {
+        if settings.source.is_none() && !settings.companions {
+            statuses.iter_mut().for_each(|status| status.companions.clear());
+        }
         return print_value(settings.output, &report(&connected, &snapshot, health, statuses));
     }
     print_caveats(&connected, &snapshot);
@@ -128,33 +138,17 @@ struct Query<'a> {
 }
 
 impl Query<'_> {
-    /// The sources that were asked for, in order.
-    fn select(&self, mut all: Vec<ObjectKey>) -> anyhow::Result<Vec<ObjectKey>> {
+    /// The sources that were asked for.
+    fn select(&self, snapshot: &Snapshot, all: &[ObjectKey]) -> anyhow::Result<BTreeSet<ObjectKey>> {
         if let Some(source) = &self.settings.source {
             let key = source.key(self.namespace);
             if !all.contains(&key) {
-                bail!(
-                    "{} {key} is no source: check its name and namespace, and its label (kubectl get {} {} -n {} \
-                     --show-labels)",
-                    key.kind.as_str(),
-                    key.kind.plural(),
-                    key.name,
-                    key.namespace
-                );
+                return Err(no_source(snapshot, &key));
             }
-            return Ok(vec![key]);
+            return Ok([key].into());
         }
-        all.retain(|key| self.settings.all_namespaces || *key.namespace == *self.namespace);
-        all.sort_unstable_by(|a, b| (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind)));
-        Ok(all)
-    }
-
-    fn status(&self, snapshot: &Snapshot, key: &ObjectKey) -> SourceStatus {
-        let mut status = source_status(snapshot, key, self.held_until);
-        if self.settings.source.is_none() && self.settings.output != Format::Wide {
-            status.companions.clear();
-        }
-        status
+        let is_asked = |key: &&ObjectKey| self.settings.all_namespaces || *key.namespace == *self.namespace;
+        Ok(all.iter().filter(is_asked).cloned().collect())
     }
 
     fn nothing(&self) -> String {
@@ -220,16 +214,43 @@ impl Query<'_> {
 }
 
 /// How many sources there are, and how many of them are as their author asked for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize)]
 struct Health {
     healthy: usize,
     sources: usize,
 }
 
 impl Health {
-    fn of(snapshot: &Snapshot, all: &[ObjectKey]) -> Self {
-        let is_healthy = |key: &&ObjectKey| source_status(snapshot, key, None).state.is_healthy();
+    fn of(all: &[(ObjectKey, SourceStatus)]) -> Self {
+        let is_healthy = |(_, status): &&(ObjectKey, SourceStatus)| status.state.is_healthy();
         Self { healthy: all.iter().filter(is_healthy).count(), sources: all.len() }
+    }
+}
+
+/// Every source that exists or has companions, in order. Others are remembered only because they had some.
+fn existing(snapshot: &Snapshot) -> Vec<ObjectKey> {
+    snapshot.world.read(|world| {
+        let exists =
+            |key: &ObjectKey| world.source(key).is_some() || world.companions_of(key).next().is_some();
+        let mut all: Vec<ObjectKey> = world.all_sources().into_iter().filter(exists).collect();
+        all.sort_unstable_by(|a, b| (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind)));
+        all
+    })
+}
+
+/// Why nothing can be said about this source.
+pub fn no_source(snapshot: &Snapshot, key: &ObjectKey) -> anyhow::Error {
+    let (kind, plural) = (key.kind.as_str(), key.kind.plural());
+    let ObjectKey { namespace, name, .. } = key;
+    if !snapshot.scope.kinds.contains(&key.kind) {
+        return anyhow!("{plural} are not mirrored here: start Lockstep with --kinds configmaps,secrets");
+    }
+    match snapshot.view.sees_sources(key.kind, namespace) {
+        false => anyhow!("you may not see whether {kind} {key} is a source: ask for the verb list on {plural} there"),
+        true => anyhow!(
+            "{kind} {key} is no source: check its name and namespace, and its label (kubectl get {plural} {name} -n \
+             {namespace} --show-labels)"
+        ),
     }
 }
 
@@ -266,39 +287,37 @@ fn summary(connected: &Connected, Health { healthy, sources }: Health, now: Time
 fn report<'a>(
     connected: &'a Connected,
     snapshot: &'a Snapshot,
-    Health { healthy, sources }: Health,
+    summary: Health,
     statuses: Vec<SourceStatus>,
 ) -> Report<'a> {
     let instance = &connected.instance;
     let lease = instance.lease.as_ref().ok();
     Report {
         sources: statuses,
+        summary,
         instance: InstanceReport {
-            healthy,
-            sources,
             leader: lease.and_then(|lease| lease.leader.as_deref()),
             version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
             ca_expires: instance.ca_expiry.as_ref().ok().copied().flatten(),
             replicas: instance.replicas.as_deref().unwrap_or_default(),
         },
-        not_seen: &snapshot.view.gaps,
+        caveats: connected.caveats(snapshot),
     }
 }
 
-/// Prints the row of each source that changes, without end.
+/// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at first.
 async fn watch(connected: &Connected, snapshot: &Snapshot, query: &Query<'_>) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let mut changes = snapshot.follow(&connected.client, &mut tasks);
     let rows = || -> BTreeMap<ObjectKey, (String, Vec<String>)> {
         let query = Query { now: Timestamp::now(), ..*query };
         // A source that is gone has no row.
-        let keys = query.select(snapshot.world.read(World::all_sources)).unwrap_or_default();
+        let keys = query.select(snapshot, &existing(snapshot)).unwrap_or_default();
         let row = |key: ObjectKey| {
-            let status = query.status(snapshot, &key);
+            let status = source_status(snapshot, &key, query.held_until);
             // The age changes all the time.
             let identity = format!("{}/{} {}", status.in_step, status.wanted, status.message);
-            let row = query.row(&status);
-            (key, (identity, row))
+            (key, (identity, query.row(&status)))
         };
         keys.into_iter().map(row).collect()
     };
@@ -306,11 +325,12 @@ async fn watch(connected: &Connected, snapshot: &Snapshot, query: &Query<'_>) ->
     loop {
         changes.changed().await?;
         let now = rows();
-        let changed =
-            now.iter().filter(|(key, (identity, _))| known.get(key).map(|(old, _)| old) != Some(identity));
+        let is_new = |key: &ObjectKey, identity: &String| known.get(key).map(|(old, _)| old) != Some(identity);
+        // With the rows that were there, so that the columns keep their width.
         let mut table = Table::new(query.header());
-        changed.for_each(|(_, (_, row))| table.add(row.clone()));
-        for line in table.lines().iter().skip(1) {
+        now.values().for_each(|(_, row)| table.add(row.clone()));
+        let lines = table.lines().into_iter().skip(1).zip(&now);
+        for (line, _) in lines.filter(|(_, (key, (identity, _)))| is_new(key, identity)) {
             print(&format!("{line}\n"))?;
         }
         known = now;

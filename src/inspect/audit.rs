@@ -18,6 +18,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audit {
+    pub verdict: Verdict,
     pub findings: Vec<Finding>,
     pub sources: usize,
     pub companions: usize,
@@ -56,7 +57,8 @@ pub enum Rule {
 }
 
 /// The verdict of an audit, and the exit code of the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     InStep = 0,
     Drift = 1,
@@ -111,37 +113,38 @@ impl Rule {
     }
 }
 
-impl Audit {
-    #[must_use]
-    pub fn verdict(&self) -> Verdict {
-        if self.findings.iter().any(|finding| finding.rule.is_drift()) {
-            Verdict::Drift
-        } else if self.not_seen.is_empty() {
-            Verdict::InStep
+impl Verdict {
+    fn of(findings: &[Finding], not_seen: &[String]) -> Self {
+        if findings.iter().any(|finding| finding.rule.is_drift()) {
+            Self::Drift
+        } else if not_seen.is_empty() {
+            Self::InStep
         } else {
-            Verdict::CannotTell
+            Self::CannotTell
         }
     }
 }
 
 /// Looks at every source that exists or has companions. `marked` are objects with our
-/// annotations and without our label.
+/// annotations and without our label. `caveat`: why the settings of the instance are not known, if they are not.
 #[must_use]
-pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)]) -> Audit {
+pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String>) -> Audit {
     let (mut sources, companions) =
         snapshot.world.read(|world| (world.all_sources(), world.companion_count()));
     sources.sort_unstable();
     let statuses: Vec<SourceStatus> = sources.iter().map(|key| source_status(snapshot, key, None)).collect();
     let mut findings: Vec<Finding> = statuses.iter().flat_map(findings_of).collect();
     let strays = snapshot.world.read(|world| strays(snapshot, world, marked));
-    // A source that wants a companion there has said it already.
+    // Skip strays where a source wants a companion: its own finding covers them.
     let wanted: HashSet<(&str, String)> = statuses
         .iter()
         .flat_map(|status| status.companions.iter().map(|one| (status.kind, one.place())))
         .collect();
     findings.extend(strays.into_iter().filter(|stray| !wanted.contains(&(stray.kind, stray.object.clone()))));
-    let not_seen = snapshot.view.gaps.clone();
-    Audit { findings, sources: sources.len(), companions, not_seen, statuses }
+    let mut not_seen = snapshot.view.gaps.clone();
+    not_seen.extend(caveat);
+    let verdict = Verdict::of(&findings, &not_seen);
+    Audit { verdict, findings, sources: sources.len(), companions, not_seen, statuses }
 }
 
 /// What is wrong with one source and its companions.
@@ -163,6 +166,8 @@ pub fn findings_of(status: &SourceStatus) -> Vec<Finding> {
     for one in &status.companions {
         let at = one.place();
         let rule = match &one.state {
+            // Nothing is written for a source that is being deleted.
+            _ if status.state == State::BeingDeleted => continue,
             CompanionState::Missing | CompanionState::Adopting => Rule::Missing,
             CompanionState::Differs(_) => Rule::Differs,
             CompanionState::Conflict(_) => Rule::Conflict,
@@ -174,6 +179,7 @@ pub fn findings_of(status: &SourceStatus) -> Vec<Finding> {
                 Rule::Ineffective
             }
             CompanionState::InStep
+            | CompanionState::Frozen
             | CompanionState::BeingDeleted
             | CompanionState::NamespaceTerminating
             | CompanionState::NotSeen => continue,

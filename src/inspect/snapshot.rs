@@ -1,10 +1,10 @@
 //! Reads sources, companions and namespaces once, with the rights of the person who asks.
 //!
-//! Whoever may list them in all namespaces sees everything. Otherwise one namespace is read, and what cannot be seen is
-//! recorded in [`View`]: a command says so, and does not take it for missing.
+//! A person who may list them in all namespaces sees everything. Otherwise those namespaces are read that the question is
+//! about, and what cannot be seen is recorded in [`View`]: a command says so, and does not take it for missing.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -30,8 +30,10 @@ use crate::{
     },
 };
 
-/// How many objects that may have the name of a missing companion are read.
+/// How many objects that may have the name of a missing companion are read: one source with many of them leaves the
+/// others their share.
 const MAX_LOOKUPS: usize = 1000;
+const MIN_LOOKUPS_PER_SOURCE: usize = 10;
 const CONCURRENT_LOOKUPS: usize = 32;
 /// `limit` of a list of metadata.
 const PAGE_SIZE: u32 = 1000;
@@ -63,32 +65,33 @@ pub struct View {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Sight {
     Everywhere,
-    In(String),
-    Nowhere,
+    /// In these namespaces, or in none.
+    In(BTreeSet<String>),
 }
 
 impl Snapshot {
-    /// Reads everything, or what can be seen in `namespace`.
-    pub async fn read(client: &Client, scope: Scope, namespace: &str) -> Result<Self, Failure> {
-        Self::read_counting(client, scope, namespace, watch::Sender::new(0)).await
+    /// Reads everything, or what can be seen in these namespaces.
+    pub async fn read(client: &Client, scope: Scope, namespaces: &BTreeSet<String>) -> Result<Self, Failure> {
+        Self::read_counting(client, scope, namespaces, watch::Sender::new(0)).await
     }
 
     /// As [`Self::read`], and counts objects while they are read.
     pub async fn read_counting(
         client: &Client,
         scope: Scope,
-        namespace: &str,
+        namespaces: &BTreeSet<String>,
         changes: watch::Sender<u64>,
     ) -> Result<Self, Failure> {
         let times = Times::default();
         let informers = informers(&scope, &times, &changes);
-        let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespace));
+        let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespaces));
         let seen = try_join_all(lists).await?;
         let mut view = View::default();
         for (watch, sight, why) in seen {
             view.gaps.extend(why.map(|why| match &sight {
-                Sight::In(namespace) => {
-                    format!("{} outside of namespace {namespace} ({why})", watch.as_str())
+                Sight::In(seen) if !seen.is_empty() => {
+                    let names: Vec<&str> = seen.iter().map(String::as_str).collect();
+                    format!("{} outside of {} ({why})", watch.as_str(), names.join(", "))
                 }
                 _ => format!("{} ({why})", watch.as_str()),
             }));
@@ -96,6 +99,22 @@ impl Snapshot {
         }
         let world = informers.world.clone();
         Ok(Self { scope, world, view, informers, changes, times, found: HashMap::new() })
+    }
+
+    /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
+    #[must_use]
+    pub fn unseen_targets(&self) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        if self.view.gaps.is_empty() {
+            return names;
+        }
+        self.world.read(|world| {
+            for key in world.all_sources() {
+                let policy = world.source(&key).and_then(|source| source.active_policy());
+                names.extend(policy.into_iter().flat_map(|policy| policy.targets.names.iter().cloned()));
+            }
+        });
+        names
     }
 
     /// A world that is seen whole.
@@ -114,10 +133,15 @@ impl Snapshot {
         for (watch, sight) in &self.view.sights {
             match sight {
                 Sight::Everywhere => self.informers.start_watch(tasks, client, *watch, None),
-                // One namespace can be read, but usually not watched.
-                Sight::In(_) if *watch == WatchId::Namespaces => {}
-                Sight::In(namespace) => self.informers.start_watch(tasks, client, *watch, Some(namespace)),
-                Sight::Nowhere => {}
+                // One namespace can be read, but usually not watched. Several watches of the same objects would each
+                // remove what only the others show.
+                Sight::In(seen) => {
+                    if let (Some(namespace), 1) = (seen.first(), seen.len())
+                        && *watch != WatchId::Namespaces
+                    {
+                        self.informers.start_watch(tasks, client, *watch, Some(namespace));
+                    }
+                }
             }
         }
         receiver
@@ -131,9 +155,10 @@ impl Snapshot {
 
     /// Reads what has the names of companions that are missing: lists show only objects with our label.
     pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
+        let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
         let missing = self.world.read(|world| {
-            let missing = sources.iter().flat_map(|source| missing(world, source));
-            missing.take(MAX_LOOKUPS).collect()
+            let missing = sources.iter().flat_map(|source| missing(world, source).take(share));
+            missing.filter(|at| self.view.sees_companions(at.kind, &at.namespace)).collect()
         });
         self.look_up(client, missing).await;
     }
@@ -197,8 +222,8 @@ impl View {
     fn sees(&self, watch: WatchId, namespace: &str) -> bool {
         match self.sights.get(&watch) {
             Some(Sight::Everywhere) => true,
-            Some(Sight::In(seen)) => seen == namespace,
-            Some(Sight::Nowhere) | None => false,
+            Some(Sight::In(seen)) => seen.contains(namespace),
+            None => false,
         }
     }
 }
@@ -219,16 +244,14 @@ async fn see(
     client: &Client,
     informers: &Informers,
     watch: WatchId,
-    namespace: &str,
+    namespaces: &BTreeSet<String>,
 ) -> Result<(WatchId, Sight, Option<String>), Failure> {
-    let why = match informers.list(client, watch, None).await {
-        Ok(()) => return Ok((watch, Sight::Everywhere, None)),
-        Err(Failure::Forbidden(why)) => why,
-        Err(failure) => return Err(failure),
-    };
-    match informers.list(client, watch, Some(namespace)).await {
-        Ok(()) => Ok((watch, Sight::In(namespace.to_owned()), Some(why))),
-        Err(Failure::Forbidden(_) | Failure::NotFound) => Ok((watch, Sight::Nowhere, Some(why))),
+    match informers.list(client, watch).await {
+        Ok(()) => Ok((watch, Sight::Everywhere, None)),
+        Err(Failure::Forbidden(why)) => {
+            let seen = informers.list_in(client, watch, namespaces).await?;
+            Ok((watch, Sight::In(seen), Some(why)))
+        }
         Err(failure) => Err(failure),
     }
 }

@@ -5,11 +5,12 @@ use std::{collections::BTreeSet, fmt};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::snapshot::Snapshot;
+use super::snapshot::{Snapshot, View};
 use crate::{
     object::ObjectKey,
     plan::{
-        Action, Decision, DeleteReason, Heal, Holder, TargetContext, decide, first_difference, plan, targets,
+        Action, Decision, DeleteReason, Heal, Holder, Plan, TargetContext, Trouble, WriteReason, decide,
+        first_difference, plan, targets,
     },
     policy::Targets,
     text::shorten,
@@ -60,31 +61,24 @@ pub enum State {
     },
     /// It is being deleted: nothing is written for it.
     BeingDeleted,
+    /// This person may not see whether it exists.
+    SourceNotSeen,
     /// Deletes of its companions look like an accident, and are held.
-    DeletesHeld {
-        companions: usize,
-        until: Timestamp,
-    },
-    /// It does not exist, and these companions of it do.
-    SourceGone {
-        companions: usize,
-    },
-    Paused {
-        behind: usize,
-    },
-    Conflicts {
-        places: usize,
-    },
-    /// The mirror has not written these companions yet.
-    Behind {
-        companions: usize,
-    },
-    /// No namespace matches.
-    NoTarget,
-    /// Namespaces that it lists by name do not exist, or take no companions.
-    MissingTargets {
-        namespaces: usize,
-    },
+    DeletesHeld { count: usize, until: Timestamp },
+    /// It does not exist, and this many companions of it do.
+    SourceGone { count: usize },
+    /// This many companions do not follow it.
+    Paused { count: usize },
+    /// In this many places another object has the name.
+    Conflicts { count: usize },
+    /// The mirror has not written or deleted this many companions yet.
+    Behind { count: usize },
+    /// What this person sees is right, but not all of it can be seen.
+    NotSeen,
+    /// No namespace matches, or none of them has accepted it.
+    NoTarget { consent: bool },
+    /// This many namespaces that it lists by name do not exist, or take no companions.
+    MissingTargets { count: usize },
     InStep,
 }
 
@@ -114,6 +108,8 @@ pub enum CompanionState {
     /// The source does not want it any more.
     Unwanted(Removal),
     BeingDeleted,
+    /// Its source is malformed, so that it stays as it is.
+    Frozen,
     NoNamespace,
     NamespaceTerminating,
     /// The namespace is never a target.
@@ -175,7 +171,7 @@ impl State {
     /// Whether everything is as its author asked for.
     #[must_use]
     pub const fn is_healthy(&self) -> bool {
-        matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { behind: 0 })
+        matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
 
@@ -188,19 +184,22 @@ impl fmt::Display for State {
         match self {
             Self::Refused { reason } => write!(f, "refused: {}", shorten(reason, MAX_QUOTED_CHARS)),
             Self::BeingDeleted => f.write_str("being deleted"),
-            Self::DeletesHeld { companions, until } => {
-                write!(f, "{} held until {until:.0}", plural(*companions, "delete", "deletes"))
+            Self::SourceNotSeen => f.write_str("you may not see the source"),
+            Self::DeletesHeld { count, until } => {
+                write!(f, "{} held until {until:.0}", plural(*count, "delete", "deletes"))
             }
-            Self::SourceGone { companions } => {
-                write!(f, "source gone, {} left", plural(*companions, "companion", "companions"))
+            Self::SourceGone { count } => {
+                write!(f, "source gone, {} left", plural(*count, "companion", "companions"))
             }
-            Self::Paused { behind: 0 } => f.write_str("paused"),
-            Self::Paused { behind } => write!(f, "paused, {} behind", plural(*behind, "change", "changes")),
-            Self::Conflicts { places } => f.write_str(&plural(*places, "conflict", "conflicts")),
-            Self::Behind { companions } => write!(f, "{} to write", companions),
-            Self::NoTarget => f.write_str("matches no namespace"),
-            Self::MissingTargets { namespaces } => {
-                write!(f, "{} without a companion", plural(*namespaces, "namespace", "namespaces"))
+            Self::Paused { count: 0 } => f.write_str("paused"),
+            Self::Paused { count } => write!(f, "paused, {} behind", plural(*count, "change", "changes")),
+            Self::Conflicts { count } => f.write_str(&plural(*count, "conflict", "conflicts")),
+            Self::Behind { count } => write!(f, "{count} to write"),
+            Self::NotSeen => f.write_str("not all seen"),
+            Self::NoTarget { consent: false } => f.write_str("matches no namespace"),
+            Self::NoTarget { consent: true } => f.write_str("no matching namespace has accepted it"),
+            Self::MissingTargets { count } => {
+                write!(f, "{} without a companion", plural(*count, "namespace", "namespaces"))
             }
             Self::InStep => f.write_str("in step"),
         }
@@ -217,6 +216,7 @@ impl fmt::Display for CompanionState {
             Self::Conflict(holder) => write!(f, "the name is held by {holder}"),
             Self::Unwanted(Removal(reason)) => write!(f, "to be removed: {}", reason.as_str()),
             Self::BeingDeleted => f.write_str("being deleted"),
+            Self::Frozen => f.write_str("stays as it is while its source is refused"),
             Self::NoNamespace => f.write_str("the namespace does not exist"),
             Self::NamespaceTerminating => f.write_str("the namespace is being deleted"),
             Self::Excluded => f.write_str("the namespace is never a target"),
@@ -245,14 +245,14 @@ pub fn describe_targets(targets: &Targets) -> String {
 pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
-        let companions = companions(snapshot, world, key, source);
-        let troubles = plan(world, key, None).troubles;
-        let is_unknown = |trouble: &crate::plan::Trouble| {
+        let plan = plan(world, key, None);
+        let companions = companions(snapshot, world, key, source, &plan);
+        let is_unknown = |trouble: &Trouble| {
             // Without the right to list namespaces, none of them exists for the plan.
             matches!(trouble.label(), "no_namespace" | "no_match") && !snapshot.view.sees_all_namespaces()
         };
-        let troubles = troubles.into_iter().filter(|trouble| !is_unknown(trouble));
-        let state = state(source, &companions, held_until);
+        let troubles = plan.troubles.iter().filter(|trouble| !is_unknown(trouble));
+        let state = state(&snapshot.view, key, source, &companions, held_until);
         let written = companions.iter().filter_map(|companion| companion.written);
         SourceStatus {
             kind: key.kind.as_str(),
@@ -276,14 +276,25 @@ pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Ti
     })
 }
 
-fn state(source: Option<&Source>, companions: &[CompanionStatus], held_until: Option<Timestamp>) -> State {
-    let count =
-        |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
-    let unwanted = count(|state| matches!(state, CompanionState::Unwanted(_)));
-    let held =
-        held_until.filter(|_| unwanted > 0).map(|until| State::DeletesHeld { companions: unwanted, until });
+fn state(
+    view: &View,
+    key: &ObjectKey,
+    source: Option<&Source>,
+    companions: &[CompanionStatus],
+    held_until: Option<Timestamp>,
+) -> State {
+    let count = |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
+    // Companions beside their source are never held.
+    let away = |one: &&CompanionStatus| {
+        one.namespace != *key.namespace && matches!(one.state, CompanionState::Unwanted(_))
+    };
+    let held = companions.iter().filter(away).count();
+    let held = held_until.filter(|_| held > 0).map(|until| State::DeletesHeld { count: held, until });
     let Some(source) = source else {
-        return held.unwrap_or(State::SourceGone { companions: companions.len() });
+        return match view.sees_sources(key.kind, &key.namespace) {
+            false => State::SourceNotSeen,
+            true => held.unwrap_or(State::SourceGone { count: companions.len() }),
+        };
     };
     let policy = match &source.desired {
         Err(fault) => return State::Refused { reason: fault.to_string() },
@@ -294,20 +305,24 @@ fn state(source: Option<&Source>, companions: &[CompanionStatus], held_until: Op
     let missing = count(|state| {
         matches!(state, CompanionState::NoNamespace | CompanionState::Excluded | CompanionState::NotAccepted)
     });
+    let not_seen = count(|state| matches!(state, CompanionState::NotSeen)) > 0
+        || (policy.targets.has_patterns() && !view.sees_all_namespaces());
     if source.terminating {
         State::BeingDeleted
     } else if let Some(held) = held {
         held
     } else if policy.paused {
-        State::Paused { behind: behind + conflicts }
+        State::Paused { count: behind + conflicts }
     } else if conflicts > 0 {
-        State::Conflicts { places: conflicts }
+        State::Conflicts { count: conflicts }
     } else if behind > 0 {
-        State::Behind { companions: behind }
+        State::Behind { count: behind }
+    } else if not_seen {
+        State::NotSeen
     } else if missing > 0 {
-        State::MissingTargets { namespaces: missing }
+        State::MissingTargets { count: missing }
     } else if companions.is_empty() && policy.targets.has_patterns() {
-        State::NoTarget
+        State::NoTarget { consent: policy.targets.needs_consent }
     } else {
         State::InStep
     }
@@ -319,6 +334,7 @@ fn companions(
     world: &World,
     key: &ObjectKey,
     source: Option<&Source>,
+    plan: &Plan,
 ) -> Vec<CompanionStatus> {
     let mut companions = Vec::new();
     let mut places = BTreeSet::new();
@@ -327,6 +343,7 @@ fn companions(
         let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
         companions.push(CompanionStatus { namespace, name, state, written });
     };
+    let is_ours = |at: &ObjectKey| world.companion(at).is_some_and(|found| found.source.as_ref() == Some(key));
     if let Some(source) = source
         && let Ok(desired) = &source.desired
     {
@@ -341,6 +358,8 @@ fn companions(
                 match target.eligibility {
                     Eligibility::Eligible => companion_state(snapshot, world, source, &at),
                     Eligibility::Terminating => CompanionState::NamespaceTerminating,
+                    // It still has one, which is removed: see below.
+                    Eligibility::Never | Eligibility::NotAccepted if is_ours(&at) => continue,
                     // A pattern may match a namespace that takes no companions: that is no trouble.
                     _ if !target.explicit => continue,
                     Eligibility::Missing => CompanionState::NoNamespace,
@@ -352,19 +371,23 @@ fn companions(
             places.insert(at);
         }
     }
-    let removals = plan(world, key, None).changes;
+    let sees_source = snapshot.view.sees_sources(key.kind, &key.namespace);
     for (at, found) in world.companions_of(key).filter(|(at, _)| !places.contains(*at)) {
-        let planned = removals.iter().find(|change| change.at == *at).map(|change| &change.action);
+        let planned = plan.changes.iter().find(|change| change.at == *at).map(|change| &change.action);
         let state = match planned {
             _ if found.terminating => CompanionState::BeingDeleted,
+            // Without the right to see namespaces, none exists for the world.
+            _ if !snapshot.view.sees_companions(at.kind, &at.namespace) => CompanionState::NotSeen,
             _ if world.namespaces().is_gone_or_terminating(&at.namespace) => {
                 CompanionState::NamespaceTerminating
             }
-            Some(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
+            Some(Action::Delete { reason, .. } | Action::Release { reason, .. })
+                if source.is_some() || sees_source =>
+            {
                 CompanionState::Unwanted(Removal(*reason))
             }
-            // The companions of a malformed source stay as they are.
-            _ if source.is_some_and(|source| source.desired.is_err()) => CompanionState::InStep,
+            _ if source.is_some_and(|source| source.desired.is_err()) => CompanionState::Frozen,
+            _ if source.is_none() && !sees_source => CompanionState::NotSeen,
             _ => CompanionState::Unwanted(Removal(DeleteReason::NotWanted)),
         };
         add(at, state);
@@ -385,7 +408,7 @@ pub fn companion_state(
     match decide(source, at, found, context) {
         Decision::Nothing if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
         Decision::Nothing => CompanionState::InStep,
-        Decision::Trouble(crate::plan::Trouble::Conflict { holder, .. }) => {
+        Decision::Trouble(Trouble::Conflict { holder, .. }) => {
             CompanionState::Conflict(describe_holder(&holder))
         }
         Decision::Trouble(other) => CompanionState::Conflict(other.to_string()),
@@ -393,7 +416,7 @@ pub fn companion_state(
         Decision::Change(change) if change.action.only_adds_labels() => CompanionState::InStep,
         Decision::Change(change) => match (change.action, found) {
             (Action::Update { reason, .. } | Action::Recreate { reason, .. }, Some(found)) => {
-                if reason == crate::plan::WriteReason::Adopted {
+                if reason == WriteReason::Adopted {
                     CompanionState::Adopting
                 } else {
                     CompanionState::Differs(Difference(

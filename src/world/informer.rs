@@ -1,6 +1,6 @@
 //! Watches → world: one task for each watch, which enqueues every source that has to be reconciled.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use kube::{Client, api::GetParams, core::Request};
 use tokio::task::JoinSet;
@@ -74,34 +74,70 @@ impl Informers {
         });
     }
 
-    /// Lists once what a watch would show, in one namespace or in all.
-    pub async fn list(
-        &self,
-        client: &Client,
-        watch: WatchId,
-        namespace: Option<&str>,
-    ) -> Result<(), Failure> {
+    /// Lists once what a watch would show, in all namespaces.
+    pub async fn list(&self, client: &Client, watch: WatchId) -> Result<(), Failure> {
         let informer = Informer { watch, shared: self.clone() };
-        let (client, spec) = (client.clone(), spec(watch, &self.scope.keys, namespace));
+        let (client, spec) = (client.clone(), spec(watch, &self.scope.keys, None));
         match watch {
-            WatchId::Namespaces => match namespace {
-                None => watch::list(client, spec, |event| informer.namespace(event)).await,
-                // Who may read one namespace may usually not list it.
-                Some(name) => {
-                    let request = Request::new(spec.path).get(name, &GetParams::default());
-                    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-                    let found = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
-                    [Event::Init, Event::Apply(found), Event::InitDone(String::new())]
-                        .into_iter()
-                        .for_each(|event| informer.namespace(event));
-                    Ok(())
-                }
-            },
+            WatchId::Namespaces => watch::list(client, spec, |event| informer.namespace(event)).await,
             WatchId::Companions(kind) => {
                 watch::list(client, spec, |event| informer.companion(kind, event)).await
             }
             WatchId::Sources(kind) => watch::list(client, spec, |event| informer.source(kind, event)).await,
         }
+    }
+
+    /// Lists once what a watch would show in these namespaces. Returns those in which that is allowed.
+    pub async fn list_in(
+        &self,
+        client: &Client,
+        watch: WatchId,
+        namespaces: &BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, Failure> {
+        let informer = Informer { watch, shared: self.clone() };
+        let mut seen = BTreeSet::new();
+        match watch {
+            WatchId::Namespaces => {
+                informer.namespace(Event::Init);
+                for name in namespaces {
+                    // A user with `get` on one namespace usually has no `list`.
+                    let request = Request::new("/api/v1/namespaces").get(name, &GetParams::default());
+                    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+                    let found = with_timeout(REQUEST_TIMEOUT, client.request(request)).await;
+                    match found {
+                        Ok(found) => informer.namespace(Event::Apply(found)),
+                        // It does not exist.
+                        Err(Failure::NotFound) => {}
+                        Err(Failure::Forbidden(_)) => continue,
+                        Err(failure) => return Err(failure),
+                    }
+                    seen.insert(name.clone());
+                }
+                informer.namespace(Event::InitDone(String::new()));
+            }
+            WatchId::Companions(kind) | WatchId::Sources(kind) => {
+                let handle = |event: Event<Object>| match watch {
+                    WatchId::Companions(_) => informer.companion(kind, event),
+                    _ => informer.source(kind, event),
+                };
+                handle(Event::Init);
+                for name in namespaces {
+                    // Several lists are one for the world: it removes what a list has not shown when it ends.
+                    let listed = watch::list(client.clone(), spec(watch, &self.scope.keys, Some(name)), |event| {
+                        if !matches!(event, Event::Init | Event::InitDone(_)) {
+                            handle(event);
+                        }
+                    });
+                    match listed.await {
+                        Ok(()) => drop(seen.insert(name.clone())),
+                        Err(Failure::Forbidden(_) | Failure::NotFound) => {}
+                        Err(failure) => return Err(failure),
+                    }
+                }
+                handle(Event::InitDone(String::new()));
+            }
+        }
+        Ok(seen)
     }
 }
 

@@ -47,10 +47,10 @@ fn result(finding: &Finding) -> Value {
         "level": level(finding.rule),
         "message": {"text": format!("{}: {}", finding.object, finding.message)},
         "locations": [{
-            // Viewers want a file. The object is what there is.
-            "physicalLocation": {"artifactLocation": {"uri": place}},
+            // SARIF viewers require a file and a line; the object's path stands in for a file.
+            "physicalLocation": {"artifactLocation": {"uri": place}, "region": {"startLine": 1}},
             "logicalLocations": [{"fullyQualifiedName": place, "kind": "object"}],
         }],
-        "partialFingerprints": {"finding/v1": format!("{} {place}", finding.rule.name())},
+        "partialFingerprints": {"finding/v1": format!("{} {place} {}", finding.rule.name(), finding.message)},
     })
 }

@@ -46,14 +46,14 @@ fn every_companion_that_a_source_wants_or_has_is_listed_with_its_state() {
     ];
     assert_eq!(states(&now), expected.map(|(place, state)| (place.to_owned(), state.to_owned())));
     assert_eq!((now.wanted, now.in_step), (2, 1));
-    assert_eq!(now.state, State::Behind { companions: 2 });
+    assert_eq!(now.state, State::Behind { count: 2 });
     // A companion of another source holds the name.
     cluster.delete(&at);
     cluster.put(companion("a", "s-synced").of("else/s"));
-    assert_eq!(status(&cluster, &key).state, State::Conflicts { places: 1 });
+    assert_eq!(status(&cluster, &key).state, State::Conflicts { count: 1 });
     let until = "2026-01-01T00:00:00Z".parse().unwrap();
     let held = source_status(&snapshot(&cluster), &key, Some(until)).state;
-    assert_eq!(held, State::DeletesHeld { companions: 1, until });
+    assert_eq!(held, State::DeletesHeld { count: 1, until });
 }
 
 #[test]
@@ -64,15 +64,15 @@ fn paused_refused_and_missing_sources_have_states_of_their_own() {
     cluster.put(
         source("home", "s").data("k", "2").annotate("target-namespaces", "away").annotate("paused", "true"),
     );
-    assert_eq!(status(&cluster, &key).state, State::Paused { behind: 1 });
+    assert_eq!(status(&cluster, &key).state, State::Paused { count: 1 });
     cluster.put(source("home", "s").annotate("target-namespaces", "Not Valid"));
     let refused = status(&cluster, &key);
     assert!(matches!(refused.state, State::Refused { .. }), "{:?}", refused.state);
-    assert_eq!(states(&refused), [("away/s-synced".to_owned(), "in step".to_owned())], "it stays as it is");
+    assert_eq!(states(&refused), [("away/s-synced".to_owned(), "stays as it is while its source is refused".to_owned())]);
     cluster.delete(&key);
-    assert_eq!(status(&cluster, &key).state, State::SourceGone { companions: 1 });
+    assert_eq!(status(&cluster, &key).state, State::SourceGone { count: 1 });
     let none = cluster.put(source("home", "t").annotate("target-namespaces", "no-*"));
-    assert_eq!(status(&cluster, &none).state, State::NoTarget);
+    assert_eq!(status(&cluster, &none).state, State::NoTarget { consent: false });
     // An object that is no companion is not listed.
     cluster.put(object("away", "t-synced"));
     assert!(status(&cluster, &none).companions.is_empty());
