@@ -101,8 +101,7 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
         let (scope, kind) = (&scope, *kind);
         async move { (kind, read_strays(&connected.client, scope, kind).await) }
     }));
-    let snapshot =
-        Snapshot::read_counting(&connected.client, scope.clone(), &namespaces, count.clone());
+    let snapshot = Snapshot::read_counting(&connected.client, scope.clone(), &namespaces, count.clone());
     let reads = async { tokio::join!(snapshot, strays) };
     let (snapshot, strays) = tokio::select! {
         reads = reads => reads,

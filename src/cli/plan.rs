@@ -1,6 +1,11 @@
 //! `lockstep plan`: what Lockstep would do if manifests were applied, or has left to do for a source.
 
-use std::{collections::BTreeMap, io::Read, path::PathBuf, process::ExitCode};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read,
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -10,16 +15,17 @@ use super::{
     connection::{Connection, print_caveats},
     output::{Format, complain, note, print, print_value},
     source_name::SourceName,
+    status::no_source,
 };
 use crate::{
     config,
-    inspect::proposal::{Author, KeyDiff, Proposal, ProposedChange, Verb, pending, propose},
+    inspect::proposal::{Author, KeyDiff, Manifest, Proposal, ProposedChange, Verb, pending, propose},
     object::Kind,
 };
 
 const NOTHING: u8 = 0;
 const CHANGES: u8 = 1;
-/// Refused by the guard, or an error.
+/// Refused, not all seen, or an error.
 const REFUSED: u8 = 2;
 
 /// The largest file that is read.
@@ -29,7 +35,7 @@ const MAX_NAMED: usize = 10;
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Reads only, with your own rights. Shows keys, never values. Exit codes: 0 nothing to do, 1 changes, 2 refused or an error.
+Reads only, with your own rights. Shows keys, never values. Exit codes: 0 nothing to do, 1 changes, 2 refused, cannot\ntell, or an error.
 
 Examples:
   lockstep plan -f ca-bundle.yaml             before kubectl apply -f ca-bundle.yaml
@@ -56,7 +62,7 @@ pub struct Plan {
     pub connection: Connection,
 }
 
-/// An error must not look like a plan with changes.
+/// Exit code 1 means changes, so errors exit with 2.
 pub async fn run(settings: &Plan) -> anyhow::Result<ExitCode> {
     match try_run(settings).await {
         Ok(code) => Ok(ExitCode::from(code)),
@@ -72,34 +78,39 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     let manifests = settings.file.as_ref().map(read_manifests).transpose()?;
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
-    let mut snapshot = connected.snapshot([namespace.as_str()]).await?;
+    let keys = connected.instance.scope().keys;
+    let mut namespaces: BTreeSet<String> = [namespace.clone()].into();
+    namespaces.extend(settings.source.iter().map(|source| source.key(namespace).namespace.to_string()));
+    let manifests = manifests.map(|manifests| manifests.in_namespace(namespace));
+    let objects = manifests.iter().flat_map(|(objects, _)| objects);
+    namespaces.extend(objects.flat_map(|object| object.namespaces(&keys)));
+    let mut snapshot = connected.snapshot(namespaces.iter().map(String::as_str)).await?;
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
     if let Some(source) = &settings.source {
         let key = source.key(namespace);
         if !snapshot.world.read(|world| world.all_sources().contains(&key)) {
-            bail!("{} {key} is no source: check its name, and its label", key.kind.as_str());
+            return Err(no_source(&snapshot, &key));
         }
         proposals.push(pending(&connected.client, &mut snapshot, &key).await);
     }
-    if let Some(Manifests { objects, others }) = manifests {
+    if let Some((objects, new_namespaces)) = manifests {
         let rules = connected.instance.settings().rules(&snapshot.scope);
         let author = Author::new(&connected.client, rules).await?;
-        for (kind, manifest) in objects {
-            let namespace = manifest["metadata"]["namespace"].as_str().unwrap_or(namespace).to_owned();
-            let proposal =
-                propose(&connected.client, &mut snapshot, &author, kind, &namespace, manifest).await?;
-            proposals.push(proposal);
+        if objects.is_empty() {
+            note("there are no ConfigMaps and Secrets in the input");
         }
-        if others > 0 {
-            note(&format!("{others} objects of other kinds are ignored"));
+        for manifest in objects {
+            let proposal = propose(&connected.client, &mut snapshot, &author, manifest, &new_namespaces);
+            proposals.push(proposal.await?);
         }
     }
     match settings.output {
         Format::Json | Format::Yaml => print_value(settings.output, &proposals)?,
         Format::Table | Format::Wide => print(&proposals.iter().map(describe).collect::<String>())?,
     }
-    Ok(if proposals.iter().any(|proposal| proposal.refused.is_some()) {
+    let is_refused = |proposal: &Proposal| proposal.refused.is_some() || !proposal.not_seen.is_empty();
+    Ok(if proposals.iter().any(is_refused) {
         REFUSED
     } else if proposals.iter().any(|proposal| !proposal.changes.is_empty() || !proposal.conflicts.is_empty())
     {
@@ -109,8 +120,11 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     })
 }
 
+#[derive(Default)]
 struct Manifests {
     objects: Vec<(Kind, Value)>,
+    /// Namespaces that are created with them.
+    namespaces: BTreeSet<String>,
     /// How many there are of other kinds.
     others: usize,
 }
@@ -138,12 +152,24 @@ fn parse_manifests(text: &str) -> anyhow::Result<Manifests> {
             Some(at) => anyhow::anyhow!("it cannot be parsed at line {}", at.line()),
             None => anyhow::anyhow!("it cannot be parsed"),
         })?;
-    let mut manifests = Manifests { objects: Vec::new(), others: 0 };
+    let mut manifests = Manifests::default();
     documents.into_iter().for_each(|document| manifests.add(document));
     Ok(manifests)
 }
 
 impl Manifests {
+    /// Those without a namespace are in this one.
+    fn in_namespace(self, default: &str) -> (Vec<Manifest>, BTreeSet<String>) {
+        if self.others > 0 {
+            note(&format!("{} objects of other kinds are ignored", self.others));
+        }
+        let manifest = |(kind, object): (Kind, Value)| {
+            let namespace = object["metadata"]["namespace"].as_str().unwrap_or(default).to_owned();
+            Manifest { kind, namespace, object }
+        };
+        (self.objects.into_iter().map(manifest).collect(), self.namespaces)
+    }
+
     fn add(&mut self, document: Value) {
         let kind = document["kind"].as_str().unwrap_or_default();
         let in_core = document["apiVersion"] == "v1";
@@ -154,6 +180,9 @@ impl Manifests {
                 let items = document["items"].as_array().cloned().unwrap_or_default();
                 items.into_iter().for_each(|item| self.add(item));
             }
+            "Namespace" if in_core => {
+                self.namespaces.extend(document["metadata"]["name"].as_str().map(str::to_owned));
+            }
             _ if document.is_null() => {}
             _ => self.others += 1,
         }
@@ -163,12 +192,12 @@ impl Manifests {
 fn describe(proposal: &Proposal) -> String {
     let Proposal { kind, namespace, name, refused, warnings, changes, conflicts, .. } = proposal;
     let mut lines = vec![format!("{kind} {namespace}/{name}")];
-    if !proposal.is_source {
-        lines.push("  no source: nothing to do".to_owned());
-        return lines.join("\n") + "\n";
-    }
     if let Some(denial) = refused {
         lines.push(format!("  refused: {denial}"));
+    }
+    if !proposal.is_source {
+        lines.extend(refused.is_none().then(|| "  no source: nothing to do".to_owned()));
+        return lines.join("\n") + "\n";
     }
     lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
     // Companions with the same change are shown together.
@@ -203,7 +232,8 @@ fn describe(proposal: &Proposal) -> String {
             proposal.not_checked
         ));
     }
-    if refused.is_none() && changes.is_empty() && conflicts.is_empty() {
+    lines.extend(proposal.not_seen.iter().map(|what| format!("  cannot tell: you may not see {what}")));
+    if refused.is_none() && changes.is_empty() && conflicts.is_empty() && proposal.not_seen.is_empty() {
         lines.push("  nothing to do".to_owned());
     }
     lines.join("\n") + "\n"

@@ -95,7 +95,8 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
     let asked_in = asked.as_ref().map(|key| key.namespace.to_string());
-    let mut snapshot = connected.snapshot(asked_in.as_deref().into_iter().chain([namespace.as_str()])).await?;
+    let mut snapshot =
+        connected.snapshot(asked_in.as_deref().into_iter().chain([namespace.as_str()])).await?;
     let all = existing(&snapshot);
     snapshot.look_up_missing(&connected.client, asked.as_ref().map_or(&all, std::slice::from_ref)).await;
     let now = Timestamp::now();
@@ -246,7 +247,9 @@ pub fn no_source(snapshot: &Snapshot, key: &ObjectKey) -> anyhow::Error {
         return anyhow!("{plural} are not mirrored here: start Lockstep with --kinds configmaps,secrets");
     }
     match snapshot.view.sees_sources(key.kind, namespace) {
-        false => anyhow!("you may not see whether {kind} {key} is a source: ask for the verb list on {plural} there"),
+        false => anyhow!(
+            "you may not see whether {kind} {key} is a source: ask for the verb list on {plural} there"
+        ),
         true => anyhow!(
             "{kind} {key} is no source: check its name and namespace, and its label (kubectl get {plural} {name} -n \
              {namespace} --show-labels)"
@@ -325,7 +328,8 @@ async fn watch(connected: &Connected, snapshot: &Snapshot, query: &Query<'_>) ->
     loop {
         changes.changed().await?;
         let now = rows();
-        let is_new = |key: &ObjectKey, identity: &String| known.get(key).map(|(old, _)| old) != Some(identity);
+        let is_new =
+            |key: &ObjectKey, identity: &String| known.get(key).map(|(old, _)| old) != Some(identity);
         // With the rows that were there, so that the columns keep their width.
         let mut table = Table::new(query.header());
         now.values().for_each(|(_, row)| table.add(row.clone()));

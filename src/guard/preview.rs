@@ -1,7 +1,7 @@
 //! What the mirror would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning: every
 //! dry run in CI becomes a plan.
 
-use std::{fmt, time::Duration};
+use std::{collections::HashSet, fmt, time::Duration};
 
 use futures::{StreamExt, stream};
 use http::StatusCode;
@@ -47,8 +47,8 @@ pub struct Outcome {
     release: Vec<ObjectKey>,
     conflicts: Vec<String>,
     not_checked: usize,
-    /// Objects that have the name of a companion are taken over.
-    adopts: bool,
+    /// Where objects that have the name of a companion are taken over.
+    adopts: HashSet<ObjectKey>,
 }
 
 impl Preview {
@@ -91,12 +91,19 @@ impl Preview {
     pub fn plan(&self, world: &World) -> Outcome {
         let plan = plan_as(world, &self.key, self.source.as_ref(), None);
         let policy = self.source.as_ref().and_then(Source::active_policy);
-        let mut outcome = Outcome { adopts: policy.is_some_and(|policy| policy.adopt), ..Outcome::default() };
+        let mut outcome = Outcome::default();
         for change in plan.changes {
             match change.action {
                 // Not because of this request.
                 action if action.only_adds_labels() => {}
-                Action::Create { .. } => outcome.create.push(change.at),
+                Action::Create { .. } => {
+                    let home = &self.key.namespace;
+                    let accepts = world.namespaces().accepts_adoption(home, &change.at.namespace);
+                    if accepts && policy.is_some_and(|policy| policy.adopt) {
+                        outcome.adopts.insert(change.at.clone());
+                    }
+                    outcome.create.push(change.at);
+                }
                 Action::Update { .. } | Action::Recreate { .. } => outcome.update += 1,
                 Action::Delete { .. } => outcome.delete.push(change.at),
                 Action::Release { .. } => outcome.release.push(change.at),
@@ -121,7 +128,7 @@ impl Outcome {
         let creates = std::mem::take(&mut self.create);
         for (n, at) in creates.into_iter().enumerate() {
             match found.get(n).copied().flatten() {
-                Some(true) if self.adopts => self.adopt += 1,
+                Some(true) if self.adopts.contains(&at) => self.adopt += 1,
                 Some(true) => self.conflicts.push(format!("{at}, not ours")),
                 Some(false) => self.create.push(at),
                 None => {
@@ -274,12 +281,16 @@ mod tests {
             conflict.to_string(),
             "lockstep plan: create 3, conflict 1 (n0/x, not ours), 2 not checked for other objects of that name"
         );
-        let mut adopted = Outcome { adopts: true, ..outcome() };
+        let mut adopted = Outcome { adopts: (0..4).map(at).collect(), ..outcome() };
         adopted.met(&found);
         assert!(
             adopted.to_string().starts_with("lockstep plan: create 3, adopt 1, 2 not checked"),
             "{adopted}"
         );
+        // A namespace that does not accept the adoption keeps its object.
+        let mut kept = Outcome { adopts: [at(1)].into(), ..outcome() };
+        kept.met(&found);
+        assert!(kept.to_string().contains("conflict 1 (n0/x, not ours)"), "{kept}");
     }
 
     #[test]

@@ -174,6 +174,10 @@ impl Case<'_> {
             let text = format!("you may not see namespace {name} and the companions in it");
             return Err(steps.ends(Met::Unknown, text, []));
         }
+        if name == self.world.namespaces().rules().own_namespace {
+            let text = format!("{name} is Lockstep's own namespace, which is never a target");
+            return Err(steps.not_met(text, []));
+        }
         match self.world.namespaces().get(name) {
             Some(_) => {
                 steps.met(format!("namespace {name} exists"));
@@ -192,6 +196,13 @@ impl Case<'_> {
         if let Some(why) = self.why_wanted(targets) {
             steps.met(why);
             return Ok(());
+        }
+        if home == name && policy.companion == *self.key.name {
+            let text = format!(
+                "its companions have its own name, {}, so that there is none in {name}",
+                policy.companion
+            );
+            return Err(steps.not_met(text, []));
         }
         let key = &steps.keys.target_namespaces;
         if let Some(exclusion) = targets.excluded.iter().find(|pattern| pattern.matches(name)) {
@@ -233,9 +244,6 @@ impl Case<'_> {
             }
             Eligibility::Missing => steps.not_met(format!("namespace {name} does not exist"), []),
             Eligibility::Terminating => steps.not_met(format!("namespace {name} is being deleted"), []),
-            Eligibility::Never if name == namespaces.rules().own_namespace => {
-                steps.not_met(format!("{name} is Lockstep's own namespace, which is never a target"), [])
-            }
             Eligibility::Never => steps.not_met(
                 format!("the label {}=true keeps all companions out of {name}", keys.exclude),
                 [format!("kubectl label namespace {name} {}-", keys.exclude)],
@@ -324,10 +332,7 @@ impl Case<'_> {
                 commands.push(format!("kubectl annotate --overwrite {} {}=true", self.object(), keys.adopt));
             }
             if !self.world.namespaces().accepts_adoption(home, &at.namespace) {
-                commands.push(format!(
-                    "kubectl annotate namespace {} {}={home}",
-                    at.namespace, keys.accept_adopt_from
-                ));
+                commands.push(self.world.namespaces().how_to_accept_adoption(home, &at.namespace));
             }
         }
         steps.not_met(

@@ -6,12 +6,13 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
+use k8s_openapi::ByteString;
 use kube::Client;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{
-    snapshot::{Snapshot, read_object},
+    snapshot::{Snapshot, View, read_object},
     status::describe_holder,
 };
 use crate::{
@@ -24,9 +25,11 @@ use crate::{
         request::{Operation, Request, User},
         review::{Case, Rules, Scope, Verdict},
     },
+    keys::Keys,
+    names,
     object::{Kind, Object, ObjectKey},
     plan::{Action, Decision, Holder, TargetContext, Trouble, WriteReason, decide, plan_as},
-    policy::Policy,
+    policy::{Policy, Targets},
     world::{ObservedSource, Source},
 };
 
@@ -35,17 +38,21 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// How many companions are read to compare their keys.
 const MAX_COMPARED: usize = 50;
 const CONCURRENT_READS: usize = 16;
+/// How many new companions are checked for other objects of that name.
+const MAX_LOOKUPS: usize = 1000;
 
 /// Why nothing can be said about an object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{0} has no metadata.name: kubectl apply needs one")]
+    #[error("{0} has no valid metadata.name: kubectl apply needs one")]
     NoName(&'static str),
+    #[error("{0} has no valid metadata.namespace: correct it")]
+    NoNamespace(&'static str),
     #[error("{0} cannot be read as a ConfigMap or Secret: check its fields")]
     Unreadable(ObjectKey),
     #[error("{0} cannot be read: {1}")]
     Live(ObjectKey, Failure),
-    #[error("who you are cannot be asked: {0}")]
+    #[error("the API server did not say which user you are: {0}")]
     Identity(Failure),
 }
 
@@ -58,7 +65,7 @@ pub struct Proposal {
     pub name: String,
     /// Whether it is a source, before or after. Lockstep does nothing about other objects.
     pub is_source: bool,
-    /// Why the guard refuses it, if it does.
+    /// Why the guard, or the API server itself, refuses it, if one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     pub warnings: Vec<String>,
@@ -66,6 +73,9 @@ pub struct Proposal {
     pub conflicts: Vec<ProposedConflict>,
     /// How many new companions were not checked for other objects of that name, because they cannot be read.
     pub not_checked: usize,
+    /// Which namespaces it reaches cannot be told, because the person may not see them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_seen: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -201,57 +211,76 @@ impl Author {
     }
 }
 
-/// What would happen if this object were applied as `kubectl apply` does it.
+/// A manifest for a plan.
+pub struct Manifest {
+    pub kind: Kind,
+    pub namespace: String,
+    pub object: Value,
+}
+
+impl Manifest {
+    /// The namespaces that a plan for it looks at: its own, and those that it lists by name.
+    pub fn namespaces(&self, keys: &Keys) -> impl Iterator<Item = String> {
+        let listed = self.object["metadata"]["annotations"][&keys.target_namespaces].as_str();
+        let listed = listed.and_then(|text| Targets::list(text, &self.namespace).ok());
+        listed.into_iter().flat_map(|targets| targets.names).chain([self.namespace.clone()])
+    }
+}
+
+/// What would happen if this object were applied as `kubectl apply` does it. `new_namespaces` are created with it.
 pub async fn propose(
     client: &Client,
     snapshot: &mut Snapshot,
     author: &Author,
-    kind: Kind,
-    namespace: &str,
-    manifest: Value,
+    Manifest { kind, namespace, object }: Manifest,
+    new_namespaces: &BTreeSet<String>,
 ) -> Result<Proposal, Error> {
-    let name = manifest["metadata"]["name"].as_str().ok_or(Error::NoName(kind.as_str()))?.to_owned();
-    let key = ObjectKey::new(kind, namespace, &name);
+    let name = object["metadata"]["name"].as_str().filter(|name| names::is_subdomain(name));
+    let name = name.ok_or(Error::NoName(kind.as_str()))?.to_owned();
+    if !names::is_label(&namespace) {
+        return Err(Error::NoNamespace(kind.as_str()));
+    }
+    let key = ObjectKey::new(kind, &namespace, &name);
     let live = read_value(client, &key).await.map_err(|failure| Error::Live(key.clone(), failure))?;
-    let mut applied = apply(live.as_ref(), encode_string_data(manifest));
-    applied["metadata"]["namespace"] = namespace.into();
+    let mut applied = apply(live.as_ref(), as_stored(kind, object));
+    applied["metadata"]["namespace"] = namespace.as_str().into();
     let read = |value: &Value| {
         serde_json::from_value::<Object>(value.clone()).map_err(|_| Error::Unreadable(key.clone()))
     };
     let request = |new: Object| -> Result<Request, Error> {
         let operation = match &live {
             None => Operation::Create { new },
-            Some(old) => {
-                Operation::Update { old: read(old)?, new, unchanged: live.as_ref() == Some(&applied) }
-            }
+            Some(old) => Operation::Update { old: read(old)?, new, unchanged: *old == applied },
         };
-        let (namespace, user) = (namespace.to_owned(), author.user.clone());
+        let (namespace, user) = (namespace.clone(), author.user.clone());
         Ok(Request { kind, namespace, user, operation, dry_run: true })
     };
-    let (patch, mut warnings) = snapshot.world.read(|world| -> Result<_, Error> {
+    let (patch, warnings) = snapshot.world.read(|world| -> Result<_, Error> {
         Ok(stamp_defaults(&author.rules, world, &request(read(&applied)?)?))
     })?;
     let mut stamped = applied.clone();
-    // It was made for this object.
+    // The patch was computed from this object, so it applies.
     drop(json_patch::patch(&mut stamped, &patch));
-    let verdict = author.judge(snapshot, &request(read(&stamped)?)?).await;
     let keys = snapshot.scope.keys.clone();
     let new = read(&stamped)?;
     let was_source = snapshot.world.read(|world| world.source(&key).is_some());
     let is_source = keys.is_source(&new.metadata.labels);
-    let mut proposal = Proposal {
-        kind: kind.as_str(),
-        namespace: namespace.to_owned(),
-        name,
-        is_source: is_source || was_source,
-        refused: verdict.as_ref().err().cloned(),
-        warnings: Vec::new(),
-        changes: Vec::new(),
-        conflicts: Vec::new(),
-        not_checked: 0,
-    };
-    warnings.extend(verdict.unwrap_or_default());
-    proposal.warnings = warnings;
+    let mut proposal = Proposal { is_source: is_source || was_source, ..Proposal::about(&key) };
+    let exists = snapshot.world.read(|world| world.namespaces().get(&namespace).is_some());
+    let verdict =
+        if !exists && snapshot.view.sees_namespace(&namespace) && !new_namespaces.contains(&namespace) {
+            Err(format!("namespace {namespace} does not exist"))
+        } else if let Some(field) = live.as_ref().and_then(|live| immutable_change(live, &applied)) {
+            Err(format!("{field} of {key} is immutable: delete the object and create it again"))
+        } else if is_reviewed(&keys, live.as_ref().map(read).transpose()?.as_ref(), &new) {
+            author.judge(snapshot, &request(read(&stamped)?)?).await
+        } else {
+            Ok(Vec::new())
+        };
+    match verdict {
+        Ok(more) => proposal.warnings = warnings.into_iter().chain(more).collect(),
+        Err(refusal) => proposal.refused = Some(refusal),
+    }
     if proposal.is_source && proposal.refused.is_none() {
         let source =
             is_source.then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, new.clone()).source);
@@ -260,26 +289,63 @@ pub async fn propose(
     Ok(proposal)
 }
 
+/// Whether a webhook of the guard is called for it: what the selectors in `deploy/base/webhook.yaml` say.
+fn is_reviewed(keys: &Keys, old: Option<&Object>, new: &Object) -> bool {
+    let matches = |object: &Object| {
+        keys.is_source(&object.metadata.labels) || object.metadata.labels.contains_key(&keys.companion)
+    };
+    let is_new_companion = || keys.is_kept_free(&new.metadata.name) || keys.has_marks(&new.metadata);
+    old.is_some_and(matches) || matches(new) || (old.is_none() && is_new_companion())
+}
+
+/// The field that the API server does not let change.
+fn immutable_change(live: &Value, applied: &Value) -> Option<&'static str> {
+    let differs = |field: &str| live.get(field) != applied.get(field);
+    if differs("type") {
+        return Some("type");
+    }
+    let frozen = ["data", "binaryData", "immutable"];
+    (live["immutable"] == true).then(|| frozen.into_iter().find(|field| differs(field))).flatten()
+}
+
 /// What the mirror has left to do for a source as it is.
 pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) -> Proposal {
     let source = snapshot.world.read(|world| world.source(key).cloned());
     let live = read_object(client, key).await.ok();
-    let mut proposal = Proposal {
-        kind: key.kind.as_str(),
-        namespace: key.namespace.to_string(),
-        name: key.name.to_string(),
-        is_source: true,
-        refused: None,
-        warnings: Vec::new(),
-        changes: Vec::new(),
-        conflicts: Vec::new(),
-        not_checked: 0,
-    };
+    let mut proposal = Proposal { is_source: true, ..Proposal::about(key) };
     proposal.plan(client, snapshot, key, source.as_deref(), live.as_ref()).await;
     proposal
 }
 
 impl Proposal {
+    fn about(key: &ObjectKey) -> Self {
+        Self {
+            kind: key.kind.as_str(),
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            is_source: false,
+            refused: None,
+            warnings: Vec::new(),
+            changes: Vec::new(),
+            conflicts: Vec::new(),
+            not_checked: 0,
+            not_seen: Vec::new(),
+        }
+    }
+
+    /// Notes which of its targets this person may not see, and takes back what was said about them.
+    fn leave_out_unseen(&mut self, view: &View, kind: Kind, targets: &Targets) {
+        for name in targets.names.iter().filter(|name| !view.sees_companions(kind, name)) {
+            let missing = Trouble::NoNamespace(name.clone()).to_string();
+            self.warnings.retain(|warning| *warning != missing);
+            self.not_seen.push(format!("namespace {name}"));
+        }
+        if targets.has_patterns() && !view.sees_all_namespaces() {
+            self.warnings.retain(|warning| !warning.contains("matches no namespace"));
+            self.not_seen.push("the namespaces that a pattern or a selector matches".to_owned());
+        }
+    }
+
     /// Adds what the mirror would do for the source in this state.
     async fn plan(
         &mut self,
@@ -291,12 +357,8 @@ impl Proposal {
     ) {
         let plan = snapshot.world.read(|world| plan_as(world, key, source, None));
         let is_create = |action: &Action| matches!(action, Action::Create { .. });
-        let creates: Vec<ObjectKey> = plan
-            .changes
-            .iter()
-            .filter(|change| is_create(&change.action))
-            .map(|change| change.at.clone())
-            .collect();
+        let creates = plan.changes.iter().filter(|change| is_create(&change.action));
+        let creates = creates.map(|change| change.at.clone()).take(MAX_LOOKUPS).collect();
         snapshot.look_up(client, creates).await;
         for trouble in plan.troubles {
             match trouble {
@@ -325,6 +387,9 @@ impl Proposal {
             }
         }
         self.changes.sort_by(|a, b| (a.verb, &a.namespace).cmp(&(b.verb, &b.namespace)));
+        if let Some(Ok(desired)) = source.map(|source| &source.desired) {
+            self.leave_out_unseen(&snapshot.view, key.kind, &desired.policy.targets);
+        }
         if let (Some(object), Some(source)) = (object, source)
             && let Ok(desired) = &source.desired
         {
@@ -389,49 +454,73 @@ async fn read_value(client: &Client, at: &ObjectKey) -> Result<Option<Value>, Fa
     }
 }
 
-/// `stringData` of a Secret is for people; the API server stores `data`.
-fn encode_string_data(mut manifest: Value) -> Value {
-    let Some(Value::Object(texts)) = manifest.as_object_mut().and_then(|object| object.remove("stringData"))
-    else {
-        return manifest;
-    };
-    if !manifest["data"].is_object() {
-        manifest["data"] = Value::Object(Map::new());
+/// A manifest as the API server stores it: `stringData` of a Secret is `data`, base64 has one form, and a Secret has a type.
+fn as_stored(kind: Kind, mut manifest: Value) -> Value {
+    let encode = |bytes: Vec<u8>| serde_json::to_value(ByteString(bytes)).unwrap_or_default();
+    if kind == Kind::Secret
+        && let Some(Value::Object(texts)) =
+            manifest.as_object_mut().and_then(|object| object.remove("stringData"))
+    {
+        if !manifest["data"].is_object() {
+            manifest["data"] = Value::Object(Map::new());
+        }
+        for (key, text) in texts {
+            manifest["data"][key] = encode(text.as_str().unwrap_or_default().as_bytes().to_vec());
+        }
     }
-    for (key, text) in texts {
-        let bytes = k8s_openapi::ByteString(text.as_str().unwrap_or_default().as_bytes().to_vec());
-        manifest["data"][key] = serde_json::to_value(bytes).unwrap_or_default();
+    let encoded = if kind == Kind::Secret { "data" } else { "binaryData" };
+    for value in
+        manifest.get_mut(encoded).and_then(Value::as_object_mut).into_iter().flatten().map(|(_, value)| value)
+    {
+        let text: String = value.as_str().unwrap_or_default().split_whitespace().collect();
+        if let Ok(ByteString(bytes)) = serde_json::from_value(Value::String(text)) {
+            *value = if value.is_null() { Value::Null } else { encode(bytes) };
+        }
     }
     manifest
 }
 
 /// The object that `kubectl apply` would store: keys of the manifest win, keys that the last one had and this one has not
 /// are removed, all others stay.
-fn apply(live: Option<&Value>, manifest: Value) -> Value {
-    let Some(live) = live else { return manifest };
+fn apply(live: Option<&Value>, mut manifest: Value) -> Value {
+    let Some(live) = live else {
+        // A Secret is `Opaque` unless it says otherwise.
+        if manifest["kind"] == "Secret" && manifest.get("type").is_none() {
+            manifest["type"] = "Opaque".into();
+        }
+        return manifest;
+    };
     let last: Value = live["metadata"]["annotations"][LAST_APPLIED]
         .as_str()
         .and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default();
     let mut merged = live.clone();
     for path in [&["metadata", "labels"][..], &["metadata", "annotations"], &["data"], &["binaryData"]] {
-        let at = |value: &Value| path.iter().fold(Some(value.clone()), |value, key| value?.get(key).cloned());
-        let map = |value: &Value| at(value).and_then(|map| map.as_object().cloned()).unwrap_or_default();
+        let map = |value: &Value| {
+            let at = path.iter().fold(value, |value, key| &value[*key]);
+            at.as_object().cloned().unwrap_or_default()
+        };
         let (mut result, new, old) = (map(live), map(&manifest), map(&last));
-        let removed: BTreeSet<&String> = old.keys().filter(|key| !new.contains_key(*key)).collect();
-        result.retain(|key, _| !removed.contains(key));
+        result.retain(|key, _| new.contains_key(key) || !old.contains_key(key));
         result.extend(new);
-        let target = path.iter().fold(&mut merged, |value, key| &mut value[*key]);
-        *target = Value::Object(result);
-    }
-    for key in ["type", "immutable"] {
-        if let Some(value) = manifest.get(key) {
-            merged[key] = value.clone();
-        } else if last.get(key).is_some()
-            && let Some(object) = merged.as_object_mut()
-        {
-            object.remove(key);
+        result.retain(|_, value| !value.is_null());
+        let (field, parents) = path.split_last().unwrap_or((&"", &[]));
+        let parent = parents.iter().fold(&mut merged, |value, key| &mut value[*key]);
+        if !result.is_empty() {
+            parent[*field] = Value::Object(result);
+        } else if let Some(parent) = parent.as_object_mut() {
+            parent.remove(*field);
         }
+    }
+    if let Some(type_) = manifest.get("type") {
+        merged["type"] = type_.clone();
+    }
+    match manifest.get("immutable") {
+        Some(immutable) => merged["immutable"] = immutable.clone(),
+        None if last.get("immutable").is_some() => {
+            drop(merged.as_object_mut().map(|object| object.remove("immutable")))
+        }
+        None => {}
     }
     merged
 }
@@ -466,8 +555,21 @@ mod tests {
     #[test]
     fn string_data_of_a_secret_becomes_data_and_wins() {
         let manifest = json!({"data": {"a": "b2xk", "b": "Yg=="}, "stringData": {"a": "new"}});
-        assert_eq!(encode_string_data(manifest), json!({"data": {"a": "bmV3", "b": "Yg=="}}));
-        assert_eq!(encode_string_data(json!({"stringData": {"a": "x"}})), json!({"data": {"a": "eA=="}}));
+        assert_eq!(as_stored(Kind::Secret, manifest), json!({"data": {"a": "bmV3", "b": "Yg=="}}));
+        let wrapped = json!({"data": {"a": "bm\n V3 "}, "stringData": {}});
+        assert_eq!(as_stored(Kind::Secret, wrapped), json!({"data": {"a": "bmV3"}}));
+        let configmap = json!({"stringData": {"a": "x"}});
+        assert_eq!(as_stored(Kind::ConfigMap, configmap.clone()), configmap);
+    }
+
+    #[test]
+    fn immutable_fields_cannot_be_applied() {
+        let live = json!({"type": "Opaque", "data": {"a": "1"}});
+        assert_eq!(immutable_change(&live, &live), None);
+        assert_eq!(immutable_change(&live, &json!({"type": "x", "data": {"a": "1"}})), Some("type"));
+        assert_eq!(immutable_change(&live, &json!({"type": "Opaque", "data": {}})), None);
+        let frozen = json!({"data": {"a": "1"}, "immutable": true});
+        assert_eq!(immutable_change(&frozen, &json!({"data": {"a": "2"}, "immutable": true})), Some("data"));
     }
 
     #[test]

@@ -207,6 +207,12 @@ impl View {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
     }
 
+    /// Whether it is known if a namespace exists.
+    #[must_use]
+    pub fn sees_namespace(&self, name: &str) -> bool {
+        self.sees(WatchId::Namespaces, name)
+    }
+
     /// Whether it is known which namespaces exist.
     #[must_use]
     pub fn sees_all_namespaces(&self) -> bool {

@@ -64,21 +64,36 @@ pub enum State {
     /// This person may not see whether it exists.
     SourceNotSeen,
     /// Deletes of its companions look like an accident, and are held.
-    DeletesHeld { count: usize, until: Timestamp },
+    DeletesHeld {
+        count: usize,
+        until: Timestamp,
+    },
     /// It does not exist, and this many companions of it do.
-    SourceGone { count: usize },
+    SourceGone {
+        count: usize,
+    },
     /// This many companions do not follow it.
-    Paused { count: usize },
+    Paused {
+        count: usize,
+    },
     /// In this many places another object has the name.
-    Conflicts { count: usize },
+    Conflicts {
+        count: usize,
+    },
     /// The mirror has not written or deleted this many companions yet.
-    Behind { count: usize },
+    Behind {
+        count: usize,
+    },
     /// What this person sees is right, but not all of it can be seen.
     NotSeen,
     /// No namespace matches, or none of them has accepted it.
-    NoTarget { consent: bool },
+    NoTarget {
+        consent: bool,
+    },
     /// This many namespaces that it lists by name do not exist, or take no companions.
-    MissingTargets { count: usize },
+    MissingTargets {
+        count: usize,
+    },
     InStep,
 }
 
@@ -283,7 +298,8 @@ fn state(
     companions: &[CompanionStatus],
     held_until: Option<Timestamp>,
 ) -> State {
-    let count = |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
+    let count =
+        |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
     // Companions beside their source are never held.
     let away = |one: &&CompanionStatus| {
         one.namespace != *key.namespace && matches!(one.state, CompanionState::Unwanted(_))
@@ -343,7 +359,8 @@ fn companions(
         let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
         companions.push(CompanionStatus { namespace, name, state, written });
     };
-    let is_ours = |at: &ObjectKey| world.companion(at).is_some_and(|found| found.source.as_ref() == Some(key));
+    let is_ours =
+        |at: &ObjectKey| world.companion(at).is_some_and(|found| found.source.as_ref() == Some(key));
     if let Some(source) = source
         && let Ok(desired) = &source.desired
     {

@@ -123,11 +123,12 @@ impl Informers {
                 handle(Event::Init);
                 for name in namespaces {
                     // Several lists are one for the world: it removes what a list has not shown when it ends.
-                    let listed = watch::list(client.clone(), spec(watch, &self.scope.keys, Some(name)), |event| {
-                        if !matches!(event, Event::Init | Event::InitDone(_)) {
-                            handle(event);
-                        }
-                    });
+                    let listed =
+                        watch::list(client.clone(), spec(watch, &self.scope.keys, Some(name)), |event| {
+                            if !matches!(event, Event::Init | Event::InitDone(_)) {
+                                handle(event);
+                            }
+                        });
                     match listed.await {
                         Ok(()) => drop(seen.insert(name.clone())),
                         Err(Failure::Forbidden(_) | Failure::NotFound) => {}

@@ -187,11 +187,20 @@ impl Namespaces {
     /// How a namespace can accept sources of `home`: a command that keeps what it accepts already, if there is one.
     #[must_use]
     pub fn how_to_accept(&self, home: &str, name: &str) -> String {
-        let key = &self.keys.accept_from;
+        self.how_to_add(&self.keys.accept_from, |known| &known.accept_from, home, name)
+    }
+
+    /// As [`Self::how_to_accept`], for the adoption of objects.
+    #[must_use]
+    pub fn how_to_accept_adoption(&self, home: &str, name: &str) -> String {
+        self.how_to_add(&self.keys.accept_adopt_from, |known| &known.accept_adopt_from, home, name)
+    }
+
+    fn how_to_add(&self, key: &str, of: impl Fn(&Namespace) -> &Patterns, home: &str, name: &str) -> String {
         let known = self.get(name);
-        let accepted = known.map(|known| known.accept_from.to_string()).unwrap_or_default();
+        let accepted = known.map(|known| of(known).to_string()).unwrap_or_default();
         let malformed = known.is_some_and(|known| known.fault.is_some());
-        let excluded = known.is_some_and(|known| any_matches(&known.accept_from.excluded, home));
+        let excluded = known.is_some_and(|known| any_matches(&of(known).excluded, home));
         if malformed || excluded || accepted.len() > MAX_REPEATED_BYTES {
             return format!("let its annotation {key} match {home}, with kubectl edit namespace {name}");
         }

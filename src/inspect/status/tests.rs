@@ -68,7 +68,10 @@ fn paused_refused_and_missing_sources_have_states_of_their_own() {
     cluster.put(source("home", "s").annotate("target-namespaces", "Not Valid"));
     let refused = status(&cluster, &key);
     assert!(matches!(refused.state, State::Refused { .. }), "{:?}", refused.state);
-    assert_eq!(states(&refused), [("away/s-synced".to_owned(), "stays as it is while its source is refused".to_owned())]);
+    assert_eq!(
+        states(&refused),
+        [("away/s-synced".to_owned(), "stays as it is while its source is refused".to_owned())]
+    );
     cluster.delete(&key);
     assert_eq!(status(&cluster, &key).state, State::SourceGone { count: 1 });
     let none = cluster.put(source("home", "t").annotate("target-namespaces", "no-*"));
