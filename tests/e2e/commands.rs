@@ -135,10 +135,10 @@ async fn status_tells_for_each_source_whether_its_companions_are_in_step() {
         matches.eq(expected).then_some(report)
     })
     .await;
-    assert_eq!(report["instance"]["healthy"], 2);
+    assert_eq!(report["summary"]["healthy"], 2);
     assert!(report["instance"]["leader"].is_string(), "{report}");
     assert!(report["instance"]["caExpires"].is_string(), "{report}");
-    assert_eq!(report["notSeen"], Value::Null, "{report}");
+    assert_eq!(report["caveats"], json!([]), "{report}");
 
     let table = cluster.command(&reader, &format!("status -n {home}"));
     assert_eq!(table.code, 0, "{}", table.err);
@@ -208,11 +208,7 @@ async fn what_a_person_may_not_see_is_said_and_not_taken_for_missing() {
     let status = cluster.command(&tenant, &format!("status -n {home}"));
     assert_eq!(status.code, 0, "{}", status.err);
     assert!(status.err.contains("you may not see namespaces"), "{}", status.err);
-    assert!(
-        status.err.contains("you may not see companion configmaps outside of namespace"),
-        "{}",
-        status.err
-    );
+    assert!(status.err.contains("you may not see companion configmaps outside of"), "{}", status.err);
     assert!(status.err.contains("the default flags are assumed"), "{}", status.err);
     assert!(!status.out.contains("does not exist") && !status.out.contains("to write"), "{}", status.out);
     let audit = cluster.command(&tenant, "audit");
@@ -220,6 +216,45 @@ async fn what_a_person_may_not_see_is_said_and_not_taken_for_missing() {
     assert!(audit.out.contains("CANNOT TELL"), "{}", audit.out);
     let explain = cluster.command(&tenant, &format!("explain -n {a} {home}/right")).out;
     assert!(explain.contains("? you may not see"), "{explain}");
+    // A listed target that they may see is read, too; the source is named with its namespace.
+    let both = cluster.editor("both", &[], &[&home, &a]).await;
+    let rules = json!([{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}]);
+    for namespace in [&home, &a] {
+        let name = format!("{}-namespace", both.name);
+        cluster.grant(&name, &both.subject(), Some(namespace), rules.clone()).await;
+    }
+    let listed = json!({"metadata": {"annotations": {cluster.key("target-namespaces"): a}}});
+    cluster.merge(&configmap(&home, "right"), &listed).await;
+    let status = eventually("the companion in a listed namespace is in step", || async {
+        let printed = cluster.command(&both, &format!("status {home}/right"));
+        printed.out.contains("1 of 1 in step").then_some(printed)
+    })
+    .await;
+    assert_eq!(status.code, 0, "{}", status.err);
+    // In the target namespace alone, the source is not seen, and not gone.
+    let target = cluster.editor("target", &[], &[&a]).await;
+    let status = cluster.command(&target, &format!("status -A -n {a}").replace(" -A", "")).out;
+    assert!(!status.contains("gone"), "{status}");
+    let seen = cluster.json(&target, "status -A");
+    assert!(!seen.to_string().contains("source-gone"), "{seen}");
+    let audit = cluster.command(&target, "audit");
+    assert!(audit.code == 2 && !audit.out.contains("source-gone"), "{}", audit.out);
+    // A plan with patterns cannot be told; one for listed namespaces can.
+    let source = |targets: &str| {
+        let metadata = json!({
+            "name": "tried", "namespace": home, "labels": {cluster.key("managed"): "true"},
+            "annotations": {cluster.key("target-namespaces"): targets},
+        });
+        manifest("ConfigMap", &metadata, &json!({"data": {"a": "b"}}))
+    };
+    let planned = cluster.command_with(&both, "plan -f -", &source(&a));
+    assert!(planned.code == 1 && planned.out.contains("create 1 (new)"), "{}{}", planned.out, planned.err);
+    let unseen = cluster.ns("team-b");
+    let accept = json!({"metadata": {"annotations": {cluster.key("accept-from"): home}}});
+    cluster.merge(&format!("/api/v1/namespaces/{unseen}"), &accept).await;
+    let planned = cluster.command_with(&both, "plan -f -", &source(&unseen));
+    assert_eq!(planned.code, 2, "{}{}", planned.out, planned.err);
+    assert!(!planned.out.contains("does not exist"), "{}", planned.out);
     // Nobody at all.
     let nobody = cluster.user("nobody", &[]);
     let audit = cluster.command(&nobody, "audit");
@@ -382,6 +417,9 @@ async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
     let clean = cluster.command(&admin, "audit");
     assert_eq!(clean.code, 0, "{}{}", clean.out, clean.err);
     assert!(clean.out.contains("everything is in step"), "{}", clean.out);
+    // A typo in the domain must not pass for ever.
+    let mistyped = output(&mut admin.lockstep(&["audit", "--domain", "wrong.example"]), "");
+    assert_eq!(mistyped.status.code(), Some(2));
     // A pattern that matches nothing is worth knowing, and no drift.
     assert!(clean.out.contains("ineffective"), "{}", clean.out);
 
@@ -425,6 +463,12 @@ async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
     .map(|(rule, object)| (rule.to_owned(), object));
     expected.sort();
     assert_eq!(found, expected);
+    assert_eq!(report["verdict"], "drift");
+    // A reader that has seen enough does not turn drift into success.
+    let binary = env!("CARGO_BIN_EXE_lockstep");
+    let piped = admin
+        .shell(&format!("{{ {binary} audit -o json --domain {}; echo $? >&2; }} | true", cluster.domain()));
+    assert_eq!(String::from_utf8_lossy(&piped.stderr).trim(), "1");
     let junit = cluster.command(&admin, "audit -o junit").out;
     assert!(junit.contains("failures=\"3\""), "{junit}");
     let sarif: Value = serde_json::from_str(&cluster.command(&admin, "audit -o sarif").out).expect("SARIF");
