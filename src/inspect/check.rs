@@ -18,7 +18,7 @@ use kube::{
 
 use super::instance::{Instance, age, read_configuration};
 use crate::{
-    certs::webhooks::{WebhookConfiguration, WebhookKind},
+    certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{Failure, REQUEST_TIMEOUT, user_info, with_timeout},
     keys::Keys,
 };
@@ -317,9 +317,9 @@ impl Checker<'_> {
                 )
             })
             .collect();
-        checks.push(match configuration.ca_expiry() {
+        checks.push(match webhooks::ca_expiry(std::iter::once(configuration)) {
             None => Check::bad(
-                format!("{what} trusts no CA: every write of a source or companion fails"),
+                format!("a webhook of {what} trusts no CA: the API server cannot call it"),
                 "a ready replica writes it within seconds: look at its log",
             ),
             Some(expiry) if expiry <= self.now => Check::bad(
