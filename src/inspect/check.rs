@@ -16,7 +16,7 @@ use kube::{
     api::{ListParams, ObjectMeta, PostParams},
 };
 
-use super::instance::{Instance, age, read_configuration};
+use super::instance::{Instance, InstanceName, age, read_configuration};
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{Failure, REQUEST_TIMEOUT, user_info, with_timeout},
@@ -27,6 +27,8 @@ use crate::{
 pub const MIN_MINOR: u32 = 30;
 /// Fewer days than this until the CA expires are worth a warning: it is replaced long before.
 const MIN_CA_DAYS: i64 = 30;
+/// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
+const CERT_MANAGER_ANNOTATION: &str = "cert-manager.io/inject-ca-from";
 const CONCURRENT_REVIEWS: usize = 8;
 
 /// ServiceAccounts of tools that write what tenants ask for, by name.
@@ -122,10 +124,40 @@ impl std::fmt::Display for Permission {
     }
 }
 
+/// The webhook configurations, as far as the user may read them.
+pub struct Configurations {
+    pub validating: Result<WebhookConfiguration, Failure>,
+    pub mutating: Result<WebhookConfiguration, Failure>,
+}
+
+impl Configurations {
+    pub async fn read(client: &Client, name: &InstanceName) -> Self {
+        let instance = Keys::new(&name.domain, "").instance;
+        let (validating, mutating) = tokio::join!(
+            read_configuration(client, WebhookKind::Validating, &instance),
+            read_configuration(client, WebhookKind::Mutating, &instance)
+        );
+        Self { validating, mutating }
+    }
+
+    fn each(&self) -> [(WebhookKind, &Result<WebhookConfiguration, Failure>); 2] {
+        [(WebhookKind::Validating, &self.validating), (WebhookKind::Mutating, &self.mutating)]
+    }
+
+    /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
+    #[must_use]
+    pub fn are_injected_by_cert_manager(&self) -> bool {
+        self.each().iter().any(|(_, found)| {
+            found.as_ref().is_ok_and(|one| one.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION))
+        })
+    }
+}
+
 /// What is checked, and with what.
 pub struct Checker<'a> {
     pub client: &'a Client,
     pub instance: &'a Instance,
+    pub configurations: Configurations,
     /// What the ServiceAccount needs.
     pub permissions: Vec<Permission>,
     /// What a person who installs Lockstep must be allowed to do.
@@ -137,12 +169,8 @@ pub struct Checker<'a> {
 
 impl Checker<'_> {
     pub async fn run(&self) -> Vec<Check> {
-        let (validating, mutating) = tokio::join!(
-            self.configuration(WebhookKind::Validating),
-            self.configuration(WebhookKind::Mutating)
-        );
         let mut checks = vec![self.server_version().await];
-        if self.is_absent(&validating, &mutating) {
+        if self.is_absent() {
             checks.push(Check::unknown(format!(
                 "Lockstep is not installed: there is no Lease, no webhook configuration and no pod in {}",
                 self.instance.name.namespace
@@ -151,11 +179,12 @@ impl Checker<'_> {
             checks.extend(self.deputies(false).await);
             return checks;
         }
-        checks.extend(self.leftovers(&validating, &mutating));
+        checks.extend(self.leftovers());
         checks.push(self.leader());
         checks.extend(self.replicas());
-        checks.extend(self.webhooks(WebhookKind::Validating, &validating));
-        checks.extend(self.webhooks(WebhookKind::Mutating, &mutating));
+        for (kind, found) in self.configurations.each() {
+            checks.extend(self.webhooks(kind, found));
+        }
         checks.push(self.service_account().await);
         checks.push(self.guard().await);
         checks.extend(self.deputies(true).await);
@@ -164,10 +193,6 @@ impl Checker<'_> {
 
     fn instance_name(&self) -> String {
         Keys::new(&self.instance.name.domain, "").instance
-    }
-
-    async fn configuration(&self, kind: WebhookKind) -> Result<WebhookConfiguration, Failure> {
-        read_configuration(self.client, kind, &self.instance_name()).await
     }
 
     async fn server_version(&self) -> Check {
@@ -190,26 +215,18 @@ impl Checker<'_> {
         }
     }
 
-    fn is_absent(
-        &self,
-        validating: &Result<WebhookConfiguration, Failure>,
-        mutating: &Result<WebhookConfiguration, Failure>,
-    ) -> bool {
+    fn is_absent(&self) -> bool {
         let no_pods = self.instance.replicas.as_ref().is_ok_and(Vec::is_empty);
         matches!(self.instance.lease, Err(Failure::NotFound))
             && no_pods
-            && [validating, mutating].iter().all(|one| matches!(one, Err(Failure::NotFound)))
+            && self.configurations.each().iter().all(|(_, found)| matches!(found, Err(Failure::NotFound)))
     }
 
     /// Parts that are left when others are gone.
-    fn leftovers(
-        &self,
-        validating: &Result<WebhookConfiguration, Failure>,
-        mutating: &Result<WebhookConfiguration, Failure>,
-    ) -> Option<Check> {
+    fn leftovers(&self) -> Option<Check> {
         let nobody = self.instance.replicas.as_ref().is_ok_and(Vec::is_empty)
             && !self.instance.lease.as_ref().is_ok_and(|lease| lease.leader.is_some());
-        let configured = [validating, mutating].iter().any(|one| one.is_ok());
+        let configured = self.configurations.each().iter().any(|(_, found)| found.is_ok());
         (nobody && configured).then(|| {
             let name = self.instance_name();
             Check::bad(
@@ -317,18 +334,21 @@ impl Checker<'_> {
                 )
             })
             .collect();
+        let writer = match self.configurations.are_injected_by_cert_manager() {
+            true => "look at the logs of cert-manager, which",
+            false => "look at the log of a ready replica, which",
+        };
         checks.push(match webhooks::ca_expiry(std::iter::once(configuration)) {
             None => Check::bad(
                 format!("a webhook of {what} trusts no CA: the API server cannot call it"),
-                "a ready replica writes it within seconds: look at its log",
+                format!("{writer} writes it within seconds"),
             ),
-            Some(expiry) if expiry <= self.now => Check::bad(
-                format!("the CA of {what} has expired"),
-                "a ready replica replaces it: look at its log",
-            ),
+            Some(expiry) if expiry <= self.now => {
+                Check::bad(format!("the CA of {what} has expired"), format!("{writer} replaces it"))
+            }
             Some(expiry) if expiry.duration_since(self.now).as_hours() < MIN_CA_DAYS * 24 => Check::warning(
                 format!("the CA of {what} expires in {}", age(self.now, expiry)),
-                "it is replaced after two thirds of its life: look at the log of the replicas",
+                format!("{writer} replaces it after two thirds of its life"),
             ),
             Some(expiry) => Check::good(format!("{what} trusts a CA for another {}", age(self.now, expiry))),
         });
