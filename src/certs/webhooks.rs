@@ -131,13 +131,6 @@ impl WebhookConfiguration {
         self.webhooks.iter().enumerate().filter(|(_, webhook)| self.is_ours(webhook))
     }
 
-    /// When the last CA that one of our webhooks trusts expires.
-    #[must_use]
-    pub fn ca_expiry(&self) -> Option<Timestamp> {
-        let certificates = self.ours().flat_map(|(_, webhook)| webhook.certificates());
-        certificates.map(|certificate| certificate.not_after).max()
-    }
-
     /// The names of webhooks that are not ours.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.webhooks.iter().filter(|webhook| !self.is_ours(webhook)).map(|webhook| webhook.name.as_str())
@@ -194,6 +187,17 @@ pub fn names<'a>(
         .filter_map(|(_, webhook)| webhook.host())
         .chain([format!("lockstep.{own_namespace}.svc"), "localhost".to_owned()])
         .collect()
+}
+
+/// When the first of our webhooks trusts no CA any more: the latest expiry in each caBundle, and the earliest of these.
+/// None if a webhook trusts no CA, or if there is no webhook.
+#[must_use]
+pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfiguration>) -> Option<Timestamp> {
+    let latest = |(_, webhook): (usize, &Webhook)| {
+        webhook.certificates().iter().map(|certificate| certificate.not_after).max()
+    };
+    // None is less than any time.
+    configurations.flat_map(WebhookConfiguration::ours).map(latest).min().flatten()
 }
 
 /// The CAs, as DER, that each of our webhooks trusts; none if there is none.
@@ -262,7 +266,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::certs::testing::{at, cas, service};
+    use crate::certs::testing::{LIFETIMES, at, ca_at, cas, service};
 
     fn configuration(webhooks: &[(Value, Option<&str>)]) -> WebhookConfiguration {
         crate::certs::testing::configuration("1", webhooks)
@@ -360,6 +364,31 @@ mod tests {
             Some([].into())
         );
         assert_eq!(trusted_by_all([&configuration(&[])].into_iter()), None, "no webhook calls us");
+    }
+
+    #[test]
+    fn ca_expiry_is_that_of_the_webhook_that_is_first_without_a_valid_ca() {
+        let (early, late) = (CaSet::new(ca_at(at(0), &LIFETIMES)), CaSet::new(ca_at(at(5000), &LIFETIMES)));
+        let expiry = |cas: &CaSet| Some(cas.current.certificate.not_after);
+        assert!(expiry(&early) < expiry(&late));
+        let both = format!("{}{}", late.bundle(), early.bundle());
+        let (early_bundle, late_bundle) = (early.bundle(), late.bundle());
+        let (early_bundle, late_bundle, both) = (Some(&*early_bundle), Some(&*late_bundle), Some(&*both));
+        for (first, second, expected) in [
+            (vec![both], vec![late_bundle], expiry(&late)),
+            (vec![late_bundle, early_bundle], vec![late_bundle], expiry(&early)),
+            (vec![late_bundle], vec![both, early_bundle], expiry(&early)),
+            (vec![late_bundle, None], vec![late_bundle], None),
+            (vec![late_bundle], vec![Some("nonsense")], None),
+            (vec![late_bundle], vec![], expiry(&late)),
+            (vec![], vec![], None),
+        ] {
+            let read = |bundles: &[Option<&str>]| {
+                configuration(&bundles.iter().map(|bundle| (service(), *bundle)).collect::<Vec<_>>())
+            };
+            let configurations = [read(&first), read(&second)];
+            assert_eq!(ca_expiry(configurations.iter()), expected, "{} {}", first.len(), second.len());
+        }
     }
 
     #[test]

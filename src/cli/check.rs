@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::{
     connection::{Connected, Connection},
-    manifests,
+    manifests::Manifests,
     output::print,
 };
 use crate::{
     config,
-    inspect::check::{Check as Answer, Checker, Outcome, Permission},
+    inspect::check::{Check as Answer, Checker, Configurations, Outcome, Permission},
     object::Kind,
 };
 
@@ -33,10 +33,12 @@ pub struct Check {
 
 pub async fn run(settings: &Check) -> anyhow::Result<ExitCode> {
     let connected = settings.connection.open().await?;
+    let configurations = Configurations::read(&connected.client, &connected.instance.name).await;
     let checker = Checker {
         client: &connected.client,
         instance: &connected.instance,
-        permissions: permissions(&connected)?,
+        permissions: permissions(&connected, configurations.are_injected_by_cert_manager())?,
+        configurations,
         to_install: to_install(),
         namespace: settings.namespace.as_ref().unwrap_or(&connected.namespace),
         now: Timestamp::now(),
@@ -53,13 +55,19 @@ fn describe(answer: &Answer) -> String {
 }
 
 /// What the roles in the manifests of this installation grant.
-fn permissions(connected: &Connected) -> anyhow::Result<Vec<Permission>> {
+fn permissions(connected: &Connected, cert_manager: bool) -> anyhow::Result<Vec<Permission>> {
     let name = &connected.instance.name;
     let secrets = connected.instance.settings().kinds.iter().any(|kind| kind == Kind::Secret.plural());
     // Whether Secrets are mirrored is not known without the Lease.
     let secrets = secrets && connected.instance.lease.is_ok();
-    let documents: Vec<Value> =
-        serde_saphyr::from_multiple(&manifests::rbac(&name.domain, &name.namespace, secrets))?;
+    let manifests = Manifests {
+        domain: name.domain.clone(),
+        namespace: name.namespace.clone(),
+        secrets,
+        cert_manager,
+        ..Manifests::default()
+    };
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&manifests.rbac())?;
     Ok(documents.iter().flat_map(granted).collect())
 }
 
@@ -122,17 +130,32 @@ fn to_install() -> Vec<Permission> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::certs::webhooks::WebhookConfiguration;
+
+    fn manifests() -> Manifests {
+        Manifests {
+            domain: "d.test".to_owned(),
+            namespace: "own".to_owned(),
+            secrets: true,
+            ..Manifests::default()
+        }
+    }
+
+    fn rights(yaml: &str) -> Vec<String> {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+        documents.iter().flat_map(granted).map(|one| one.to_string()).collect()
+    }
 
     #[test]
     fn rights_of_the_service_account_are_those_of_the_manifests_without_those_of_people() {
-        let text = manifests::rbac("d.test", "own", true);
-        let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-        let granted: Vec<String> = documents.iter().flat_map(granted).map(|one| one.to_string()).collect();
+        let granted = rights(&manifests().rbac());
         for expected in [
             "create configmaps",
             "delete secrets",
             "get leases lockstep.d.test in own",
             "create secrets in own",
+            "patch secrets lockstep.d.test in own",
+            "patch mutatingwebhookconfigurations lockstep.d.test",
         ] {
             assert!(granted.iter().any(|one| one == expected), "{expected}: {granted:?}");
         }
@@ -140,5 +163,43 @@ mod tests {
             !granted.contains(&"get validatingwebhookconfigurations lockstep.d.test".to_owned()),
             "{granted:?}"
         );
+    }
+
+    #[test]
+    fn with_cert_manager_no_rights_on_the_ca_secret_and_the_webhook_configurations_are_expected() {
+        let manifests = Manifests { cert_manager: true, ..manifests() };
+        let granted = rights(&manifests.rbac());
+        assert!(granted.contains(&"get leases lockstep.d.test in own".to_owned()), "{granted:?}");
+        assert!(granted.contains(&"delete secrets".to_owned()), "{granted:?}");
+        let is_of_own_certificates =
+            |right: &&String| right.contains("webhookconfigurations") || right.contains("secrets in own");
+        let named_secret = |right: &&String| right.contains("secrets lockstep.d.test");
+        assert_eq!(granted.iter().find(is_of_own_certificates), None);
+        assert_eq!(granted.iter().find(named_secret), None);
+    }
+
+    #[test]
+    fn expected_rights_are_those_of_all_the_manifests() {
+        for (secrets, cert_manager) in [(false, false), (true, false), (false, true), (true, true)] {
+            let manifests = Manifests { secrets, cert_manager, ..manifests() };
+            assert_eq!(rights(&manifests.rbac()), rights(&manifests.render()), "{secrets} {cert_manager}");
+        }
+    }
+
+    #[test]
+    fn webhook_configurations_of_the_manifests_tell_whether_cert_manager_injects_the_ca() {
+        for cert_manager in [false, true] {
+            let text = Manifests { cert_manager, ..manifests() }.render();
+            let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+            let read = |kind: &str| -> WebhookConfiguration {
+                let found = documents.iter().find(|document| document["kind"] == kind).unwrap();
+                serde_json::from_value(found.clone()).unwrap()
+            };
+            let configurations = Configurations {
+                validating: Ok(read("ValidatingWebhookConfiguration")),
+                mutating: Ok(read("MutatingWebhookConfiguration")),
+            };
+            assert_eq!(configurations.are_injected_by_cert_manager(), cert_manager);
+        }
     }
 }

@@ -111,12 +111,26 @@ pub fn run(manifests: &Manifests) -> anyhow::Result<()> {
     stdout().write_all(manifests.render().as_bytes()).context("cannot write to standard output")
 }
 
-/// The roles of an instance, as YAML.
-#[must_use]
-pub fn rbac(domain: &str, namespace: &str, secrets: bool) -> String {
-    let files = [Some(RBAC_FILE), secrets.then_some(SECRETS_RBAC_FILE)];
-    let pairs = [(config::DOMAIN, domain), (config::NAMESPACE, namespace)];
-    files.into_iter().flatten().map(|file| substitute(file, &pairs)).collect::<Vec<_>>().join("---\n")
+impl Default for Manifests {
+    /// The defaults of the flags.
+    fn default() -> Self {
+        Self {
+            webhook_url: None,
+            secrets: false,
+            policy: false,
+            cert_manager: false,
+            monitoring: false,
+            domain: config::DOMAIN.to_owned(),
+            suffix: config::SUFFIX.to_owned(),
+            namespace: config::NAMESPACE.to_owned(),
+            exempt_user: Vec::new(),
+            exempt_group: Vec::new(),
+            deputy_user: Vec::new(),
+            deputy_group: Vec::new(),
+            priority_class: PRIORITY_CLASS.to_owned(),
+            image: IMAGE.to_owned(),
+        }
+    }
 }
 
 impl Manifests {
@@ -132,6 +146,18 @@ impl Manifests {
         if self.monitoring {
             files.extend([PODMONITOR_FILE, RULES_FILE, &dashboard]);
         }
+        self.render_files(files)
+    }
+
+    /// The documents with the roles, as YAML.
+    #[must_use]
+    pub fn rbac(&self) -> String {
+        let mut files = vec![RBAC_FILE];
+        files.extend(self.secrets.then_some(SECRETS_RBAC_FILE));
+        self.render_files(files)
+    }
+
+    fn render_files(&self, files: Vec<&str>) -> String {
         files.into_iter().map(|file| self.substitute_names(file)).collect::<Vec<_>>().join("---\n")
     }
 
@@ -244,22 +270,7 @@ mod tests {
     use super::*;
 
     fn manifests() -> Manifests {
-        Manifests {
-            webhook_url: None,
-            secrets: true,
-            policy: true,
-            cert_manager: false,
-            monitoring: false,
-            domain: config::DOMAIN.to_owned(),
-            suffix: config::SUFFIX.to_owned(),
-            namespace: config::NAMESPACE.to_owned(),
-            exempt_user: vec![],
-            exempt_group: vec![],
-            deputy_user: vec![],
-            deputy_group: vec![],
-            priority_class: PRIORITY_CLASS.to_owned(),
-            image: IMAGE.to_owned(),
-        }
+        Manifests { secrets: true, policy: true, ..Manifests::default() }
     }
 
     #[test]

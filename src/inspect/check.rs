@@ -1,25 +1,31 @@
 //! Whether Lockstep can be installed, or works once it is: each answer with what to do about it.
 
-use futures::{StreamExt, stream};
+mod probe;
+
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::{
     api::{
+        admissionregistration::v1::ValidatingAdmissionPolicy,
         authorization::v1::{
             ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
-            SubjectAccessReviewSpec,
+            SubjectAccessReviewSpec, SubjectAccessReviewStatus,
         },
         core::v1::{ConfigMap, ServiceAccount},
     },
     jiff::Timestamp,
 };
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     api::{ListParams, ObjectMeta, PostParams},
 };
+use serde::{Serialize, de::DeserializeOwned};
 
-use super::instance::{Instance, age, read_configuration};
+use self::probe::{Probe, untried};
+use super::instance::{Instance, InstanceName, age, read_configuration};
 use crate::{
-    certs::webhooks::{WebhookConfiguration, WebhookKind},
+    certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{Failure, REQUEST_TIMEOUT, user_info, with_timeout},
+    guard::request::User,
     keys::Keys,
 };
 
@@ -27,6 +33,8 @@ use crate::{
 pub const MIN_MINOR: u32 = 30;
 /// Fewer days than this until the CA expires are worth a warning: it is replaced long before.
 const MIN_CA_DAYS: i64 = 30;
+/// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
+const CERT_MANAGER_ANNOTATION: &str = "cert-manager.io/inject-ca-from";
 const CONCURRENT_REVIEWS: usize = 8;
 
 /// ServiceAccounts of tools that write what tenants ask for, by name.
@@ -48,7 +56,7 @@ pub struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Good,
-    /// Nothing to be told about: what it is about is not there, or this person may not see it.
+    /// Cannot be judged: the object does not exist, or the user may not read it.
     Unknown,
     Warning,
     Bad,
@@ -122,10 +130,40 @@ impl std::fmt::Display for Permission {
     }
 }
 
+/// The webhook configurations, as far as the user may read them.
+pub struct Configurations {
+    pub validating: Result<WebhookConfiguration, Failure>,
+    pub mutating: Result<WebhookConfiguration, Failure>,
+}
+
+impl Configurations {
+    pub async fn read(client: &Client, name: &InstanceName) -> Self {
+        let instance = Keys::new(&name.domain, "").instance;
+        let (validating, mutating) = tokio::join!(
+            read_configuration(client, WebhookKind::Validating, &instance),
+            read_configuration(client, WebhookKind::Mutating, &instance)
+        );
+        Self { validating, mutating }
+    }
+
+    fn each(&self) -> [(WebhookKind, &Result<WebhookConfiguration, Failure>); 2] {
+        [(WebhookKind::Validating, &self.validating), (WebhookKind::Mutating, &self.mutating)]
+    }
+
+    /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
+    #[must_use]
+    pub fn are_injected_by_cert_manager(&self) -> bool {
+        self.each().iter().any(|(_, found)| {
+            found.as_ref().is_ok_and(|one| one.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION))
+        })
+    }
+}
+
 /// What is checked, and with what.
 pub struct Checker<'a> {
     pub client: &'a Client,
     pub instance: &'a Instance,
+    pub configurations: Configurations,
     /// What the ServiceAccount needs.
     pub permissions: Vec<Permission>,
     /// What a person who installs Lockstep must be allowed to do.
@@ -137,25 +175,23 @@ pub struct Checker<'a> {
 
 impl Checker<'_> {
     pub async fn run(&self) -> Vec<Check> {
-        let (validating, mutating) = tokio::join!(
-            self.configuration(WebhookKind::Validating),
-            self.configuration(WebhookKind::Mutating)
-        );
         let mut checks = vec![self.server_version().await];
-        if self.is_absent(&validating, &mutating) {
+        if self.is_absent() {
             checks.push(Check::unknown(format!(
                 "Lockstep is not installed: there is no Lease, no webhook configuration and no pod in {}",
                 self.instance.name.namespace
             )));
+            checks.extend(self.leftovers().await);
             checks.push(self.may_install().await);
             checks.extend(self.deputies(false).await);
             return checks;
         }
-        checks.extend(self.leftovers(&validating, &mutating));
+        checks.extend(self.leftovers().await);
         checks.push(self.leader());
         checks.extend(self.replicas());
-        checks.extend(self.webhooks(WebhookKind::Validating, &validating));
-        checks.extend(self.webhooks(WebhookKind::Mutating, &mutating));
+        for (kind, found) in self.configurations.each() {
+            checks.extend(self.webhooks(kind, found));
+        }
         checks.push(self.service_account().await);
         checks.push(self.guard().await);
         checks.extend(self.deputies(true).await);
@@ -166,8 +202,8 @@ impl Checker<'_> {
         Keys::new(&self.instance.name.domain, "").instance
     }
 
-    async fn configuration(&self, kind: WebhookKind) -> Result<WebhookConfiguration, Failure> {
-        read_configuration(self.client, kind, &self.instance_name()).await
+    fn service_account_name(&self) -> String {
+        format!("system:serviceaccount:{}:lockstep", self.instance.name.namespace)
     }
 
     async fn server_version(&self) -> Check {
@@ -190,36 +226,50 @@ impl Checker<'_> {
         }
     }
 
-    fn is_absent(
-        &self,
-        validating: &Result<WebhookConfiguration, Failure>,
-        mutating: &Result<WebhookConfiguration, Failure>,
-    ) -> bool {
+    fn is_absent(&self) -> bool {
         let no_pods = self.instance.replicas.as_ref().is_ok_and(Vec::is_empty);
         matches!(self.instance.lease, Err(Failure::NotFound))
             && no_pods
-            && [validating, mutating].iter().all(|one| matches!(one, Err(Failure::NotFound)))
+            && self.configurations.each().iter().all(|(_, found)| matches!(found, Err(Failure::NotFound)))
     }
 
-    /// Parts that are left when others are gone.
-    fn leftovers(
-        &self,
-        validating: &Result<WebhookConfiguration, Failure>,
-        mutating: &Result<WebhookConfiguration, Failure>,
-    ) -> Option<Check> {
-        let nobody = self.instance.replicas.as_ref().is_ok_and(Vec::is_empty)
-            && !self.instance.lease.as_ref().is_ok_and(|lease| lease.leader.is_some());
-        let configured = [validating, mutating].iter().any(|one| one.is_ok());
-        (nobody && configured).then(|| {
-            let name = self.instance_name();
-            Check::bad(
+    /// Parts that are left when no replica runs.
+    async fn leftovers(&self) -> Vec<Check> {
+        let is_leaderless = match &self.instance.lease {
+            Ok(lease) => lease.leader.is_none(),
+            Err(failure) => *failure == Failure::NotFound,
+        };
+        if !is_leaderless || !self.instance.replicas.as_ref().is_ok_and(Vec::is_empty) {
+            return Vec::new();
+        }
+        let name = self.instance_name();
+        let mut checks = Vec::new();
+        if self.configurations.each().iter().any(|(_, found)| found.is_ok()) {
+            checks.push(Check::bad(
                 "webhook configurations are left, and no replica answers: nobody can write sources and companions",
                 format!(
                     "start Lockstep, or remove the rest: kubectl delete \
                      validatingwebhookconfiguration,mutatingwebhookconfiguration {name}"
                 ),
-            )
-        })
+            ));
+        }
+        let policies = Api::<ValidatingAdmissionPolicy>::all(self.client.clone());
+        match with_timeout(REQUEST_TIMEOUT, policies.get_metadata(&name)).await {
+            Ok(_) => checks.push(Check::bad(
+                format!(
+                    "ValidatingAdmissionPolicy {name} is left, and no replica runs: it refuses edits and deletes of \
+                     companions"
+                ),
+                format!(
+                    "start Lockstep, or remove the policy: kubectl delete \
+                     validatingadmissionpolicybinding,validatingadmissionpolicy {name}"
+                ),
+            )),
+            Err(Failure::NotFound) => {}
+            Err(failure) => checks
+                .push(Check::unknown(format!("ValidatingAdmissionPolicy {name} cannot be read: {failure}"))),
+        }
+        checks
     }
 
     fn leader(&self) -> Check {
@@ -231,14 +281,12 @@ impl Checker<'_> {
                     let ours = env!("CARGO_PKG_VERSION");
                     match version {
                         Some(version) if version != ours => Check::warning(
-                            format!(
-                                "{leader} leads, of version {version}; this command is of version {ours}"
-                            ),
-                            "use the command of the same version: it judges by the rules of its own",
+                            format!("leader {leader}, version {version}; this binary is version {ours}"),
+                            format!("use the same version: this binary applies the rules of version {ours}"),
                         ),
-                        Some(version) => Check::good(format!("{leader} leads, of version {version}")),
+                        Some(version) => Check::good(format!("leader {leader}, version {version}")),
                         None => Check::warning(
-                            format!("{leader} leads, of an earlier version"),
+                            format!("leader {leader}, of an earlier version"),
                             "upgrade Lockstep: it does not publish its settings",
                         ),
                     }
@@ -317,18 +365,21 @@ impl Checker<'_> {
                 )
             })
             .collect();
-        checks.push(match configuration.ca_expiry() {
+        let writer = match self.configurations.are_injected_by_cert_manager() {
+            true => "look at the logs of cert-manager, which",
+            false => "look at the log of a ready replica, which",
+        };
+        checks.push(match webhooks::ca_expiry(std::iter::once(configuration)) {
             None => Check::bad(
-                format!("{what} trusts no CA: every write of a source or companion fails"),
-                "a ready replica writes it within seconds: look at its log",
+                format!("a webhook of {what} trusts no CA: the API server cannot call it"),
+                format!("{writer} writes it within seconds"),
             ),
-            Some(expiry) if expiry <= self.now => Check::bad(
-                format!("the CA of {what} has expired"),
-                "a ready replica replaces it: look at its log",
-            ),
+            Some(expiry) if expiry <= self.now => {
+                Check::bad(format!("the CA of {what} has expired"), format!("{writer} replaces it"))
+            }
             Some(expiry) if expiry.duration_since(self.now).as_hours() < MIN_CA_DAYS * 24 => Check::warning(
                 format!("the CA of {what} expires in {}", age(self.now, expiry)),
-                "it is replaced after two thirds of its life: look at the log of the replicas",
+                format!("{writer} replaces it after two thirds of its life"),
             ),
             Some(expiry) => Check::good(format!("{what} trusts a CA for another {}", age(self.now, expiry))),
         });
@@ -338,29 +389,22 @@ impl Checker<'_> {
     /// Whether the ServiceAccount has the rights that the manifests give it.
     async fn service_account(&self) -> Check {
         let namespace = &self.instance.name.namespace;
-        let account = format!("system:serviceaccount:{namespace}:lockstep");
+        let account = self.service_account_name();
         let groups = [
             "system:serviceaccounts".to_owned(),
             format!("system:serviceaccounts:{namespace}"),
             "system:authenticated".to_owned(),
         ];
-        let reviews = Api::<SubjectAccessReview>::all(self.client.clone());
-        let ask = |permission: &Permission| {
-            let spec = SubjectAccessReviewSpec {
+        let review = |attributes| SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
                 user: Some(account.clone()),
                 groups: Some(groups.to_vec()),
-                resource_attributes: Some(permission.attributes()),
+                resource_attributes: Some(attributes),
                 ..SubjectAccessReviewSpec::default()
-            };
-            let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-            let (reviews, text) = (reviews.clone(), permission.to_string());
-            async move {
-                let answer =
-                    with_timeout(REQUEST_TIMEOUT, reviews.create(&PostParams::default(), &review)).await?;
-                Ok((text, answer.status.is_some_and(|status| status.allowed)))
-            }
+            },
+            ..SubjectAccessReview::default()
         };
-        match missing(self.permissions.iter().map(ask)).await {
+        match missing(self.client, &self.permissions, review, |review| review.status).await {
             Err(Failure::Forbidden(_)) => Check::unknown(
                 "you may not ask for the rights of the ServiceAccount (create subjectaccessreviews)",
             ),
@@ -376,19 +420,14 @@ impl Checker<'_> {
     }
 
     async fn may_install(&self) -> Check {
-        let reviews = Api::<SelfSubjectAccessReview>::all(self.client.clone());
-        let ask = |permission: &Permission| {
-            let resource_attributes = Some(permission.attributes());
-            let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes: None };
-            let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-            let (reviews, text) = (reviews.clone(), permission.to_string());
-            async move {
-                let answer =
-                    with_timeout(REQUEST_TIMEOUT, reviews.create(&PostParams::default(), &review)).await?;
-                Ok((text, answer.status.is_some_and(|status| status.allowed)))
-            }
+        let review = |attributes| SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                non_resource_attributes: None,
+            },
+            ..SelfSubjectAccessReview::default()
         };
-        match missing(self.to_install.iter().map(ask)).await {
+        match missing(self.client, &self.to_install, review, |review| review.status).await {
             Err(failure) => Check::unknown(format!("your rights cannot be asked for: {failure}")),
             Ok(missing) if missing.is_empty() => {
                 Check::good("you may install it: lockstep manifests | kubectl apply -f -")
@@ -399,8 +438,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Tries a source that the guard must refuse, without storing it. A guard that is down refuses it, too, but with
-    /// another code and message.
+    /// Tries a source that the guard must refuse, without storing it.
     async fn guard(&self) -> Check {
         let keys = Keys::new(&self.instance.name.domain, "");
         let probe = ConfigMap {
@@ -416,38 +454,33 @@ impl Checker<'_> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let logs =
             format!("kubectl -n {} logs -l app.kubernetes.io/name=lockstep", self.instance.name.namespace);
-        let answer = tokio::time::timeout(REQUEST_TIMEOUT, configmaps.create(&params, &probe)).await;
-        let webhook = format!("admission webhook \"sources.{}\" denied the request", keys.instance);
-        match answer {
-            Err(_) => Check::bad("a write that the guard must refuse was not answered", logs),
-            Ok(Ok(_)) => {
-                let who =
-                    user_info(self.client).await.ok().and_then(|user| user.username).unwrap_or_default();
-                Check::bad(
-                    format!("the guard let {who} write a malformed source"),
-                    "check the webhook configurations above; an exempt user is not restricted: try as another",
-                )
-            }
-            Ok(Err(kube::Error::Api(status))) => {
-                let by_guard = status.code == 403
-                    && status.message.contains(&webhook)
-                    && status.message.contains("cannot be a source");
-                if by_guard {
-                    Check::good(
-                        "the guard answers: it refused a malformed source, as it must (nothing was stored)",
-                    )
-                } else if status.code == 403 && !status.message.contains("webhook") {
-                    let namespace = self.namespace;
-                    Check::unknown(format!(
-                        "you may not create ConfigMaps in namespace {namespace}, so the guard cannot be tried: choose another with -n"
-                    ))
-                } else {
-                    let failure = Failure::from(*status);
-                    Check::bad(format!("the API server cannot reach the guard: {failure}"), logs)
-                }
-            }
-            Ok(Err(error)) => Check::unknown(format!("the guard cannot be tried: {}", Failure::from(error))),
-        }
+        let (answer, user) = tokio::join!(
+            tokio::time::timeout(REQUEST_TIMEOUT, configmaps.create(&params, &probe)),
+            user_info(self.client)
+        );
+        let refusal = match answer {
+            Err(_) => return untried(&format!("the API server did not answer within {REQUEST_TIMEOUT:?}")),
+            Ok(Ok(_)) => None,
+            Ok(Err(kube::Error::Api(status))) => Some(status),
+            Ok(Err(error)) => return untried(&Failure::from(error).to_string()),
+        };
+        let user = user.unwrap_or_default();
+        let user = User {
+            name: user.username.unwrap_or_default(),
+            groups: user.groups.unwrap_or_default(),
+            ..User::default()
+        };
+        let rules = self.instance.settings().rules(&self.instance.scope());
+        let probe = Probe {
+            instance: &keys.instance,
+            namespace: self.namespace,
+            user: &user.name,
+            is_exempt: rules.exempt.contain(&user)
+                || user.is_kubernetes_cleanup()
+                || user.name == self.service_account_name(),
+            logs: &logs,
+        };
+        probe.judge(refusal.as_deref())
     }
 
     /// Tools that write what tenants ask for, and that the guard takes for users like any other.
@@ -490,16 +523,24 @@ impl Checker<'_> {
     }
 }
 
-/// Those that are not allowed.
-async fn missing<F>(asked: impl Iterator<Item = F>) -> Result<Vec<String>, Failure>
+/// The permissions that the API server does not allow: `review` asks for one, `status` is the answer.
+async fn missing<R>(
+    client: &Client,
+    permissions: &[Permission],
+    review: impl Fn(ResourceAttributes) -> R,
+    status: impl Fn(R) -> Option<SubjectAccessReviewStatus>,
+) -> Result<Vec<String>, Failure>
 where
-    F: Future<Output = Result<(String, bool), Failure>>,
+    R: Resource<DynamicType = ()> + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
-    let mut missing = Vec::new();
-    let mut answers = stream::iter(asked).buffered(CONCURRENT_REVIEWS);
-    while let Some(answer) = answers.next().await {
-        let (text, allowed) = answer?;
-        missing.extend((!allowed).then_some(text));
-    }
-    Ok(missing)
+    let (reviews, params) = (Api::<R>::all(client.clone()), PostParams::default());
+    let ask = async |permission: &Permission| {
+        let review = review(permission.attributes());
+        let answer = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &review)).await?;
+        let allowed = status(answer).is_some_and(|status| status.allowed);
+        Ok::<_, Failure>((!allowed).then(|| permission.to_string()))
+    };
+    let answers = stream::iter(permissions).map(ask).buffered(CONCURRENT_REVIEWS);
+    let denied: Vec<Option<String>> = answers.try_collect().await?;
+    Ok(denied.into_iter().flatten().collect())
 }

@@ -14,7 +14,7 @@ use kube::{
 use serde::Serialize;
 
 use crate::{
-    certs::webhooks::{WebhookConfiguration, WebhookKind},
+    certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{Failure, REQUEST_TIMEOUT, with_timeout},
     config::published::PublishedSettings,
     hold::HoldAnnotations,
@@ -38,7 +38,7 @@ pub struct InstanceName {
 pub struct Instance {
     pub name: InstanceName,
     pub lease: Result<LeaseState, Failure>,
-    /// When the last of the CAs that the webhooks trust expires; none if they trust none.
+    /// When the first of the webhooks trusts no CA any more; none if one trusts none, or there are no webhooks.
     pub ca_expiry: Result<Option<Timestamp>, Failure>,
     pub replicas: Result<Vec<Replica>, Failure>,
 }
@@ -129,15 +129,15 @@ async fn read_lease(
 }
 
 async fn read_ca_expiry(client: &Client, keys: &Keys) -> Result<Option<Timestamp>, Failure> {
-    let mut expiry = None;
+    let mut configurations = Vec::new();
     for kind in WebhookKind::ALL {
         match read_configuration(client, kind, &keys.instance).await {
-            Ok(configuration) => expiry = expiry.max(configuration.ca_expiry()),
+            Ok(configuration) => configurations.push(configuration),
             Err(Failure::NotFound) => {}
             Err(failure) => return Err(failure),
         }
     }
-    Ok(expiry)
+    Ok(webhooks::ca_expiry(configurations.iter()))
 }
 
 pub async fn read_configuration(

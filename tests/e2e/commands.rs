@@ -497,10 +497,20 @@ async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
     let mut lockstep = cluster.start_guard(&[]).await;
     let good = cluster.command(&admin, "check");
     assert_eq!(good.code, 0, "{}{}", good.out, good.err);
-    for text in ["✓ the guard answers", "leads, of version", "has all its rights", "trusts a CA for another"]
+    let version = format!(", version {}", env!("CARGO_PKG_VERSION"));
+    for text in
+        ["✓ the guard answers", &version, "✓ leader ", "has all its rights", "trusts a CA for another"]
     {
         assert!(good.out.contains(text), "{text}: {}", good.out);
     }
+    // Errors that are not the guard's.
+    let elsewhere = cluster.command(&admin, "check -n no-such-namespace");
+    assert_eq!(elsewhere.code, 0, "{}{}", elsewhere.out, elsewhere.err);
+    assert!(
+        elsewhere.out.contains("? the guard cannot be tried: namespace no-such-namespace does not exist"),
+        "{}",
+        elsewhere.out
+    );
     // A known deputy that is not listed.
     let flux = cluster.namespace("flux").await;
     cluster.service_account(&flux, "kustomize-controller").await;
