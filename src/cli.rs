@@ -8,6 +8,7 @@ mod output;
 pub mod run;
 mod source_name;
 pub mod status;
+pub mod ui;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,8 @@ pub enum Command {
     Status(status::Status),
     /// Say why a namespace has or lacks the companion of a source
     Explain(explain::Explain),
+    /// Serve a live page about sources and companions on this machine
+    Ui(ui::Ui),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
@@ -40,6 +43,7 @@ impl Cli {
         match self.command {
             Command::Status(settings) => status::run(&settings).await?,
             Command::Explain(settings) => explain::run(&settings).await?,
+            Command::Ui(settings) => ui::run(&settings).await?,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Certs(settings) => certs::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,

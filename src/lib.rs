@@ -19,6 +19,7 @@
 //! | [`leader`] | the Lease that says which replica writes |
 //! | [`ops`] | metrics, health, logs |
 //! | [`inspect`] | what people's commands see of a cluster, with their own rights |
+//! | [`ui`] | the page of `lockstep ui` |
 #![forbid(unsafe_code)]
 
 pub mod backoff;
@@ -44,5 +45,6 @@ pub mod substitute;
 pub mod testing;
 pub mod text;
 pub mod tls;
+pub mod ui;
 pub mod watch;
 pub mod world;
