@@ -51,6 +51,7 @@ function age(time, now = Date.now()) {
 }
 const left = (time) => age(new Date(), Date.parse(time));
 const timeTag = (time) => h("time", { datetime: time, title: new Date(time).toLocaleString() }, age(time));
+const ago = (time) => h("span", {}, timeTag(time), " ago");
 
 function applySources({ rows, removed }, isNews) {
   for (const { id, head, cells = [], gone = [] } of rows) {
@@ -221,7 +222,7 @@ function drawCluster() {
     cluster.version ? fact("ok", cluster.version, "") : "",
   );
   const certificate = (time) => h("span", { "data-tone": certificateTone(time) },
-    Date.parse(time) < Date.now() ? "expired " : "valid for ", h("b", {}, Date.parse(time) < Date.now() ? age(time) + " ago" : left(time)), ` (until ${new Date(time).toLocaleDateString()})`);
+    Date.parse(time) < Date.now() ? "expired " : "valid for ", h("b", {}, Date.parse(time) < Date.now() ? age(time) + " ago" : left(time)), ` (until ${time.slice(0, 10)})`);
   const rows = [["Leader", cluster.leader ?? h("span", { "data-tone": "bad" }, "none holds the Lease")]];
   if (replicas.length) {
     rows.push(["Replicas", h("ul", {}, ...replicas.map((replica) => h("li", { class: "replica", "data-ready": String(replica.ready), title: replica.image },
@@ -275,7 +276,7 @@ function drawList() {
       const fill = h("i");
       fill.style.width = `${share}%`;
       const button = h("button", { type: "button", "aria-current": String(isCurrent), onclick: () => go(source.id) },
-        glyph(tone), h("span", { class: "name" }, h("i", {}, head.namespace + "/"), head.name, h("span", { class: "kind" }, head.kind)),
+        glyph(tone), h("span", { class: "name" }, h("i", {}, head.namespace + "/"), head.name, head.kind === "Secret" ? h("span", { class: "kind" }, "Secret") : ""),
         h("span", { class: "bar" + (head.wanted && share < 100 ? " short" : "") }, head.wanted ? fill : ""), h("span", { class: "count" }, `${number.format(head.inStep)}/${number.format(head.wanted)}`),
         h("span", { class: "sub", "data-tone": head.healthy ? "" : tone }, head.message + (head.targets ? ` · ${head.targets}` : "")));
       if (known) known.item.replaceChildren(button);
@@ -294,8 +295,8 @@ function drawList() {
 
 const canvas = $("picture").querySelector("canvas");
 const context = canvas.getContext("2d");
-const ROW = 24, PAD = 14, MIN_PITCH = 20, MAX_PITCH = 30, MAX_LABEL = 132, SLANT = Math.PI / 3;
-let bands = [], gutter = 0, pitch = MIN_PITCH, theme = {};
+const ROW = 24, PAD = 14, MIN_PITCH = 13, MAX_PITCH = 30, MAX_LABEL = 132;
+let bands = [], gutter = 0, pitch = MIN_PITCH, labelSize = 11, slant = 0, theme = {};
 let hovered, focused; // { id, namespace }
 
 function readTheme() {
@@ -310,9 +311,11 @@ const widths = new Map();
 function width(text, size, weight) {
   const key = `${size}|${weight}|${text}`;
   if (!widths.has(key)) {
-    if (widths.size > 5000) widths.clear();
+    if (widths.size > 20000) widths.clear();
+    const before = context.font;
     font(size, weight);
     widths.set(key, context.measureText(text).width);
+    context.font = before;
   }
   return widths.get(key);
 }
@@ -326,20 +329,26 @@ function fit(text, room, size, weight) {
   return low ? text.slice(0, low) + "…" : "";
 }
 
+/** The ones with the longest texts: to measure all of them would take too long. */
+const longestOf = (all, text) => [...all].sort((a, b) => text(b).length - text(a).length).slice(0, 20);
+
 const countText = ({ head }) => (head.wanted || head.healthy ? `${head.inStep}/${head.wanted}` : "–");
 
 function layout() {
   const box = $("picture");
   if (box.hidden || !box.clientWidth) { bands = []; return; }
-  const labels = shown.slice(0, 400).map(({ head }) => width(`${head.namespace}/`, 12) + width(head.name, 12, 550));
-  const counts = Math.max(30, ...shown.slice(0, 400).map((source) => width(countText(source), 11)));
+  const labels = longestOf(shown, ({ head }) => `${head.namespace}/${head.name}`).map(({ head }) => width(`${head.namespace}/`, 12) + width(head.name, 12, 550));
+  const counts = Math.max(30, ...longestOf(shown, countText).map((source) => width(countText(source), 11)));
   gutter = Math.min(Math.max(120, ...labels) + counts + 58, box.clientWidth * 0.42, 420);
-  const longest = Math.max(40, ...columns.slice(0, 2000).map((name) => Math.min(width(name, 11), MAX_LABEL)));
-  const overhang = Math.cos(SLANT) * longest;
-  const room = Math.max(MIN_PITCH, box.clientWidth - gutter - PAD - overhang);
+  const longest = Math.max(40, ...longestOf(columns, (name) => name).map((name) => Math.min(width(name, 11), MAX_LABEL)));
+  const roomAt = (slant) => Math.max(MIN_PITCH, box.clientWidth - gutter - PAD - Math.cos(slant) * longest - 4);
+  // Narrow columns have steep labels, or these would overlap.
+  slant = columns.length * 17 <= roomAt(Math.PI / 3) ? Math.PI / 3 : Math.PI / 2.35;
+  const room = roomAt(slant);
   const count = Math.max(1, Math.ceil(columns.length / Math.max(1, Math.floor(room / MIN_PITCH))));
   const each = Math.max(1, Math.ceil(columns.length / count));
   pitch = Math.max(MIN_PITCH, Math.min(MAX_PITCH, Math.floor(room / each)));
+  labelSize = pitch < 16 ? 10 : 11;
   bands = [];
   let top = 0;
   for (let n = 0; n < count; n++) {
@@ -347,9 +356,17 @@ function layout() {
     const inBand = new Set(names);
     const rows = count === 1 ? shown : shown.filter((source) => (n === 0 && !source.places.size) || [...source.places.keys()].some((name) => inBand.has(name)));
     if (!rows.length) continue;
-    const head = names.length ? Math.sin(SLANT) * Math.max(...names.map((name) => Math.min(width(name, 11), MAX_LABEL))) + 22 : 12;
-    bands.push({ names, rows, top, head, height: head + rows.length * ROW + 16 });
-    top += head + rows.length * ROW + 16;
+    bands.push({ names, rows, top: 0, head: 0, height: 0 });
+  }
+  // A few sources in a thousand namespaces: the labels of the columns would hide the picture.
+  const brief = bands.length > 2 && bands.every((band) => band.rows.length <= 3);
+  for (const band of bands) {
+    const labels = longestOf(band.names, (name) => name).map((name) => Math.min(width(name, labelSize), MAX_LABEL));
+    band.brief = brief;
+    band.head = brief ? 20 : band.names.length ? Math.sin(slant) * Math.max(...labels) + 22 : 12;
+    band.top = top;
+    band.height = band.head + band.rows.length * ROW + (brief ? 4 : 16);
+    top += band.height;
   }
   $("spacer").style.height = `${top}px`;
 }
@@ -442,7 +459,7 @@ function paintRows(band, top, w, hgt, now, shownAt) {
     context.fillStyle = theme.soft;
     context.fillRect(gutter + column * pitch, top + band.head + from * ROW, pitch, (to - from) * ROW);
   }
-  const size = Math.min(14, pitch - 5);
+  const size = Math.min(14, pitch - 3);
   context.textBaseline = "middle";
   for (let n = from; n < to; n++) {
     const source = band.rows[n], { head } = source;
@@ -519,14 +536,22 @@ function paintHead(band, y, w, shownAt) {
   context.fillRect(0, y, w, band.head);
   context.textAlign = "left";
   context.textBaseline = "middle";
+  if (band.brief) {
+    const right = gutter + band.names.length * pitch, shownHere = band.names.indexOf(shownAt?.namespace);
+    font(labelSize, shownHere >= 0 ? 650 : 400);
+    context.fillStyle = shownHere >= 0 ? theme.text : theme.dim;
+    const range = shownHere >= 0 ? shownAt.namespace : `${band.names[0]} – ${band.names.at(-1)}`;
+    context.fillText(fit(range, right - gutter, labelSize, 650), gutter + 2, y + band.head - 8);
+    return;
+  }
   band.names.forEach((name, c) => {
     const isShown = shownAt?.namespace === name;
     context.save();
     context.translate(gutter + c * pitch + pitch / 2, y + band.head - 8);
-    context.rotate(-SLANT);
-    font(11, isShown ? 650 : 400);
+    context.rotate(-slant);
+    font(labelSize, isShown ? 650 : 400);
     context.fillStyle = isShown ? theme.text : theme.dim;
-    context.fillText(fit(name, MAX_LABEL, 11, isShown ? 650 : 400), 2, 0);
+    context.fillText(fit(name, MAX_LABEL, labelSize, isShown ? 650 : 400), 2, 0);
     context.restore();
   });
   if (band.names.length) {
@@ -680,6 +705,7 @@ function drawDetails() {
   if (input) { input.value = typed; if (hadFocus) input.focus(); }
 }
 
+const MAX_PLACES = 500;
 const resource = (head) => head.kind.toLowerCase();
 
 function placeDetails(source, namespace, closeButton) {
@@ -693,7 +719,7 @@ function placeDetails(source, namespace, closeButton) {
     h("header", {}, h("div", {}, h("p", { class: "title" }, h("i", {}, `${namespace}/`), cell?.name ?? "–"),
       h("p", {}, "of ", h("button", { class: "link", type: "button", onclick: () => go(source.id) }, `${head.namespace}/${head.name}`), ` (${head.kind})`)), closeButton),
     h("p", { class: "state" }, glyph(cell ? toneOf(cell) : "none"), h("span", {}, cell ? cell.message : "there is no companion here"),
-      cell?.written ? h("span", { class: "count" }, "written ", timeTag(cell.written)) : ""),
+      cell?.written ? h("span", { class: "written" }, "written ", ago(cell.written)) : ""),
     h("h3", {}, cell?.state === "in-step" ? "Why it is here" : "Why not here?"),
     h("ul", { class: "steps" }, ...(answer?.steps ?? []).map((step) => h("li", { "data-met": step.met }, h("b", { "aria-label": { yes: "met", no: "not met", unknown: "not known" }[step.met] }, { yes: "✓", no: "✗", unknown: "?" }[step.met]), h("span", {}, step.text)))),
     ...(answer?.commands?.length ? [h("h3", {}, "To change that"), ...answer.commands.map(command)] : []),
@@ -711,14 +737,16 @@ function sourceDetails(source, closeButton) {
     h("header", {}, h("div", {}, h("p", { class: "title" }, h("i", {}, `${head.namespace}/`), head.name), h("p", {}, head.kind)), closeButton),
     h("p", { class: "state" }, glyph(SOURCE_TONES[head.state] ?? "behind"), h("strong", {}, head.message)),
     ...head.troubles.filter((trouble) => trouble.message !== head.message).slice(0, 20).map((trouble) => h("p", { class: "trouble" }, `${trouble.reason}: ${trouble.message}`)),
-    h("dl", {}, h("dt", {}, "Targets"), h("dd", { class: "mono" }, head.targets || "–"), h("dt", {}, "In step"), h("dd", {}, `${number.format(head.inStep)} of ${number.format(head.wanted)}${head.notSeen ? `, ${number.format(head.notSeen)} not seen` : ""}`),
-      ...(head.changed ? [h("dt", {}, "Changed"), h("dd", {}, timeTag(head.changed))] : [])),
+    h("dl", {}, h("dt", {}, "Targets"), h("dd", { class: "mono" }, head.targets.replaceAll(",", ", ") || "–"), h("dt", {}, "In step"), h("dd", {}, `${number.format(head.inStep)} of ${number.format(head.wanted)}${head.notSeen ? `, ${number.format(head.notSeen)} not seen` : ""}`),
+      ...(head.changed ? [h("dt", {}, "Changed"), h("dd", {}, ago(head.changed))] : [])),
     h("h3", {}, "Why here, or why not?"), ask,
-    h("h3", {}, plural(places.length, "companion")),
-    h("ul", { class: "places" }, ...places.slice(0, 500).map((cell) => h("li", {}, h("button", { type: "button", onclick: () => go(source.id, cell.namespace) }, glyph(toneOf(cell)), h("span", {}, cell.namespace), h("span", {}, toneOf(cell) === "ok" ? (cell.written ? timeTag(cell.written) : "") : cell.state.replaceAll("-", " ")))))),
-    places.length > 500 ? h("p", { class: "count" }, `${number.format(places.length - 500)} more`) : "",
     h("h3", {}, "To look at it"), command(`${kubectl} -n ${head.namespace} describe ${resource(head)} ${head.name}`),
     command(`${kubectl} -n ${head.namespace} events --for ${resource(head)}/${head.name}`),
+    h("h3", {}, plural(places.length, "companion")),
+    h("ul", { class: "places" }, ...places.slice(0, MAX_PLACES).map((cell) => h("li", {},
+      h("button", { type: "button", onclick: () => go(source.id, cell.namespace) }, glyph(toneOf(cell)), h("span", {}, cell.namespace),
+        h("span", {}, toneOf(cell) === "ok" ? (cell.written ? timeTag(cell.written) : "") : cell.state.replaceAll("-", " ")))))),
+    places.length > MAX_PLACES ? h("p", { class: "sub" }, `${number.format(places.length - MAX_PLACES)} more: ask for them above.`) : "",
   ];
 }
 
