@@ -5,16 +5,19 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo test lint unit e2e controlplane chart bench siege image image-tar test-node on-node test-kind help
+.PHONY: run demo picture test lint unit e2e controlplane demoplane chart bench siege image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-run: controlplane ## run a control plane with Lockstep on it until Ctrl+C
+run: demoplane ## run a control plane with Lockstep on it until Ctrl+C
 	@$(BIN)/debug/demo run $(BIN)/debug/lockstep
 
-demo: controlplane ## run the walk-through of the README and check its output
+demo: demoplane ## run the walk-through of the README and check its output
 	@$(BIN)/debug/demo play $(BIN)/debug/lockstep
+
+picture: controlplane ## draw docs/demo.svg from the walk-through
+	@$(BIN)/debug/demo picture $(BIN)/debug/lockstep docs/demo.svg
 
 test: lint unit e2e ## check format, lints and docs; run unit, property and end-to-end tests
 
@@ -72,6 +75,14 @@ image-tar: ## build the image as an OCI archive without either, for docker load 
 	$(CARGO) build --locked --workspace
 	@$(BIN)/debug/controlplane image $(BIN)/$(HOST)/$(PROFILE)/lockstep $(BIN)/lockstep-$(PROFILE).tar $(IMAGE)
 
-controlplane: ## build the control plane (about six minutes, once)
-	$(CARGO) build --locked --workspace
-	@$(BIN)/debug/controlplane build
+# Cargo builds everything while Go builds the control plane, if that is not there already.
+define prepare
+	$(CARGO) build --locked --workspace --bin controlplane
+	@$(BIN)/debug/controlplane prepare $(1) $(CARGO) build --locked --workspace
+endef
+
+controlplane: ## build the control plane of the tests (about six minutes, once)
+	$(call prepare,tests)
+
+demoplane:
+	$(call prepare,demo)

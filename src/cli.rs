@@ -1,10 +1,15 @@
 //! The command line: one file per subcommand.
 
+pub mod audit;
 pub mod certs;
+pub mod check;
 mod connection;
+pub mod deletes;
 pub mod explain;
+pub mod lease;
 pub mod manifests;
 mod output;
+pub mod plan;
 pub mod run;
 mod source_name;
 pub mod status;
@@ -12,11 +17,26 @@ pub mod ui;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 
 /// Mirrors ConfigMaps and Secrets to other namespaces as read-only companions
 #[derive(Debug, Parser)]
-#[command(name = "lockstep", version, propagate_version = true)]
+#[command(
+    name = "lockstep",
+    version = env!("LOCKSTEP_VERSION"),
+    propagate_version = true,
+    after_help = "\
+Installed as kubectl-lockstep on the PATH, every command is also `kubectl lockstep …`.
+
+Examples:
+  lockstep status -A                             is everything in step?
+  lockstep plan -f ca-bundle.yaml                what would this source do?
+  lockstep explain -n team-b security/ca-bundle  why has team-b no copy?
+  lockstep audit                                 drift, for pipelines
+  lockstep ui                                    all of it on a live page
+  lockstep manifests | kubectl apply -f -        install"
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -26,26 +46,67 @@ pub struct Cli {
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
     Status(status::Status),
+    /// Show what Lockstep would do before a source is applied; exit code 0: nothing, 1: changes, 2: refused
+    Plan(plan::Plan),
     /// Say why a namespace has or lacks the companion of a source
     Explain(explain::Explain),
+    /// Find drift in the whole cluster, for pipelines; exit code 0: in step, 1: drift, 2: cannot tell
+    Audit(audit::Audit),
+    /// Check whether Lockstep can be installed, or works once it is
+    Check(check::Check),
     /// Serve a live page about sources and companions on this machine
     Ui(ui::Ui),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
+    /// Print the completion script of a shell
+    #[command(after_help = "\
+Examples:
+  source <(lockstep completion bash)                                            bash, this session
+  lockstep completion zsh > \"${fpath[1]}/_lockstep\"                            zsh
+  lockstep completion fish > ~/.config/fish/completions/lockstep.fish           fish")]
+    Completion { shell: Shell },
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
     Certs(certs::Certs),
+    /// Show deletes that are held because they look like an accident; release them, or hold them longer
+    Deletes(deletes::Deletes),
     /// Print the manifests to install, for `kubectl apply -f -`
     Manifests(manifests::Manifests),
 }
 
+/// The name under which kubectl finds this binary as its plugin `lockstep`.
+const PLUGIN: &str = "kubectl-lockstep";
+
+fn completion(shell: Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "lockstep", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}
+
 impl Cli {
+    /// Parses the arguments of this process; ends it with a message if they are wrong.
+    #[must_use]
+    pub fn from_args() -> Self {
+        let mut command = Self::command();
+        let program = std::env::args_os().next().map(std::path::PathBuf::from);
+        if program.is_some_and(|program| program.file_stem().is_some_and(|stem| stem == PLUGIN)) {
+            command = command.bin_name("kubectl lockstep");
+        }
+        let parsed = Self::from_arg_matches_mut(&mut command.get_matches());
+        parsed.unwrap_or_else(|error| error.exit())
+    }
+
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Status(settings) => status::run(&settings).await?,
+            Command::Plan(settings) => return plan::run(&settings).await,
             Command::Explain(settings) => explain::run(&settings).await?,
+            Command::Audit(settings) => return audit::run(&settings).await,
+            Command::Check(settings) => return check::run(&settings).await,
             Command::Ui(settings) => ui::run(&settings).await?,
             Command::Run(settings) => run::run(*settings).await?,
+            Command::Completion { shell } => completion(shell)?,
             Command::Certs(settings) => certs::run(&settings).await?,
+            Command::Deletes(settings) => deletes::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,
         }
         Ok(ExitCode::SUCCESS)

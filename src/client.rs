@@ -10,7 +10,7 @@ use std::{
 
 use http::{Method, Request, Response};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, UserInfo};
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
@@ -154,12 +154,17 @@ fn build_error(error: kube::Error) -> Error {
     Error::Build(chain(&error))
 }
 
-/// The user that the API server authenticates this process as, by a SelfSubjectReview.
+/// The name of the user that the API server authenticates this process as.
 pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
+    Ok(user_info(client).await?.username.unwrap_or_default())
+}
+
+/// The user that the API server authenticates this process as, by a SelfSubjectReview.
+pub async fn user_info(client: &Client) -> Result<UserInfo, Failure> {
     let reviews = kube::Api::<SelfSubjectReview>::all(client.clone());
     let (params, request) = (kube::api::PostParams::default(), SelfSubjectReview::default());
     let review = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &request)).await?;
-    Ok(review.status.and_then(|status| status.user_info?.username).unwrap_or_default())
+    Ok(review.status.and_then(|status| status.user_info).unwrap_or_default())
 }
 
 /// Runs an API call with a timeout, because kube's client has no read timeout of its own.

@@ -28,120 +28,167 @@ pub const NAMESPACE: &str = "lockstep-system";
 #[derive(Debug, Clone, Args)]
 pub struct Run {
     /// Prefix of all labels and annotations; instances with different domains can share a cluster
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
+    #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
     pub domain: String,
 
     /// Suffix of companion names: source `config` gets companion `config-synced`
-    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = SUFFIX, allow_hyphen_values = true, value_parser = suffix)]
+    #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_SUFFIX", default_value = SUFFIX, allow_hyphen_values = true, value_parser = suffix)]
     pub suffix: String,
 
     /// Kinds to mirror; Secrets need the RBAC of deploy/components/secrets
-    #[arg(long, env = "LOCKSTEP_KINDS", default_value = "configmaps", value_delimiter = ',')]
+    #[arg(
+        long,
+        help_heading = "What is mirrored",
+        env = "LOCKSTEP_KINDS",
+        default_value = "configmaps",
+        value_delimiter = ','
+    )]
     pub kinds: Vec<KindName>,
 
     /// Sources reconciled concurrently
-    #[arg(long, env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: u16,
 
     /// Concurrent writes to the API server
-    #[arg(long, env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub writes: u16,
 
     /// How much content of sources is kept in memory; content beyond it is read again when it is written
-    #[arg(long, env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
     pub source_cache: usize,
 
     /// How often every source is reconciled even if nothing changed
-    #[arg(long, env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
 
     /// Lockstep's own namespace; sources and companions are not allowed in it [default: the pod's, else lockstep-system]
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
+    #[arg(long, help_heading = "Replicas", env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
     pub namespace: Option<String>,
 
     /// Names or patterns of namespaces that get companions only if their accept-from allows it, in addition to kube-*
-    #[arg(long, env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_parser = policy::namespace_patterns)]
+    #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_EXCLUDE_NAMESPACES", value_parser = policy::namespace_patterns)]
     pub exclude_namespaces: Option<Patterns>,
 
     /// How long deletes are held when more than half of all companions in other namespaces than their source would be
     /// deleted at once; 0s disables this
-    #[arg(long, env = "LOCKSTEP_DELETE_GRACE", default_value = "5m", value_parser = duration)]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_DELETE_GRACE", default_value = "1h", value_parser = duration)]
     pub delete_grace: Duration,
 
     /// Run only the guard, without the mirror
-    #[arg(long, env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
+    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
     pub no_controller: bool,
 
     /// Write without leader election; use it only with a single replica
-    #[arg(long, env = "LOCKSTEP_NO_LEADER_ELECT")]
+    #[arg(long, help_heading = "Replicas", env = "LOCKSTEP_NO_LEADER_ELECT")]
     pub no_leader_elect: bool,
 
     /// How long after a leader dies before another takes over
-    #[arg(long, env = "LOCKSTEP_LEASE_DURATION", default_value = "15s", value_parser = lease_duration)]
+    #[arg(long, help_heading = "Replicas", env = "LOCKSTEP_LEASE_DURATION", default_value = "15s", value_parser = lease_duration)]
     pub lease_duration: Duration,
 
     /// Address on which the guard serves admission reviews over HTTPS
-    #[arg(long, env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
+    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
     pub webhook_bind: SocketAddr,
 
     /// Run only the mirror, without the guard; then nothing checks that the author of a source may write to its targets
-    #[arg(long, env = "LOCKSTEP_NO_WEBHOOK")]
+    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_NO_WEBHOOK")]
     pub no_webhook: bool,
 
     /// target-namespaces of sources that set no targets, unless their namespace has a default
-    #[arg(long, env = "LOCKSTEP_DEFAULT_TARGETS", default_value = ".", value_parser = targets)]
+    #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DEFAULT_TARGETS", default_value = ".", value_parser = targets)]
     pub default_targets: String,
 
     /// protect of sources that do not set it, unless their namespace has a default
-    #[arg(long, env = "LOCKSTEP_DEFAULT_PROTECT", default_value = "edits")]
+    #[arg(
+        long,
+        help_heading = "What is mirrored",
+        env = "LOCKSTEP_DEFAULT_PROTECT",
+        default_value = "edits"
+    )]
     pub default_protect: Protect,
 
     /// Users that the guard does not restrict
-    #[arg(long, env = "LOCKSTEP_EXEMPT_USER", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        help_heading = "Guard",
+        env = "LOCKSTEP_EXEMPT_USER",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub exempt_user: Vec<String>,
 
     /// Groups whose members the guard does not restrict
-    #[arg(long, env = "LOCKSTEP_EXEMPT_GROUP", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        help_heading = "Guard",
+        env = "LOCKSTEP_EXEMPT_GROUP",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub exempt_group: Vec<String>,
 
     /// Users that write sources on behalf of others (cert-manager, Argo CD): accept-from decides, not their RBAC
-    #[arg(long, env = "LOCKSTEP_DEPUTY_USER", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        help_heading = "Guard",
+        env = "LOCKSTEP_DEPUTY_USER",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub deputy_user: Vec<String>,
 
     /// Groups whose members write sources on behalf of others: accept-from decides, not their RBAC
-    #[arg(long, env = "LOCKSTEP_DEPUTY_GROUP", value_name = "NAME", value_delimiter = ',')]
+    #[arg(
+        long,
+        help_heading = "Guard",
+        env = "LOCKSTEP_DEPUTY_GROUP",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
     pub deputy_group: Vec<String>,
 
     /// The guard's certificate chain, PEM; reloaded when the file changes [default: generated]
-    #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    #[arg(
+        long,
+        help_heading = "Certificates",
+        env = "LOCKSTEP_TLS_CERT",
+        value_name = "FILE",
+        requires = "tls_key"
+    )]
     pub tls_cert: Option<PathBuf>,
 
     /// The guard's private key, PEM
-    #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    #[arg(
+        long,
+        help_heading = "Certificates",
+        env = "LOCKSTEP_TLS_KEY",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
     pub tls_key: Option<PathBuf>,
 
     /// Take reviews only from clients with a certificate of this CA, PEM; reloaded when the file changes [default: from all]
-    #[arg(long, env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
+    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
 
     /// How long a generated CA is valid; it is replaced before it expires
-    #[arg(long, env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = validity)]
+    #[arg(long, help_heading = "Certificates", env = "LOCKSTEP_CA_VALIDITY", default_value = "365d", value_parser = validity)]
     pub ca_validity: Duration,
 
     /// How long a generated serving certificate is valid; it is replaced before it expires
-    #[arg(long, env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = validity)]
+    #[arg(long, help_heading = "Certificates", env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = validity)]
     pub leaf_validity: Duration,
 
     /// How long the guard keeps serving after SIGTERM, while it is removed from the Service endpoints
-    #[arg(long, env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
+    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
     pub drain: Duration,
 
     /// Address on which /metrics, /healthz and /readyz are served
-    #[arg(long, env = "LOCKSTEP_OPS_BIND", default_value = "0.0.0.0:8080")]
+    #[arg(long, help_heading = "Operations", env = "LOCKSTEP_OPS_BIND", default_value = "0.0.0.0:8080")]
     pub ops_bind: SocketAddr,
 
     /// Format of the log [default: text on a terminal, else json]
-    #[arg(long, env = "LOCKSTEP_LOG_FORMAT")]
+    #[arg(long, help_heading = "Operations", env = "LOCKSTEP_LOG_FORMAT")]
     pub log_format: Option<log::Format>,
 }
 
@@ -196,13 +243,14 @@ impl Run {
     }
 
     #[must_use]
-    pub fn mirror(&self, keys: Arc<Keys>) -> mirror::Settings {
+    pub fn mirror(&self, scope: &Scope) -> mirror::Settings {
         mirror::Settings {
-            keys,
+            keys: scope.keys.clone(),
             workers: self.workers.into(),
             writes: self.writes.into(),
             resync: self.resync,
             delete_grace: self.delete_grace,
+            instance_flags: instance_flags(&self.domain, &scope.rules.own_namespace),
         }
     }
 
@@ -225,6 +273,14 @@ impl From<KindName> for Kind {
             KindName::Secrets => Self::Secret,
         }
     }
+}
+
+/// The flags, each after a space, with which a command finds the instance with this domain and namespace.
+#[must_use]
+pub fn instance_flags(domain: &str, namespace: &str) -> String {
+    let flags = [("domain", domain, DOMAIN), ("namespace", namespace, NAMESPACE)];
+    let needed = flags.into_iter().filter(|(_, value, default)| value != default);
+    needed.map(|(flag, value, _)| format!(" --{flag} {value}")).collect()
 }
 
 /// The namespace of the pod, or the default outside of a pod.
@@ -308,7 +364,7 @@ pub(crate) fn validity(text: &str) -> Result<Duration, String> {
     })
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() { Err("expected more than 0s".to_owned()) } else { Ok(duration) }
     })
@@ -331,6 +387,12 @@ mod tests {
             assert!(validity(text).is_err(), "{text}");
         }
         assert_eq!(validity("5s"), Ok(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn commands_name_the_instance_only_where_it_is_not_the_default() {
+        assert_eq!(instance_flags(DOMAIN, NAMESPACE), "");
+        assert_eq!(instance_flags("a.example", "lockstep-a"), " --domain a.example --namespace lockstep-a");
     }
 
     #[test]

@@ -4,10 +4,16 @@
 //! | --- | --- |
 //! | [`instance`] | the running replicas: Lease, settings, webhook configurations, pods |
 //! | [`snapshot`] | reads sources, companions and namespaces once, into the same world that replicas plan with |
+//! | [`proposal`] | what would happen if an object were applied |
 //! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
+//! | [`audit`] | what is not as sources ask for; pure |
+//! | [`check`] | whether Lockstep can be installed, or works once it is |
 //! | [`explain`] | why a namespace has or lacks a companion, step by step; pure |
 
+pub mod audit;
+pub mod check;
 pub mod explain;
 pub mod instance;
+pub mod proposal;
 pub mod snapshot;
 pub mod status;

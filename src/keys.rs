@@ -34,6 +34,9 @@ pub struct Keys {
 
     // on a companion (and `protect` and `when_removed`)
     pub companion: String,
+    /// With `source_name`, a label for people to select by. Nothing is decided by it: anybody can set it.
+    pub source_namespace: String,
+    pub source_name: String,
     pub source: String,
     pub source_uid: String,
     pub source_checksum: String,
@@ -56,6 +59,12 @@ pub struct Keys {
     pub restore_noticed_at: String,
     /// What people's commands should know about the leader.
     pub settings: String,
+    /// Deletes that the leader holds.
+    pub deletes_held: String,
+    /// A hold that was released.
+    pub deletes_released: String,
+    /// Until when somebody wants a hold to last.
+    pub deletes_extended: String,
 }
 
 impl Keys {
@@ -82,6 +91,8 @@ impl Keys {
             paused: key("paused"),
             when_removed: key("when-removed"),
             companion: key("companion"),
+            source_namespace: key("source-namespace"),
+            source_name: key("source-name"),
             source: key("source"),
             source_uid: key("source-uid"),
             source_checksum: key("source-checksum"),
@@ -96,6 +107,9 @@ impl Keys {
             ca_rotation: key("ca-rotation"),
             restore_noticed_at: key("restore-noticed-at"),
             settings: key("settings"),
+            deletes_held: key("deletes-held"),
+            deletes_released: key("deletes-released"),
+            deletes_extended: key("deletes-extended"),
         }
     }
 
@@ -119,10 +133,11 @@ impl Keys {
         ]
     }
 
-    /// The annotations of a source that people do not write: the guard's, and those that a copy of a companion has.
+    /// What a source may have and people do not write: the guard's annotation, and what a copy of a companion has.
     #[must_use]
-    pub fn left_on_source(&self) -> [&str; 3] {
-        [&self.defaults, &self.source_checksum, &self.copied]
+    pub fn left_on_source(&self) -> [&str; 5] {
+        let Self { defaults, source_checksum, copied, source_namespace, source_name, .. } = self;
+        [defaults, source_checksum, copied, source_namespace, source_name]
     }
 
     /// The annotations that have a meaning on a Namespace.
@@ -167,6 +182,18 @@ impl Keys {
     #[must_use]
     pub fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
+    }
+
+    /// The labels by which people select the companions of a source.
+    #[must_use]
+    pub fn source_labels(&self) -> [&str; 2] {
+        [&self.source_namespace, &self.source_name]
+    }
+
+    /// Every label that Lockstep writes on companions.
+    #[must_use]
+    pub fn companion_labels(&self) -> [&str; 3] {
+        [&self.companion, &self.source_namespace, &self.source_name]
     }
 
     /// Every annotation that Lockstep writes on companions.

@@ -456,16 +456,28 @@ impl Candidate {
     async fn release(mut self) {
         self.claim.send_replace(None);
         self.metrics.leader.set(0);
-        let Some((record, _)) = self.lease.record.take() else { return };
-        if record.holder != self.config.identity {
+        if !self.is_holder() {
             return;
         }
-        match self.replace(&self.new_lease(Some(&record), "")).await {
+        let mut outcome = self.give_back().await;
+        // Somebody has annotated the Lease since it was last read.
+        if matches!(outcome, Err(Failure::Conflict)) && self.read().await.is_ok() && self.is_holder() {
+            outcome = self.give_back().await;
+        }
+        match outcome {
             Ok(_) => tracing::info!("released the Lease"),
             Err(failure) => {
                 tracing::warn!("the Lease could not be released ({failure}): it expires by itself")
             }
         }
+    }
+
+    /// Writes the Lease without a holder, and with what the others should know.
+    async fn give_back(&self) -> Result<Lease, Failure> {
+        let record = self.lease.record.as_ref().map(|(record, _)| record);
+        let mut lease = self.new_lease(record, "");
+        annotate(&mut lease.metadata, &self.annotations.wanted());
+        self.replace(&lease).await
     }
 
     fn new_lease(&self, previous: Option<&LeaseRecord>, holder: &str) -> Lease {

@@ -17,6 +17,7 @@
 //! | [`guard`], [`tls`] | the admission webhook, and its listener |
 //! | [`certs`] | the guard's certificates |
 //! | [`leader`] | the Lease that says which replica writes |
+//! | [`hold`] | annotations of the Lease about deletes that are held; pure |
 //! | [`ops`] | metrics, health, logs |
 //! | [`inspect`] | what people's commands see of a cluster, with their own rights |
 //! | [`ui`] | the page of `lockstep ui` |
@@ -29,6 +30,7 @@ pub mod client;
 pub mod config;
 pub mod content;
 pub mod guard;
+pub mod hold;
 pub mod inspect;
 pub mod keys;
 pub mod leader;

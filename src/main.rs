@@ -3,13 +3,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 #[tokio::main]
 async fn main() -> ExitCode {
     // It fails only if a provider is already installed.
     drop(rustls::crypto::ring::default_provider().install_default());
-    match lockstep::cli::Cli::parse().run().await {
+    match lockstep::cli::Cli::from_args().run().await {
         Ok(code) => code,
         Err(error) => {
             eprintln!("lockstep: {error:#}");

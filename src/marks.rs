@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use crate::{
     content::{Digest, Hasher},
     keys::Keys,
+    names,
     object::{Meta, ObjectKey, OwnerReference},
     policy::{self, Policy, WhenRemoved, pattern::Patterns},
 };
@@ -43,6 +44,8 @@ impl Marks {
         let copied = copied_annotation(&labels, &annotations);
 
         labels.insert(keys.companion.clone(), "true".to_owned());
+        labels.insert(keys.source_namespace.clone(), source.namespace.to_string());
+        labels.insert(keys.source_name.clone(), names::label_value_of(&source.name).into_owned());
         annotations.insert(keys.source.clone(), source.to_string());
         annotations.insert(keys.source_uid.clone(), meta.uid.clone());
         annotations.insert(keys.source_checksum.clone(), checksum);
@@ -72,10 +75,27 @@ impl Marks {
 
     #[must_use]
     pub fn digest(&self) -> Digest {
+        self.digest_with_labels(|_| true)
+    }
+
+    /// The digest of the same marks as versions wrote them that did not know the labels which name the source.
+    #[must_use]
+    pub fn digest_without_source_labels(&self, keys: &Keys) -> Digest {
+        let later = keys.source_labels();
+        self.digest_with_labels(|key| !later.contains(&key))
+    }
+
+    fn digest_with_labels(&self, counts: impl Fn(&str) -> bool) -> Digest {
         let mut hasher = Hasher::new();
-        hasher.map("labels", &self.labels);
+        hasher.map("labels", self.labels.iter().filter(|(key, _)| counts(key)));
         hasher.map("annotations", &self.annotations);
         hasher.finish()
+    }
+
+    /// Whether any of the labels is there that name the source.
+    #[must_use]
+    pub fn has_source_labels(&self, keys: &Keys) -> bool {
+        keys.source_labels().iter().any(|key| self.labels.contains_key(*key))
     }
 
     #[must_use]
@@ -83,8 +103,9 @@ impl Marks {
         let first =
             |keys: &mut dyn Iterator<Item = &String>| keys.take(MAX_REMOVABLE_KEYS).cloned().collect();
         let always = [&keys.source, &keys.source_uid, &keys.source_checksum, &keys.protect];
+        let labels = keys.companion_labels();
         RemovableKeys {
-            labels: first(&mut self.labels.keys().filter(|key| **key != keys.companion)),
+            labels: first(&mut self.labels.keys().filter(|key| !labels.contains(&key.as_str()))),
             annotations: first(&mut self.annotations.keys().filter(|key| !always.contains(key))),
         }
     }
@@ -217,6 +238,21 @@ mod tests {
         assert_eq!((owners.len(), owners[0].controller), (1, Some(true)));
         assert!(expected_owners(&source, "u1", WhenRemoved::Delete, "away").is_empty());
         assert!(expected_owners(&source, "u1", WhenRemoved::Keep, "home").is_empty());
+    }
+
+    #[test]
+    fn digest_without_source_labels_is_that_of_marks_that_never_had_them() {
+        let (keys, marks) = expected();
+        assert_eq!(
+            (&*marks.labels["workshop.io/source-namespace"], &*marks.labels["workshop.io/source-name"]),
+            ("home", "colors")
+        );
+        let mut earlier = marks.clone();
+        earlier.labels.retain(|key, _| !key.starts_with("workshop.io/source-"));
+        assert_eq!(earlier.labels.len() + 2, marks.labels.len());
+        assert_eq!(marks.digest_without_source_labels(&keys), earlier.digest());
+        assert_ne!(marks.digest(), earlier.digest());
+        assert!(marks.has_source_labels(&keys) && !earlier.has_source_labels(&keys));
     }
 
     #[test]

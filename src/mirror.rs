@@ -5,6 +5,7 @@
 //! | [`queue`] | sources to reconcile: in order, each once, some later |
 //! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
 //! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
+//! | [`hold`] | keeps what the brake holds in annotations of the Lease, for the next leader and for people |
 //! | [`writes`] | started writes: fair between sources, bounded for each namespace |
 //! | [`apply`] | carries out one write: [`request`] builds it, [`api`] sends it |
 //! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
@@ -14,6 +15,7 @@ pub mod api;
 pub mod apply;
 pub mod brake;
 pub mod events;
+pub mod hold;
 pub mod live_reads;
 pub mod queue;
 pub mod reconcile;
@@ -25,11 +27,11 @@ pub mod writes;
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use kube::Client;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{sync::watch, task::JoinSet, time::MissedTickBehavior};
 
 use crate::{
     keys::Keys,
-    leader::Claim,
+    leader::{Claim, LeaseAnnotations},
     object::ObjectKey,
     ops::metrics::{Metrics, ReasonLabel},
     plan::Heal,
@@ -44,6 +46,9 @@ use report::Reporter;
 /// Events that wait to be written delay a stop by this much at most.
 const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often the hold of deletes is compared with the annotations of the Lease.
+const HOLD_SYNC_INTERVAL: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub keys: Arc<Keys>,
@@ -53,6 +58,8 @@ pub struct Settings {
     pub writes: usize,
     pub resync: Duration,
     pub delete_grace: Duration,
+    /// The flags with which commands find this instance, as in [`crate::config::instance_flags`].
+    pub instance_flags: String,
 }
 
 /// The controller and what it works on. Run it only after every watch has listed.
@@ -62,6 +69,7 @@ pub struct Mirror {
     pub world: SharedWorld,
     pub queue: Arc<Queue<ObjectKey>>,
     pub claim: Claim,
+    pub annotations: LeaseAnnotations,
     pub metrics: Metrics,
 }
 
@@ -73,7 +81,7 @@ impl Mirror {
         release: impl Future<Output = ()>,
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), &'static str> {
-        let Self { client, settings, world, queue, claim, metrics } = self;
+        let Self { client, settings, world, queue, claim, annotations, metrics } = self;
         // The series begin at zero, so that the first heal shows as an increase.
         for heal in Heal::ALL {
             drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
@@ -85,7 +93,8 @@ impl Mirror {
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
         let (mut tasks, mut workers) = (JoinSet::new(), JoinSet::new());
         tasks.spawn(resync(world, queue, claim.clone(), settings.resync));
-        tasks.spawn(follow_leadership(claim, reconciler.clone()));
+        tasks.spawn(follow_leadership(claim, annotations.clone(), reconciler.clone()));
+        tasks.spawn(keep_hold(annotations.clone(), reconciler.clone()));
         for _ in 0..settings.workers {
             let reconciler = reconciler.clone();
             workers.spawn(async move {
@@ -93,6 +102,11 @@ impl Mirror {
                 "reconcile worker"
             });
         }
+        let labeller = reconciler.clone();
+        workers.spawn(async move {
+            labeller.label_all().await;
+            "label worker"
+        });
         for _ in 0..settings.writes.max(1) {
             let reconciler = reconciler.clone();
             tasks.spawn(async move {
@@ -110,6 +124,8 @@ impl Mirror {
         // A reconcile that still ran could start a write after the last one has ended.
         workers.shutdown().await;
         reconciler.finish().await;
+        // The Lease goes to another replica with what is held now.
+        reconciler.sync_hold(&annotations);
         drop(reconciler);
         tasks.shutdown().await;
         // Only now that nothing is written any more may another replica write.
@@ -121,12 +137,31 @@ impl Mirror {
 
 /// Opens the queues when this replica becomes the leader, and closes them when it no longer is. A standby's queues stay
 /// closed; on becoming leader every source is enqueued.
-async fn follow_leadership<A: CompanionApi>(mut claim: Claim, reconciler: Reconciler<A>) -> &'static str {
+async fn follow_leadership<A: CompanionApi>(
+    mut claim: Claim,
+    annotations: LeaseAnnotations,
+    reconciler: Reconciler<A>,
+) -> &'static str {
     loop {
+        // The annotations are observed before the claim is.
         claim.acquired().await;
-        reconciler.open();
+        reconciler.open(&annotations.observed().borrow());
         claim.lost().await;
         reconciler.close();
+    }
+}
+
+/// Keeps the hold of deletes in the Lease; on a standby, keeps in mind what the Lease shows.
+async fn keep_hold<A: CompanionApi>(
+    annotations: LeaseAnnotations,
+    reconciler: Reconciler<A>,
+) -> &'static str {
+    let mut ticks = tokio::time::interval(HOLD_SYNC_INTERVAL);
+    // Two holds never begin in the same second, which identifies them.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        reconciler.sync_hold(&annotations);
     }
 }
 

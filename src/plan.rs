@@ -69,6 +69,8 @@ pub enum WriteReason {
     SourceChanged,
     Adopted,
     Healed(Heal),
+    /// An earlier version wrote it, without the labels that name its source, and nothing else is wrong with it.
+    LacksLabels,
 }
 
 /// What somebody did to a companion that has to be undone.
@@ -388,7 +390,11 @@ pub fn decide(
         };
     }
     let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
-    let edited = context.in_step || (found.content != desired.content && !found.intact);
+    let lacks_only_labels = heal == Heal::Marks && found.marks == desired.marks_without_source_labels;
+    if lacks_only_labels && !found.had_source_labels {
+        return write(WriteReason::LacksLabels);
+    }
+    let edited = context.in_step || lacks_only_labels || (found.content != desired.content && !found.intact);
     write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
@@ -434,11 +440,13 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
     }
 }
 
-/// The most serious difference between a companion and what its source wants; `None` when there is none.
+/// The most serious difference between a companion and what its source wants; `None` when there is none. That it lacks
+/// both labels which name its source, and no other mark, is the least.
 #[must_use]
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
     let owners = owners_digest(&source.expected_owners(&at.namespace));
+    let lacks_labels = found.marks == desired.marks_without_source_labels;
     if found.content != desired.content {
         Some(if found.type_ != desired.type_ {
             Heal::Type
@@ -449,14 +457,14 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
         })
     } else if !found.labelled {
         Some(Heal::Label)
-    } else if found.marks != desired.marks {
+    } else if found.marks != desired.marks && !lacks_labels {
         Some(Heal::Marks)
     } else if found.owners != owners {
         Some(Heal::Owner)
     } else if found.finalizers {
         Some(Heal::Finalizer)
     } else {
-        None
+        lacks_labels.then_some(Heal::Marks)
     }
 }
 
@@ -512,6 +520,12 @@ impl Action {
         }
     }
 
+    /// Whether it does nothing but add labels that earlier versions did not write. That comes behind all other work.
+    #[must_use]
+    pub const fn only_adds_labels(&self) -> bool {
+        matches!(self, Self::Update { reason: WriteReason::LacksLabels, .. })
+    }
+
     /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
     #[must_use]
     pub const fn may_heal(&self) -> bool {
@@ -532,9 +546,11 @@ impl Action {
 }
 
 impl Plan {
-    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions.
+    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions. Labels
+    /// that an earlier version did not write are nothing that its author waits for.
     fn pause(&mut self, is_barred: impl Fn(&ObjectKey) -> bool) {
         self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
+        self.changes.retain(|change| !change.action.only_adds_labels());
         let planned = self.changes.len();
         self.changes.retain(|change| !change.action.has_content() && is_barred(&change.at));
         let waiting = planned - self.changes.len();
@@ -597,7 +613,7 @@ impl Heal {
             Self::Type => "its type",
             Self::Immutable => "`immutable`",
             Self::Label => "Lockstep's companion label",
-            Self::Marks => "Lockstep's annotations or copied labels",
+            Self::Marks => "labels or annotations that Lockstep sets",
             Self::Owner => "its ownerReferences",
             Self::Finalizer => "its finalizers",
         }
@@ -616,4 +632,4 @@ impl DeleteReason {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

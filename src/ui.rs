@@ -22,6 +22,7 @@ pub mod rows;
 
 use std::{sync::Arc, time::Duration};
 
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tokio::{
     net::TcpListener,
@@ -44,6 +45,8 @@ pub struct Ui {
     pub client: Client,
     pub snapshot: RwLock<Snapshot>,
     pub feed: Feed,
+    /// Until when deletes are held, if any are.
+    pub held_until: watch::Sender<Option<Timestamp>>,
     /// How a person asks this cluster, as in `kubectl --context prod`.
     pub kubectl: String,
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 
+use super::output::printable;
 use crate::{
     client::{self, Failure},
     config,
@@ -94,6 +95,6 @@ pub fn print_caveats(connected: &Connected, snapshot: &Snapshot) {
         eprintln!("note: {caveat}");
     }
     for gap in &snapshot.view.gaps {
-        eprintln!("note: you may not see {gap}");
+        eprintln!("note: you may not see {}", printable(gap));
     }
 }

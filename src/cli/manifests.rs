@@ -111,6 +111,14 @@ pub fn run(manifests: &Manifests) -> anyhow::Result<()> {
     stdout().write_all(manifests.render().as_bytes()).context("cannot write to standard output")
 }
 
+/// The roles of an instance, as YAML.
+#[must_use]
+pub fn rbac(domain: &str, namespace: &str, secrets: bool) -> String {
+    let files = [Some(RBAC_FILE), secrets.then_some(SECRETS_RBAC_FILE)];
+    let pairs = [(config::DOMAIN, domain), (config::NAMESPACE, namespace)];
+    files.into_iter().flatten().map(|file| substitute(file, &pairs)).collect::<Vec<_>>().join("---\n")
+}
+
 impl Manifests {
     /// All documents, as YAML.
     #[must_use]

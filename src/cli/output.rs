@@ -51,10 +51,18 @@ impl Table {
 /// Prints a text. A reader that has seen enough, such as `head`, ends the program without a message.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(printable(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         outcome => outcome.context("standard output cannot be written"),
     }
+}
+
+/// Without control characters: tenants write names and annotations that messages quote, and a terminal obeys them.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let printable =
+        |char: char| if char.is_control() && char != '\n' { char::REPLACEMENT_CHARACTER } else { char };
+    text.chars().map(printable).collect()
 }
 
 /// Prints a value as JSON or YAML.
@@ -69,6 +77,11 @@ pub fn print_value(format: Format, value: &impl Serialize) -> anyhow::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\x1b[2J\rb\u{9b}c\n"), "a\u{fffd}[2J\u{fffd}b\u{fffd}c\n");
+    }
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {

@@ -164,15 +164,16 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                 }
             }
             let (claim, election) =
-                claim(&settings, &scope, &client, annotations, &restores, &metrics, &readiness);
+                claim(&settings, &scope, &client, annotations.clone(), &restores, &metrics, &readiness);
             let release = async {
                 if let Some(election) = election {
                     election.release().await;
                 }
             };
-            let settings = settings.mirror(scope.keys.clone());
+            let settings = settings.mirror(&scope);
             let (world, metrics) = (world.clone(), metrics.clone());
-            Mirror { client, settings, world, queue, claim, metrics }.run(release, stop.clone()).await
+            let mirror = Mirror { client, settings, world, queue, claim, annotations, metrics };
+            mirror.run(release, stop.clone()).await
         };
         tokio::try_join!(mirror, webhook).map(drop)
     };

@@ -4,7 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use tokio::{net::TcpListener, sync::RwLock};
+use tokio::{
+    net::TcpListener,
+    sync::{RwLock, watch},
+};
 
 use super::{
     connection::{Connection, print_caveats},
@@ -53,6 +56,7 @@ pub async fn run(settings: &Ui) -> anyhow::Result<()> {
         client: connected.client,
         snapshot: RwLock::new(snapshot),
         feed: Feed::default(),
+        held_until: watch::Sender::new(None),
         kubectl: settings.connection.kubectl(),
     };
     // Not opened in a browser: other users could read the token in the list of processes.

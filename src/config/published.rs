@@ -133,6 +133,6 @@ mod tests {
     fn annotation_of_another_build_is_read_as_far_as_it_is_known() {
         let read: PublishedSettings = serde_json::from_str(r#"{"suffix":"-x","future":[1]}"#).unwrap();
         assert_eq!((read.suffix.as_str(), read.default_targets.as_str()), ("-x", "."));
-        assert!(serde_json::from_str::<PublishedSettings>("[]").is_err());
+        assert!(serde_json::from_str::<PublishedSettings>("\"-x\"").is_err());
     }
 }

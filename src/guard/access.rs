@@ -7,7 +7,10 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
+    SubjectAccessReviewSpec,
+};
 use kube::{Api, Client, api::PostParams};
 
 use super::{
@@ -52,11 +55,21 @@ pub enum AccessError {
 }
 
 pub struct AccessChecker {
-    reviews: Api<SubjectAccessReview>,
+    client: Client,
+    asks: Asks,
     calls: FairSemaphore,
     /// Whether it is allowed, and when the API server said so; by user and access.
     cache: Mutex<Cache>,
     metrics: Metrics,
+}
+
+/// Whose rights are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    /// Those of the user of a request, with a SubjectAccessReview.
+    ForUsers,
+    /// Those of this process, with a SelfSubjectAccessReview: everybody may ask for their own.
+    ForItself,
 }
 
 type Cache = HashMap<(Digest, CompanionAccess), (bool, Instant)>;
@@ -64,8 +77,19 @@ type Cache = HashMap<(Digest, CompanionAccess), (bool, Instant)>;
 impl AccessChecker {
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
+        Self::asking(client, metrics, Asks::ForUsers)
+    }
+
+    /// Checks the rights of the person who runs this process, who must be the user that is asked about.
+    #[must_use]
+    pub fn for_itself(client: Client) -> Self {
+        Self::asking(client, Metrics::new(), Asks::ForItself)
+    }
+
+    fn asking(client: Client, metrics: Metrics, asks: Asks) -> Self {
         Self {
-            reviews: Api::all(client),
+            client,
+            asks,
             calls: FairSemaphore::new(MAX_CONCURRENT_CALLS),
             cache: Mutex::default(),
             metrics,
@@ -74,7 +98,7 @@ impl AccessChecker {
 
     #[must_use]
     pub fn client(&self) -> Client {
-        self.reviews.clone().into_client()
+        self.client.clone()
     }
 
     /// Whether a user has all of the required access. Access in all namespaces is checked first: it
@@ -172,9 +196,23 @@ impl UserCheck<'_> {
     async fn call(&self, access: &CompanionAccess) -> Result<bool, AccessError> {
         let unavailable = |failure: Failure| AccessError::Unavailable(failure.to_string());
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
-        let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
-        let outcome = self.checker.reviews.create(&PostParams::default(), &review).await;
-        let status = outcome.map_err(|error| unavailable(error.into()))?.status.unwrap_or_default();
+        let (client, params) = (self.checker.client(), PostParams::default());
+        let outcome = match self.checker.asks {
+            Asks::ForUsers => {
+                let review =
+                    SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
+                let answer = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
+                answer.map(|answer| answer.status)
+            }
+            Asks::ForItself => {
+                let resource_attributes = spec(self.user, access).resource_attributes;
+                let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes: None };
+                let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
+                let answer = Api::<SelfSubjectAccessReview>::all(client).create(&params, &review).await;
+                answer.map(|answer| answer.status)
+            }
+        };
+        let status = outcome.map_err(|error| unavailable(error.into()))?.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

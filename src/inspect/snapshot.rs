@@ -10,17 +10,22 @@ use std::{
 
 use futures::{StreamExt, future::try_join_all, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, api::GetParams, core::Request};
+use kube::{
+    Client,
+    api::{GetParams, ListParams},
+    core::{ListMeta, Request},
+};
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
     client::{Failure, REQUEST_TIMEOUT, with_timeout},
-    object::{Kind, Meta, Object, ObjectKey},
+    object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{health::Readiness, metrics::Metrics},
-    plan::{Action, plan},
+    plan::targets,
     watch::Restores,
     world::{
-        Companion, ObservedCompanion, Scope, SharedWorld, WatchId, World,
+        Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World,
         informer::{Informers, Observer},
     },
 };
@@ -28,6 +33,8 @@ use crate::{
 /// How many objects that may have the name of a missing companion are read.
 const MAX_LOOKUPS: usize = 1000;
 const CONCURRENT_LOOKUPS: usize = 32;
+/// `limit` of a list of metadata.
+const PAGE_SIZE: u32 = 1000;
 
 /// The cluster as one person sees it.
 pub struct Snapshot {
@@ -66,7 +73,17 @@ enum Sight {
 impl Snapshot {
     /// Reads everything, or what can be seen in `namespace`.
     pub async fn read(client: &Client, scope: Scope, namespace: &str) -> Result<Self, Failure> {
-        let (times, changes) = (Times::default(), watch::Sender::new(0));
+        Self::read_counting(client, scope, namespace, watch::Sender::new(0)).await
+    }
+
+    /// As [`Self::read`], and counts objects while they are read.
+    pub async fn read_counting(
+        client: &Client,
+        scope: Scope,
+        namespace: &str,
+        changes: watch::Sender<u64>,
+    ) -> Result<Self, Failure> {
+        let times = Times::default();
         let informers = informers(&scope, &times, &changes);
         let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespace));
         let seen = try_join_all(lists).await?;
@@ -82,6 +99,16 @@ impl Snapshot {
         }
         let world = informers.world.clone();
         Ok(Self { scope, world, view, informers, changes, times, found: Found::new() })
+    }
+
+    /// A world that is seen whole.
+    #[cfg(test)]
+    pub(crate) fn of(scope: Scope, world: SharedWorld) -> Self {
+        let (times, changes) = (Times::default(), watch::Sender::new(0));
+        let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
+        let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
+        let view = View { sights, gaps: Vec::new() };
+        Self { scope, world, view, informers, changes, times, found: Found::new() }
     }
 
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
@@ -119,14 +146,9 @@ impl Snapshot {
     /// The places where companions of these sources are missing.
     #[must_use]
     pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
-        let is_create = |action: &Action| matches!(action, Action::Create { .. });
         self.world.read(|world| {
-            let changes = sources.iter().flat_map(|source| plan(world, source, None).changes);
-            changes
-                .filter(|change| is_create(&change.action))
-                .map(|change| change.at)
-                .take(MAX_LOOKUPS)
-                .collect()
+            let missing = sources.iter().flat_map(|source| missing(world, source));
+            missing.take(MAX_LOOKUPS).collect()
         })
     }
 
@@ -201,6 +223,17 @@ impl View {
     }
 }
 
+/// Where a source wants companions and no list shows one, whether or not it is paused.
+fn missing<'a>(world: &'a World, key: &'a ObjectKey) -> impl Iterator<Item = ObjectKey> + 'a {
+    let policy = world.source(key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+    policy.into_iter().flat_map(move |policy| {
+        targets(world, &key.namespace, &policy.targets)
+            .filter(|target| target.eligibility == Eligibility::Eligible)
+            .map(|target| ObjectKey::new(key.kind, target.namespace, &policy.companion))
+            .filter(move |at| at != key && world.companion(at).is_none())
+    })
+}
+
 /// Lists what a watch selects. Returns where, and why not everywhere.
 async fn see(
     client: &Client,
@@ -250,8 +283,37 @@ fn last_written(meta: &Meta) -> Option<Timestamp> {
     managed.chain(&meta.creation_timestamp).max()?.parse().ok()
 }
 
+/// The metadata of objects of a kind that have our annotations and lack our label: no watch shows them.
+pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<Vec<Meta>, Failure> {
+    let keys = &scope.keys;
+    let params = ListParams::default().labels(&format!("!{}", keys.companion)).limit(PAGE_SIZE);
+    let (request, mut params) = (Request::new(format!("/api/v1/{}", kind.plural())), params);
+    let mut strays = Vec::new();
+    loop {
+        let page = request.list_metadata(&params).map_err(|error| Failure::Unavailable(error.to_string()))?;
+        let page: MetadataList = with_timeout(REQUEST_TIMEOUT, client.request(page)).await?;
+        let all = page.items.into_iter().map(|item| item.metadata);
+        strays.extend(all.filter(|meta| keys.has_marks(meta)));
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(strays);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct MetadataList {
+    metadata: ListMeta,
+    items: Vec<NamespaceObject>,
+}
+
 /// Reads one ConfigMap or Secret.
 pub async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Failure> {
+    read_as(client, at).await
+}
+
+/// As [`read_object`], with other fields than we use.
+pub async fn read_as<T: DeserializeOwned>(client: &Client, at: &ObjectKey) -> Result<T, Failure> {
     let path = format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural());
     let request = Request::new(path).get(&at.name, &GetParams::default());
     let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;

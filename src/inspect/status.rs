@@ -163,6 +163,14 @@ impl CompanionState {
     }
 }
 
+impl CompanionStatus {
+    /// `namespace/name`.
+    #[must_use]
+    pub fn place(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
 impl State {
     /// Whether everything is as its author asked for.
     #[must_use]
@@ -206,7 +214,7 @@ impl fmt::Display for CompanionState {
             Self::Missing => f.write_str("missing"),
             Self::Differs(Difference(heal)) => write!(f, "differs: {}", heal.as_str()),
             Self::Adopting => f.write_str("about to be adopted"),
-            Self::Conflict(holder) => write!(f, "conflict: the name is held by {holder}"),
+            Self::Conflict(holder) => write!(f, "the name is held by {holder}"),
             Self::Unwanted(Removal(reason)) => write!(f, "to be removed: {}", reason.as_str()),
             Self::BeingDeleted => f.write_str("being deleted"),
             Self::NoNamespace => f.write_str("the namespace does not exist"),
@@ -349,6 +357,9 @@ fn companions(
         let planned = removals.iter().find(|change| change.at == *at).map(|change| &change.action);
         let state = match planned {
             _ if found.terminating => CompanionState::BeingDeleted,
+            _ if world.namespaces().is_gone_or_terminating(&at.namespace) => {
+                CompanionState::NamespaceTerminating
+            }
             Some(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
                 CompanionState::Unwanted(Removal(*reason))
             }
@@ -378,6 +389,8 @@ pub fn companion_state(
             CompanionState::Conflict(describe_holder(&holder))
         }
         Decision::Trouble(other) => CompanionState::Conflict(other.to_string()),
+        // An earlier version wrote it, and nothing else is missing.
+        Decision::Change(change) if change.action.only_adds_labels() => CompanionState::InStep,
         Decision::Change(change) => match (change.action, found) {
             (Action::Update { reason, .. } | Action::Recreate { reason, .. }, Some(found)) => {
                 if reason == crate::plan::WriteReason::Adopted {
@@ -393,10 +406,14 @@ pub fn companion_state(
     }
 }
 
-fn describe_holder(holder: &Holder) -> String {
+#[must_use]
+pub fn describe_holder(holder: &Holder) -> String {
     match holder {
         Holder::Foreign => "an object that is not managed by Lockstep".to_owned(),
         Holder::Companion { of } => format!("the companion of {of}"),
         other => other.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

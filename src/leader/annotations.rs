@@ -14,7 +14,7 @@ pub struct LeaseAnnotations {
     wanted: watch::Sender<Changes>,
 }
 
-pub(super) type Changes = BTreeMap<String, Option<String>>;
+pub(crate) type Changes = BTreeMap<String, Option<String>>;
 
 impl LeaseAnnotations {
     /// All annotations of the Lease; empty until it has been read.
@@ -29,7 +29,7 @@ impl LeaseAnnotations {
         self.wanted.send_modify(|wanted| drop(wanted.insert(key.to_owned(), value)));
     }
 
-    pub(super) fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
+    pub(crate) fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
         self.observed.send_if_modified(|known| {
             let changed = annotations.map_or(!known.is_empty(), |found| found != known);
             if changed {
@@ -40,7 +40,7 @@ impl LeaseAnnotations {
     }
 
     /// The changes to write.
-    pub(super) fn wanted(&self) -> Changes {
+    pub(crate) fn wanted(&self) -> Changes {
         self.wanted.borrow().clone()
     }
 

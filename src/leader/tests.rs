@@ -343,6 +343,40 @@ async fn leader_writes_annotations_at_once_and_observes_those_of_others_with_its
     answers.abort();
 }
 
+#[tokio::test]
+async fn lease_that_somebody_annotated_is_released_with_their_annotation_and_ours() {
+    let server = LeaseServer::default();
+    let annotations = LeaseAnnotations::default();
+    let (mut claim, election) = start(
+        server.client(),
+        config(),
+        annotations.clone(),
+        Restores::default(),
+        Metrics::new(),
+        Readiness::new([]),
+    );
+    let answers = tokio::spawn({
+        let server = server.clone();
+        async move {
+            loop {
+                server.arrived.notified().await;
+                server.answered.notify_one();
+            }
+        }
+    });
+    claim.acquired().await;
+    server.edit(|lease| {
+        lease.metadata.annotations.get_or_insert_default().insert("theirs".to_owned(), "x".to_owned());
+    });
+    annotations.set("ours", Some("1".to_owned()));
+    tokio::time::timeout(seconds(10), election.release()).await.expect("in time");
+    answers.abort();
+    let lease = server.lease.lock().unwrap().clone().unwrap();
+    let kept: Vec<String> = lease.metadata.annotations.clone().unwrap_or_default().into_keys().collect();
+    assert_eq!(kept, ["ours", "theirs"]);
+    assert_eq!(LeaseRecord::from(lease).holder, "");
+}
+
 #[tokio::test(start_paused = true)]
 async fn standby_observes_annotations_and_writes_none() {
     let server = LeaseServer::default();

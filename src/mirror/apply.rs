@@ -51,6 +51,8 @@ pub enum Applied {
     Updated,
     Adopted,
     Healed(Heal),
+    /// It got the labels that an earlier version did not write.
+    Labelled,
     Deleted(DeleteReason),
     Released(DeleteReason),
 }
@@ -499,6 +501,7 @@ impl From<WriteReason> for Applied {
             WriteReason::SourceChanged => Self::Updated,
             WriteReason::Adopted => Self::Adopted,
             WriteReason::Healed(heal) => Self::Healed(heal),
+            WriteReason::LacksLabels => Self::Labelled,
         }
     }
 }
@@ -527,6 +530,7 @@ impl Applied {
             Self::Updated => "updated",
             Self::Adopted => "adopted",
             Self::Healed(_) => "healed",
+            Self::Labelled => "labelled",
             Self::Deleted(_) => "deleted",
             Self::Released(_) => "released",
         }

@@ -4,7 +4,7 @@
 //! other companions are written; that one follows when its write has ended.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -13,18 +13,19 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{
     Settings,
-    api::CompanionApi,
+    api::{CompanionApi, REQUEST_TIMEOUT},
     apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
     brake::{Brake, BrakeDecision, Totals},
+    hold::{HoldKeeper, HoldUpdate, Now},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    writes::{Queued, WriteQueue},
+    writes::{Queued, WriteQueue, namespace_limit},
 };
 use crate::{
     client::Failure,
     content::Digest,
-    leader::Claim,
+    leader::{Claim, LeaseAnnotations},
     object::ObjectKey,
     ops::{
         log::LogOnce,
@@ -43,11 +44,19 @@ pub struct Reconciler<A>(Arc<Inner<A>>);
 struct Inner<A> {
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
+    /// Sources with companions that only lack labels which earlier versions did not write.
+    lacking_labels: Queue<ObjectKey>,
     writes: WriteQueue<Write>,
+    /// How many permits writes may hold that only add labels: they leave the others to what comes meanwhile.
+    label_permits: usize,
     applier: Applier<A>,
     reporter: Reporter,
     claim: Claim,
+    /// Locked before the brake.
+    hold: Mutex<HoldKeeper>,
     brake: Mutex<Brake>,
+    /// The flags with which `lockstep deletes` finds this instance.
+    instance_flags: String,
     sources: Mutex<HashMap<ObjectKey, Arc<Mutex<SourceState>>>>,
     metrics: Metrics,
 }
@@ -79,6 +88,15 @@ enum Job {
     Apply(PlannedWrite),
     /// Reads the source live before these companions are deleted or released.
     ConfirmRemovals(Vec<(ObjectKey, Removal)>),
+}
+
+/// Whether a reconcile starts writes that only add labels which earlier versions did not write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LabelWrites {
+    /// They come behind all other work.
+    Postponed,
+    /// There is no other work: it starts a few.
+    Few,
 }
 
 /// One reconcile of a source, until the last of its writes has ended.
@@ -128,11 +146,15 @@ impl<A: CompanionApi> Reconciler<A> {
         Self(Arc::new(Inner {
             applier: Applier::new(api, settings.keys.clone(), world.clone(), queue.clone(), writes),
             writes: WriteQueue::new(writes),
+            lacking_labels: Queue::default(),
+            label_permits: namespace_limit(writes),
             claim,
             world,
             queue,
             reporter,
+            hold: Mutex::new(HoldKeeper::new(settings.keys.clone())),
             brake: Mutex::new(Brake::new(settings.delete_grace)),
+            instance_flags: settings.instance_flags.clone(),
             sources: Mutex::default(),
             metrics,
         }))
@@ -145,8 +167,19 @@ impl<A: CompanionApi> Reconciler<A> {
             claim.acquired().await;
             let key = self.0.queue.next().await;
             self.0.update_gauges();
-            self.0.reconcile(&key);
+            self.0.reconcile(&key, LabelWrites::Postponed);
             self.0.queue.done(&key);
+        }
+    }
+
+    /// Adds labels that companions of an earlier version lack, a few at a time while there is nothing else to do, for ever.
+    /// After an upgrade, that may be a write for each companion of the cluster. Safe to abort, as [`Self::reconcile_all`].
+    pub async fn label_all(&self) {
+        loop {
+            let key = self.0.lacking_labels.next().await;
+            self.0.nothing_else_to_do().await;
+            self.0.reconcile(&key, LabelWrites::Few);
+            self.0.lacking_labels.done(&key);
         }
     }
 
@@ -163,22 +196,39 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
-    /// This replica leads: every source is reconciled.
-    pub fn open(&self) {
+    /// This replica leads: it goes on with the hold that the Lease shows, and every source is reconciled.
+    pub fn open(&self, annotations: &BTreeMap<String, String>) {
+        let update = lock(&self.0.hold).take_over(&mut lock(&self.0.brake), annotations, read_clocks());
+        log_notes(&update);
         self.0.writes.open();
         self.0.queue.open();
+        self.0.lacking_labels.open();
         self.0.queue.push_all(self.0.world.read(|world| world.all_sources()));
     }
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
     pub fn close(&self) {
+        lock(&self.0.hold).step_down();
         self.0.queue.close();
+        self.0.lacking_labels.close();
         self.0.writes.close();
         let sources: Vec<_> = self.0.sources().drain().collect();
         for (_, state) in sources {
             self.0.close_state(&mut lock(&state));
         }
         self.0.update_gauges();
+    }
+
+    /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
+    /// remembers the hold of the leader.
+    pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
+        let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
+        let update = lock(&self.0.hold).sync(&mut lock(&self.0.brake), leads, &observed, read_clocks());
+        log_notes(&update);
+        for (key, value) in update.set {
+            annotations.set(&key, value);
+        }
+        self.0.queue.push_all(update.requeue);
     }
 
     /// Waits until every write has ended.
@@ -221,7 +271,20 @@ impl<A: CompanionApi> Inner<A> {
         self.metrics.queue_depth.set(depth.try_into().unwrap_or(i64::MAX));
     }
 
-    fn reconcile(&self, key: &ObjectKey) {
+    /// Waits until every source has been reconciled and every write has ended. A write that hangs in a slow webhook counts
+    /// for as long as a call may take, or one namespace could keep the labels from all others.
+    async fn nothing_else_to_do(&self) {
+        loop {
+            self.queue.idle().await;
+            drop(tokio::time::timeout(REQUEST_TIMEOUT, self.writes.idle()).await);
+            if self.queue.is_idle() && !self.writes.has_more() {
+                return;
+            }
+        }
+    }
+
+    /// The lock on the source's state keeps two reconciles of the same source apart.
+    fn reconcile(&self, key: &ObjectKey, labels: LabelWrites) {
         if self.world.read(|world| world.is_unconfirmed(key)) {
             return;
         }
@@ -243,6 +306,8 @@ impl<A: CompanionApi> Inner<A> {
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
             lock(&self.brake).forget_all_but(key, &due);
+        } else {
+            lock(&self.brake).forget_held_but(key, &due);
         }
         let reconcile = Reconcile {
             source: key.clone(),
@@ -254,14 +319,18 @@ impl<A: CompanionApi> Inner<A> {
         };
         state.planned.clear();
         let deletable = self.allowed_deletes(&reconcile, &due, &mut state);
-        let (writes, progress) = self.select_writes(&reconcile, &mut state, plan, deletable);
+        let permits = self.applier.permits_for(key, None);
+        let max_labels = match labels {
+            LabelWrites::Postponed => 0,
+            LabelWrites::Few => (self.label_permits / permits).max(1),
+        };
+        let (writes, progress) = self.select_writes(&reconcile, &mut state, plan, deletable, max_labels);
         if progress.unfinished == 0 {
             self.reconcile_ended(&reconcile, &mut state, progress);
             return;
         }
         *lock(&reconcile.progress) = progress;
         let reconcile = Arc::new(reconcile);
-        let permits = self.applier.permits_for(key, None);
         let queued = writes.into_iter().map(|(namespace, job)| {
             let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
             Queued { namespace, permits, item: Write { reconcile: reconcile.clone(), job } }
@@ -310,27 +379,35 @@ impl<A: CompanionApi> Inner<A> {
         if let Some((until, companions, sources)) = hold {
             let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
             let until = format!("{:.0}", Timestamp::now() + left);
-            state.planned.push(Trouble::DeletesHeld { companions, sources, until });
+            let flags = self.instance_flags.clone();
+            state.planned.push(Trouble::DeletesHeld { companions, sources, until, flags });
         }
         allowed
     }
 
-    /// Chooses the changes that may happen now, as jobs with the namespace they are for, and marks them as in flight.
+    /// Chooses the changes that may happen now, as jobs with the namespace they are for, and marks them as in flight. At most
+    /// `max_labels` of them only add labels; if there are more, the source waits for another turn of [`Reconciler::label_all`].
     fn select_writes(
         &self,
         reconcile: &Reconcile,
         state: &mut SourceState,
         plan: Plan,
         deletable: HashSet<ObjectKey>,
+        mut max_labels: usize,
     ) -> (Vec<(Arc<str>, Job)>, Progress) {
         let (key, now) = (&reconcile.source, reconcile.started);
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
-        let (mut jobs, mut removals) = (Vec::new(), Vec::new());
+        let (mut jobs, mut removals, mut more_labels) = (Vec::new(), Vec::new(), false);
         for change in plan.changes {
             let (at, removal) = (change.at, change.action.removal());
             if removal == Some(Removal::Delete) && !deletable.contains(&at) {
+                continue;
+            }
+            let only_adds_labels = change.action.only_adds_labels();
+            if only_adds_labels && max_labels == 0 {
+                more_labels = true;
                 continue;
             }
             let heals = change.action.may_heal() && !state.retry.has_failed(&at);
@@ -338,6 +415,7 @@ impl<A: CompanionApi> Inner<A> {
                 Permission::Now => match removal {
                     Some(removal) => removals.push((at, removal)),
                     None => {
+                        max_labels -= usize::from(only_adds_labels);
                         let write = PlannedWrite { source: key.clone(), at: at.clone(), removal };
                         jobs.push((at.namespace, Job::Apply(write)));
                     }
@@ -345,6 +423,9 @@ impl<A: CompanionApi> Inner<A> {
                 Permission::At(when) => self.queue.push_at(key.clone(), when),
                 Permission::InFlight => {}
             }
+        }
+        if more_labels {
+            self.lacking_labels.push_all([key.clone()]);
         }
         let writes = jobs.len() + removals.len();
         let progress = Progress { writes, unfinished: writes, ..Progress::default() };
@@ -514,6 +595,20 @@ impl<A: CompanionApi> Inner<A> {
         let mut sources = self.sources();
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
             sources.remove(key);
+        }
+    }
+}
+
+fn read_clocks() -> Now {
+    Now { instant: Instant::now(), wall: Timestamp::now() }
+}
+
+fn log_notes(update: &HoldUpdate) {
+    for note in &update.notes {
+        if note.is_warning() {
+            tracing::warn!("{note}");
+        } else {
+            tracing::info!("{note}");
         }
     }
 }

@@ -117,7 +117,9 @@ pub fn release(keys: &Keys, known: &Companion) -> Operations {
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
     if known.has_labels {
-        clear_map(&mut ops, keys, "labels", &[&keys.companion, &keys.managed], &extras.labels);
+        let [companion, source_namespace, source_name] = keys.companion_labels();
+        let labels = [companion, source_namespace, source_name, &keys.managed];
+        clear_map(&mut ops, keys, "labels", &labels, &extras.labels);
     }
     if known.has_annotations {
         clear_map(&mut ops, keys, "annotations", &keys.companion_annotations(), &extras.annotations);

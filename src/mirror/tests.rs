@@ -24,6 +24,7 @@ fn settings() -> Settings {
         writes: 4,
         resync: Duration::from_hours(1),
         delete_grace: Duration::ZERO,
+        instance_flags: String::new(),
     }
 }
 
@@ -54,7 +55,7 @@ impl Fixture {
         let (shared, keys, for_reconciler) = (world.clone(), queue.clone(), claim.clone());
         let reconciler =
             Reconciler::new(settings, api, shared, keys, reporter, for_reconciler, metrics.clone());
-        tokio::spawn(follow_leadership(claim.clone(), reconciler.clone()));
+        tokio::spawn(follow_leadership(claim.clone(), LeaseAnnotations::default(), reconciler.clone()));
         Self { world, queue, metrics, reconciler, lease, claim }
     }
 
@@ -195,6 +196,7 @@ async fn lease_is_released_before_pending_events_are_written() {
         world: cluster.world,
         queue: Arc::default(),
         claim: Claim::permanent(),
+        annotations: LeaseAnnotations::default(),
         metrics: Metrics::new(),
     };
     let stopping = async {

@@ -222,6 +222,12 @@ impl<T> WriteQueue<T> {
         }
     }
 
+    /// Whether an item waits for a worker.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.lock().has_more()
+    }
+
     fn pop(&self) -> Option<Queued<T>> {
         let mut queue = self.lock();
         let queued = queue.pop();

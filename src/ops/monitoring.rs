@@ -226,7 +226,7 @@ fn every_alert_has_severity_summary_runbook_and_documentation() {
         assert!(alert.field("summary").is_some_and(|text| text.len() > 20), "{name}");
         assert!(alert.field("runbook").is_some_and(|text| text.len() > 60), "{name}");
         assert!(OPERATIONS.contains(&format!("`{name}`")), "docs/operations.md does not document {name}");
-        // Held deletes are carried out within minutes, so this alert does not wait.
+        // Held deletes happen when the hold ends, so this alert does not wait.
         assert_eq!(alert.field("for").is_none(), name == "LockstepDeletesHeld", "{name}");
         let expression = alert.field("expr").unwrap();
         assert!(

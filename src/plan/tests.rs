@@ -2,15 +2,16 @@
 
 mod heals;
 mod limits;
-mod properties;
+pub(crate) mod properties;
 mod releases;
+mod upgrades;
 
 use super::*;
 use crate::object::Object;
 use crate::testing::{
     ObjectBuilder,
     cluster::{Cluster, Planned, planned},
-    configmap, full, namespace, object, source,
+    configmap, full, keys, namespace, object, source,
 };
 use Planned::{Create, Delete, DeleteLost, Recreate, Release, Update};
 
@@ -55,6 +56,11 @@ fn assert_only_troubles(cluster: &Cluster, key: &ObjectKey, labels: &[&str]) {
     let plan = cluster.plan(key);
     assert_eq!(planned(&plan), []);
     assert_eq!(plan.troubles.iter().map(Trouble::label).collect::<Vec<_>>(), labels);
+}
+
+/// What versions wrote that did not know the labels which name the source.
+fn strip_source_labels(object: &mut Object) {
+    keys().source_labels().iter().for_each(|label| drop(object.metadata.labels.remove(*label)));
 }
 
 fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {

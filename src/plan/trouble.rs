@@ -45,9 +45,15 @@ pub enum Trouble {
     )]
     Fight { at: ObjectKey, manager: String, times: u32 },
     #[error(
-        "{companions} companions of {sources} sources, more than half of all in other namespaces than their source, would be deleted at once: they are kept until {until}, in case this is an accident"
+        "{companions} companions of {sources} sources, more than half of all in other namespaces than their source, would be deleted at once: they are kept until {until}, in case this is an accident. To delete them now: lockstep deletes release{flags}. To keep them longer: lockstep deletes extend 2h{flags}"
     )]
-    DeletesHeld { companions: usize, sources: usize, until: String },
+    DeletesHeld {
+        companions: usize,
+        sources: usize,
+        until: String,
+        /// The flags with which the commands find this instance.
+        flags: String,
+    },
 }
 
 /// The object that has the name that a source wants for its companion.
@@ -75,7 +81,9 @@ impl Trouble {
             }
             // The message of an exceeded quota contains what is in use.
             Self::Forbidden { at, .. } => Self::Forbidden { at: at.clone(), detail: String::new() },
-            Self::DeletesHeld { .. } => Self::DeletesHeld { companions: 0, sources: 0, until: String::new() },
+            Self::DeletesHeld { flags, .. } => {
+                Self::DeletesHeld { companions: 0, sources: 0, until: String::new(), flags: flags.clone() }
+            }
             Self::NotAccepted { namespace, home, .. } => {
                 let (namespace, home) = (namespace.clone(), home.clone());
                 Self::NotAccepted { namespace, home, command: String::new() }

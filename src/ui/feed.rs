@@ -11,7 +11,7 @@ use super::{
     replicas::Counts,
     rows::{self, Change, Rows},
 };
-use crate::inspect::instance::Replica;
+use crate::{hold::HeldDeletes, inspect::instance::Replica};
 
 /// How many changes wait for a page that is slow. One that misses some is told everything anew.
 const MAX_WAITING: usize = 256;
@@ -27,6 +27,8 @@ pub struct ClusterView {
     pub domain: String,
     pub namespace: String,
     pub leader: Option<String>,
+    /// Deletes that look like an accident.
+    pub held: Option<HeldDeletes>,
     pub version: Option<String>,
     pub ca_expires: Option<Timestamp>,
     /// The first of the certificates that replicas serve with to expire.

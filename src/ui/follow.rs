@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     client::Failure,
+    hold::HoldAnnotations,
     inspect::{
         instance::{Instance, Replica},
         snapshot::Snapshot,
@@ -54,28 +55,34 @@ async fn follow_sources(
     mut changes: tokio::sync::watch::Receiver<u64>,
     lookup: Arc<Notify>,
 ) -> &'static str {
+    let mut holds = ui.held_until.subscribe();
     loop {
         let started = Instant::now();
         changes.mark_unchanged();
-        let (rows, namespaces) = read(&*ui.snapshot.read().await);
+        let held_until = *holds.borrow_and_update();
+        let (rows, namespaces) = read(&*ui.snapshot.read().await, held_until);
         if rows.values().any(rows::Row::has_open_questions) {
             lookup.notify_one();
         }
         ui.feed.set_rows(rows);
         ui.feed.set_namespaces(namespaces);
         tokio::time::sleep(REFRESH_INTERVAL.max(started.elapsed() * REST)).await;
-        if changes.changed().await.is_err() {
+        let changed = tokio::select! {
+            changed = changes.changed() => changed,
+            changed = holds.changed() => changed,
+        };
+        if changed.is_err() {
             return "changes";
         }
     }
 }
 
-fn read(snapshot: &Snapshot) -> (Rows, Vec<String>) {
+fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String>) {
     let (sources, namespaces) = snapshot.world.read(|world| {
         let namespaces = world.namespaces().names().map(str::to_owned).collect();
         (world.all_sources(), namespaces)
     });
-    let row = |key: &ObjectKey| rows::row(source_status(snapshot, key, None));
+    let row = |key: &ObjectKey| rows::row(source_status(snapshot, key, held_until));
     (sources.iter().map(row).collect(), namespaces)
 }
 
@@ -93,7 +100,7 @@ async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) -> &'static str {
         let open = !found.is_empty();
         let mut snapshot = ui.snapshot.write().await;
         snapshot.remember(found);
-        ui.feed.set_rows(read(&snapshot).0);
+        ui.feed.set_rows(read(&snapshot, *ui.held_until.borrow()).0);
         drop(snapshot);
         tokio::time::sleep(LOOKUP_INTERVAL).await;
         if open {
@@ -138,17 +145,27 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Optio
 async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) -> &'static str {
     let name = first.name.clone();
     let settings = first.settings();
-    let gaps = ui.snapshot.read().await.view.gaps.clone();
+    let (gaps, keys) = {
+        let snapshot = ui.snapshot.read().await;
+        (snapshot.view.gaps.clone(), snapshot.scope.keys.clone())
+    };
     let gaps: Vec<String> = gaps.into_iter().map(|gap| format!("you may not see {gap}")).collect();
     let mut denials = Denials::default();
     let mut instance = first;
     loop {
         let (lease, replicas) = (instance.lease.as_ref().ok(), instance.replicas.clone().unwrap_or_default());
+        let hold = lease.map(|lease| HoldAnnotations::read(&keys, &lease.annotations));
+        let hold = hold.and_then(|hold| hold.in_force(Timestamp::now()));
+        ui.held_until.send_if_modified(|until| {
+            let now = hold.as_ref().map(|hold| hold.until);
+            std::mem::replace(until, now) != now
+        });
         let mut view = ClusterView {
             kubectl: ui.kubectl.clone(),
             domain: name.domain.clone(),
             namespace: name.namespace.clone(),
             leader: lease.and_then(|lease| lease.leader.clone()),
+            held: hold,
             version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
             ca_expires: instance.ca_expiry.as_ref().ok().copied().flatten(),
             notes: instance.caveat().into_iter().chain(more_notes.clone()).chain(gaps.clone()).collect(),

@@ -145,7 +145,9 @@ function setLive(state, text, banner = "") {
   drawBanner();
 }
 function drawBanner() {
-  const text = connectionLost || (cluster.unreachable ? `The API server does not answer: ${cluster.unreachable}` : "");
+  const { held } = cluster;
+  const text = connectionLost || (cluster.unreachable ? `The API server does not answer: ${cluster.unreachable}`
+    : held ? `Deletes of ${plural(held.companions, "companion")} of ${plural(held.sources, "source")} look like an accident, and are held until ${new Date(held.until).toLocaleString()}. \`lockstep deletes --help\` says what to do.` : "");
   $("banner").hidden = !text;
   if ($("banner").textContent !== text) $("banner").textContent = text;
 }

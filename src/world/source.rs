@@ -44,6 +44,8 @@ pub struct Desired {
     pub type_: Digest,
     pub immutable: bool,
     pub marks: Digest,
+    /// The marks as earlier versions wrote them, without the labels that name the source.
+    pub marks_without_source_labels: Digest,
     pub payload_bytes: usize,
     /// The names of the keys, for logs.
     pub key_names: String,
@@ -129,7 +131,7 @@ impl Desired {
         let content = content.select(&policy.keys);
         let digest = content.digest();
         let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
-        let marks_digest = marks.digest();
+        let (marks_digest, without_labels) = (marks.digest(), marks.digest_without_source_labels(keys));
         let payload = Payload { content: content.pack(), marks };
         let desired = Self {
             policy,
@@ -137,6 +139,7 @@ impl Desired {
             type_: content.type_digest(),
             immutable: content.immutable,
             marks: marks_digest,
+            marks_without_source_labels: without_labels,
             payload_bytes: payload.bytes(),
             key_names: content.key_names(),
         };

@@ -547,6 +547,7 @@ impl World {
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
+        companion.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
         let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
         let lost = self.lost.get(&key).filter(is_lost);
         let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));

@@ -450,6 +450,7 @@ impl Drop for InstalledManifests {
             delete.arg(format!("{kind}/{name}"));
         }
         delete.args([format!("clusterrolebinding/{name}-secrets"), format!("clusterrole/{name}-secrets")]);
+        delete.arg(format!("clusterrole/{name}-view"));
         // A second panic would hide the reason of a failing test.
         if !delete.output().is_ok_and(|output| output.status.success()) && !std::thread::panicking() {
             panic!("{delete:?} failed");

@@ -20,6 +20,13 @@ async fn edited_companion_is_healed_and_labels_of_others_stay() {
         ("marks", json!({"metadata": {"annotations": {source: null, cluster.key("source-uid"): null}}})),
         ("marks", json!({"metadata": {"annotations": {cluster.key("stray"): "1"}}})),
         ("marks", json!({"metadata": {"labels": {cluster.key("stray"): "1"}}})),
+        ("marks", json!({"metadata": {"labels": {cluster.key("source-name"): "other"}}})),
+        (
+            "marks",
+            json!({"metadata": {"labels": {
+                cluster.key("source-namespace"): null, cluster.key("source-name"): null,
+            }}}),
+        ),
         ("owner", json!({"metadata": {"ownerReferences": null}})),
         ("finalizer", json!({"metadata": {"finalizers": ["example.com/held"]}})),
     ];

@@ -314,11 +314,12 @@ async fn companion_has_the_name_of_its_source_and_labels_of_its_own_if_the_sourc
         let cluster = &cluster;
         let away = &away;
         async move {
-            let companion = cluster.key("companion");
             cluster
                 .wait(away, "ca.bundle", &expected.to_string(), |object| {
                     let mut found = object["metadata"]["labels"].clone();
-                    found.as_object_mut().is_some_and(|labels| labels.remove(&companion).is_some())
+                    let ours = ["companion", "source-namespace", "source-name"].map(|name| cluster.key(name));
+                    let mut labels = found.as_object_mut();
+                    ours.iter().all(|key| labels.as_mut().is_some_and(|labels| labels.remove(key).is_some()))
                         && found == expected
                 })
                 .await

@@ -2,37 +2,23 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use clap::Args;
-use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
-use serde_json::{Value, json};
+use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     certs::request::{Phase, Progress, is_plausible},
-    client::{self, Failure, with_timeout},
+    cli::lease::{Instance, LeaseHandle, POLL_INTERVAL, annotation},
     config,
-    keys::Keys,
-    ops::metrics::Metrics,
 };
 
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the leader may take to see the request. It reads the Lease whenever it renews it.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone, Args)]
 pub struct Rotate {
-    /// Prefix of all labels and annotations
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
-    pub domain: String,
-
-    /// Lockstep's own namespace
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
-    pub namespace: String,
+    #[command(flatten)]
+    pub instance: Instance,
 
     /// How long to wait until the rotation is done; it continues without this command
     #[arg(long, default_value = "30m", value_parser = config::duration)]
@@ -40,17 +26,12 @@ pub struct Rotate {
 }
 
 pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
-    let client = client::build(client::config().await?, &Metrics::new())?;
-    let lease = LeaseHandle {
-        api: Api::namespaced(client, &settings.namespace),
-        keys: Keys::new(&settings.domain, config::SUFFIX),
-        namespace: &settings.namespace,
-    };
-    let request = lease.ask(Timestamp::now()).await?;
+    let lease = LeaseHandle::connect(&settings.instance).await?;
+    let request = ask(&lease, Timestamp::now()).await?;
     println!("asked for a new CA; the leader sees that within seconds");
     let (start, mut last) = (Instant::now(), None);
     loop {
-        let status = lease.status(request).await;
+        let status = read_status(&lease, request).await;
         if status.is_some() && status != last {
             if let Some(Status::TakenUp(Phase::Unsupported)) = status {
                 bail!(
@@ -69,7 +50,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
             bail!(
                 "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the \
                  clock of this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it",
-                settings.namespace,
+                settings.instance.namespace,
                 lease.keys.instance
             );
         }
@@ -108,56 +89,24 @@ const fn describe(status: Status) -> &'static str {
     }
 }
 
-struct LeaseHandle<'a> {
-    api: Api<Lease>,
-    keys: Keys,
-    namespace: &'a str,
+/// Writes the request, and returns it.
+async fn ask(lease: &LeaseHandle, now: Timestamp) -> anyhow::Result<Timestamp> {
+    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+    let asked = annotation(&found, &lease.keys.rotate_ca).and_then(|text| text.parse().ok());
+    let progress = annotation(&found, &lease.keys.ca_rotation).and_then(|text| text.parse().ok());
+    let request = next_request(asked, progress, now)?;
+    lease
+        .annotate(&lease.keys.rotate_ca, &request.to_string())
+        .await
+        .map_err(|failure| lease.explain("patch", &failure))?;
+    Ok(request)
 }
 
-impl LeaseHandle<'_> {
-    /// Writes the request, and returns it.
-    async fn ask(&self, now: Timestamp) -> anyhow::Result<Timestamp> {
-        let lease = self.patch(&json!({})).await.map_err(|failure| self.explain(&failure))?;
-        let asked = annotation(&lease, &self.keys.rotate_ca).and_then(|text| text.parse().ok());
-        let progress = annotation(&lease, &self.keys.ca_rotation).and_then(|text| text.parse().ok());
-        let request = next_request(asked, progress, now)?;
-        let patch = json!({"metadata": {"annotations": {&self.keys.rotate_ca: request.to_string()}}});
-        self.patch(&patch).await.map_err(|failure| self.explain(&failure))?;
-        Ok(request)
-    }
-
-    /// How far the rotation is; none if no replica has taken it up, or the API server does not answer.
-    async fn status(&self, request: Timestamp) -> Option<Status> {
-        let lease = self.patch(&json!({})).await.ok()?;
-        let asked = annotation(&lease, &self.keys.rotate_ca)?;
-        status(asked, annotation(&lease, &self.keys.ca_rotation)?, request)
-    }
-
-    /// Reads the Lease with an empty patch: the right to patch it is enough for everything.
-    async fn patch(&self, patch: &Value) -> Result<Lease, Failure> {
-        let (name, params) = (&self.keys.instance, PatchParams::default());
-        with_timeout(REQUEST_TIMEOUT, self.api.patch(name, &params, &Patch::Merge(patch))).await
-    }
-
-    fn explain(&self, failure: &Failure) -> anyhow::Error {
-        let (namespace, name) = (self.namespace, &self.keys.instance);
-        match failure {
-            Failure::NotFound => anyhow!(
-                "there is no Lease {namespace}/{name}: check --namespace and --domain, and that Lockstep runs with \
-                 leader election"
-            ),
-            Failure::Forbidden(detail) => {
-                anyhow!(
-                    "the Lease {namespace}/{name} cannot be patched ({detail}): ask for the verb patch on it"
-                )
-            }
-            other => anyhow!("the Lease {namespace}/{name} cannot be patched: {other}"),
-        }
-    }
-}
-
-fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
-    lease.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+/// How far the rotation is; none if no replica has taken it up, or the API server does not answer.
+async fn read_status(lease: &LeaseHandle, request: Timestamp) -> Option<Status> {
+    let found = lease.read_with_patch().await.ok()?;
+    let asked = annotation(&found, &lease.keys.rotate_ca)?;
+    status(asked, annotation(&found, &lease.keys.ca_rotation)?, request)
 }
 
 /// How far our request is, given the annotations of the Lease. If somebody asks after us, their rotation replaces

@@ -85,6 +85,14 @@ fn edit_of_any_mark_is_undone() {
     }
     let copied = |object: &mut Object| drop(object.metadata.labels.remove("example.com/team"));
     heals(draft(), &away(), copied, Update, Heal::Marks);
+    for label in ["source-namespace", "source-name"] {
+        let strip = |object: &mut Object| drop(object.metadata.labels.remove(&full(label)));
+        heals(draft(), &away(), strip, Update, Heal::Marks);
+        let change =
+            |object: &mut Object| drop(object.metadata.labels.insert(full(label), "other".to_owned()));
+        heals(draft(), &away(), change, Update, Heal::Marks);
+    }
+    heals(draft(), &away(), strip_source_labels, Update, Heal::Marks);
     let added = |object: &mut Object| drop(object.metadata.labels.insert(full("managed"), "true".to_owned()));
     heals(draft(), &away(), added, Update, Heal::Marks);
     let added = |object: &mut Object| {

@@ -14,7 +14,7 @@ const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
 /// A change of the cluster by a user, by Kubernetes or by the mirror.
 #[derive(Debug, Clone)]
-enum ClusterOperation {
+pub(crate) enum ClusterOperation {
     Namespace(&'static str, NamespaceState),
     DropNamespace(&'static str),
     Source {
@@ -67,6 +67,7 @@ enum CompanionEdit {
     Binary,
     Immutable,
     StripLabel,
+    StripSourceLabels,
     StripMarks,
     NameOther,
     BreakSource,
@@ -123,6 +124,7 @@ fn operation() -> impl Strategy<Value = ClusterOperation> {
         E::Binary,
         E::Immutable,
         E::StripLabel,
+        E::StripSourceLabels,
         E::StripMarks,
         E::NameOther,
         E::BreakSource,
@@ -155,7 +157,7 @@ fn operation() -> impl Strategy<Value = ClusterOperation> {
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
+pub(crate) fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
     prop::collection::vec(operation(), 1..40)
 }
 
@@ -236,6 +238,7 @@ impl CompanionEdit {
             }
             Self::Immutable => object.immutable = Some(true),
             Self::StripLabel => drop(meta.labels.remove(&full("companion"))),
+            Self::StripSourceLabels => strip_source_labels(object),
             Self::StripMarks => annotations.clear(),
             Self::NameOther => drop(annotations.insert(full("source"), "away/b".into())),
             Self::BreakSource => drop(annotations.insert(full("source"), "nonsense".into())),
@@ -252,7 +255,10 @@ impl CompanionEdit {
     }
 }
 
-fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &ObjectKey)) -> Cluster {
+pub(crate) fn run(
+    history: Vec<ClusterOperation>,
+    mut reconcile: impl FnMut(&mut Cluster, &ObjectKey),
+) -> Cluster {
     // With an even number of operations no payload is kept, and each write reads its source live.
     let source_cache = if history.len().is_multiple_of(2) { 0 } else { crate::testing::SOURCE_CACHE };
     let mut cluster = Cluster::with_source_cache(&NAMESPACES, source_cache);
@@ -262,7 +268,7 @@ fn run(history: Vec<ClusterOperation>, mut reconcile: impl FnMut(&mut Cluster, &
     cluster
 }
 
-fn just_reconcile(cluster: &mut Cluster, key: &ObjectKey) {
+pub(crate) fn just_reconcile(cluster: &mut Cluster, key: &ObjectKey) {
     cluster.reconcile(key);
 }
 

@@ -2,11 +2,14 @@
 
 use std::env;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Instant;
 
-use crate::Error;
+use crate::beside::Beside;
+use crate::display::Display;
+use crate::progress::{self, Progress};
+use crate::{Error, display, go};
 
 const GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.mod"));
 const GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.sum"));
@@ -67,6 +70,16 @@ impl BinarySet {
         programs.chain(other.iter().map(ToString::to_string)).collect()
     }
 
+    /// What the progress bar is called.
+    fn title(self) -> &'static str {
+        match self {
+            Self::ControlPlane => "control plane",
+            Self::Node => "node",
+            Self::EtcdTools => "etcd tools",
+            Self::Helm => "helm",
+        }
+    }
+
     fn announce(self) -> Result<String, Error> {
         let (kubernetes, etcd) = (pinned(KUBERNETES)?, pinned(ETCD)?);
         Ok(match self {
@@ -89,32 +102,65 @@ impl BinarySet {
 /// A directory in the cache is complete, because it is renamed into place. Any number of processes may call this at once:
 /// one compiles, the others wait for it.
 pub(crate) fn compiled(set: BinarySet) -> Result<PathBuf, Error> {
+    compiled_while(set, Display::new(set.title()), || Ok(()))
+}
+
+/// As [`compiled`], and runs a command at the same time. If either fails, the other is ended.
+pub(crate) fn compiled_beside(set: BinarySet, command: Command) -> Result<PathBuf, Error> {
+    if cached(set)?.is_some() || is_locked(&cache_dir()?.join("lock")) {
+        // Nothing is compiled here. Another process may do it: its result is needed only after the command.
+        Beside::run_alone(command)?;
+        return compiled(set);
+    }
+    let display = Display::new(set.title());
+    let mut beside = Beside::start(command, &display)?;
+    let binaries = compiled_while(set, display, || beside.check())?;
+    beside.wait()?;
+    Ok(binaries)
+}
+
+/// The directory with the compiled binaries, if it is in the cache.
+pub(crate) fn cached(set: BinarySet) -> Result<Option<PathBuf>, Error> {
+    let finished = cache_dir()?.join(set.name()?);
+    Ok(finished.is_dir().then_some(finished))
+}
+
+/// Compiles until `go_on` returns an error.
+fn compiled_while(
+    set: BinarySet,
+    mut display: Display,
+    go_on: impl FnMut() -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
+    if let Some(finished) = cached(set)? {
+        return Ok(finished);
+    }
     let cache = cache_dir()?;
     let name = set.name()?;
     let finished = cache.join(&name);
-    if finished.is_dir() {
-        return Ok(finished);
-    }
-
     fs::create_dir_all(&cache).map_err(Error::at(&cache))?;
     let _lock = lock(&cache.join("lock"), "builds the control plane")?;
     if !finished.is_dir() {
         let scratch = cache.join(format!("{name}.unfinished"));
-        let binaries = compile(set, &scratch)?;
-        fs::rename(&binaries, &finished).map_err(Error::at(&finished))?;
+        let binaries = compile(set, &scratch, &mut display, go_on);
+        display.end();
+        fs::rename(binaries?, &finished).map_err(Error::at(&finished))?;
         fs::remove_dir_all(&scratch).map_err(Error::at(&scratch))?;
-        say(&format!("built: {}", finished.display()));
+        display.line(&format!("controlplane: built: {}", finished.display()));
     }
     Ok(finished)
 }
 
 /// Compiles everything below `scratch`, and returns the directory with the binaries.
-fn compile(set: BinarySet, scratch: &Path) -> Result<PathBuf, Error> {
-    match Command::new("go").arg("version").stdout(Stdio::null()).status() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Error::NoGo),
-        other => other.map_err(Error::at(Path::new("go")))?,
-    };
-    say(&set.announce()?);
+fn compile(
+    set: BinarySet,
+    scratch: &Path,
+    display: &mut Display,
+    mut go_on: impl FnMut() -> Result<(), Error>,
+) -> Result<PathBuf, Error> {
+    if !go::is_installed()? {
+        return Err(Error::NoGo);
+    }
+    display.line(&format!("controlplane: {}", set.announce()?));
 
     // A leftover of an interrupted build; nobody else uses it, because we hold the lock.
     let _ = fs::remove_dir_all(scratch);
@@ -131,19 +177,41 @@ fn compile(set: BinarySet, scratch: &Path) -> Result<PathBuf, Error> {
         BinarySet::ControlPlane | BinarySet::Node => linker_flags(pinned(KUBERNETES)?),
         BinarySet::Helm | BinarySet::EtcdTools => "-s -w".to_owned(),
     };
-    let status = Command::new("go")
-        .args(["build", "-mod=readonly", "-trimpath", "-ldflags", &linker_flags])
-        .args(["-o", "bin/"])
-        .args(set.packages())
-        .current_dir(scratch)
-        // The user's Go workspace does not include these modules.
-        .envs([("CGO_ENABLED", "0"), ("GOWORK", "off")])
-        .stdout(Stdio::null())
-        .status()
-        .map_err(Error::at(Path::new("go")))?;
-    if !status.success() {
-        return Err(Error::Build(status));
-    }
+    let packages = set.packages();
+    let flags = ["-mod=readonly", "-trimpath", "-ldflags", &linker_flags];
+    let arguments = |command: &[&'static str], more: &[&'static str]| -> Vec<&str> {
+        let packages = packages.iter().map(String::as_str);
+        command.iter().copied().chain(flags).chain(more.iter().copied()).chain(packages).collect()
+    };
+
+    let mut modules = 0;
+    let list = go::run(scratch, &arguments(&["list", "-deps"], &["-f", progress::LIST_FORMAT]), |line| {
+        match line {
+            Some(line) if line.starts_with("go: downloading ") => modules += 1,
+            Some(line) => display.line(line),
+            None => {}
+        }
+        let text = match modules {
+            0 => "reading the packages to compile".to_owned(),
+            _ => format!("downloading their source: {modules} Go modules so far"),
+        };
+        display.show(0.0, &text);
+        go_on()
+    })?;
+
+    let mut progress = Progress::new(&list, packages.len());
+    let start = Instant::now();
+    go::run(scratch, &arguments(&["build", "-v"], &["-o", "bin/"]), |line| {
+        if let Some(line) = line
+            && !progress.read(line)
+        {
+            display.line(line);
+        }
+        let linked = fs::read_dir(&binaries).map_or(0, Iterator::count);
+        progress.update(linked, start.elapsed());
+        display.show(progress.fraction(), &progress.to_string());
+        go_on()
+    })?;
 
     if set == BinarySet::ControlPlane {
         // Go names a program after its package.
@@ -184,6 +252,11 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Error> {
         .ok_or(Error::NoCacheDir)
 }
 
+/// Whether another process holds a lock.
+fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
 /// Takes a lock, held until the returned file is dropped or this process ends. While waiting, prints `what` its holder
 /// does.
 pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
@@ -192,17 +265,13 @@ pub(crate) fn lock(path: &Path, what: &str) -> Result<File, Error> {
     let file = open.map_err(Error::at(path))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
-        Err(TryLockError::WouldBlock) => say(&format!("waiting for another process that {what}")),
+        Err(TryLockError::WouldBlock) => {
+            display::line(&format!("controlplane: waiting for another process that {what}"));
+        }
         Err(TryLockError::Error(error)) => return Err(Error::at(path)(error)),
     }
     file.lock().map_err(Error::at(path))?;
     Ok(file)
-}
-
-/// Writes to stderr directly: the test harness captures `eprintln!`, and a first test run would seem to hang for minutes.
-fn say(message: &str) {
-    // A closed stderr is no reason to fail.
-    let _ = writeln!(io::stderr(), "controlplane: {message}");
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use std::path::{self, Path, PathBuf};
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use std::{env, fmt, fs};
 
-use crate::binaries::{self, Binaries};
+use crate::binaries::{self, Binaries, Purpose};
 use crate::cleanup::Cleanup;
 use crate::components::Site;
 use crate::kubectl::Kubectl;
@@ -14,7 +14,12 @@ use crate::pki::Authority;
 use crate::port::Port;
 use crate::process::{Probe, Process, Spec};
 use crate::users::Users;
+use crate::wait::eventually;
 use crate::{Error, components, kubeconfig};
+
+const GET_NAMESPACE: [&str; 3] = ["get", "namespace", "default"];
+/// How long the API server may take to create this namespace.
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running control plane, or an existing cluster used as one.
 ///
@@ -32,7 +37,8 @@ pub struct ControlPlane {
 
 /// The processes of a control plane of our own. Fields are dropped from top to bottom.
 struct Processes {
-    controller_manager: Process,
+    /// `None` if its binary is not there: see [`ControlPlane::start_for_demo`].
+    controller_manager: Option<Process>,
     apiserver: Process,
     etcd: Process,
     _port: Option<Port>,
@@ -61,8 +67,22 @@ impl ControlPlane {
     pub fn start_with(apiserver_flags: &[&str]) -> Result<Self, Error> {
         match binaries::from_env("LOCKSTEP_TEST_KUBECONFIG") {
             Some(kubeconfig) => Self::existing(&kubeconfig),
-            None => Self::boot(&Binaries::find()?, apiserver_flags),
+            None => Self::boot(&Binaries::find(Purpose::Tests)?, apiserver_flags),
         }
+    }
+
+    /// Like [`start`](Self::start), with any supported version whose binaries are there already, even without a controller
+    /// manager: see [`Purpose::Demo`]. Prints which binaries these are.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_for_demo() -> Result<Self, Error> {
+        if let Some(kubeconfig) = binaries::from_env("LOCKSTEP_TEST_KUBECONFIG") {
+            return Self::existing(&kubeconfig);
+        }
+        let binaries = Binaries::find(Purpose::Demo)?;
+        eprintln!("controlplane: {binaries}");
+        Self::boot(&binaries, &[])
     }
 
     /// Uses the cluster of the current context of an administrator's kubeconfig. The file is read once: a later change of
@@ -107,12 +127,21 @@ impl ControlPlane {
         let apiserver = start(components::apiserver(binaries, dir, &site, apiserver_flags, ready))?;
         apiserver.wait_ready().map_err(keep_log)?;
 
-        // Only now: it gives up when the API server is not ready within ten seconds.
-        let own = access.user("system:kube-controller-manager", &[])?;
-        // It creates this account first. After a restart the account exists already.
-        let ready = kubectl.succeeds(&admin, &["get", "serviceaccount", "default", "--namespace=default"]);
-        let controller_manager = start(components::controller_manager(binaries, dir, &own, ready))?;
-        controller_manager.wait_ready().map_err(keep_log)?;
+        let controller_manager = if binaries.have_controller_manager() {
+            // Only now: it gives up when the API server is not ready within ten seconds.
+            let own = access.user("system:kube-controller-manager", &[])?;
+            // It creates this account first. After a restart the account exists already.
+            let ready =
+                kubectl.succeeds(&admin, &["get", "serviceaccount", "default", "--namespace=default"]);
+            let process = start(components::controller_manager(binaries, dir, &own, ready))?;
+            process.wait_ready().map_err(keep_log)?;
+            Some(process)
+        } else {
+            // The API server is ready before it has created its namespaces.
+            eventually(NAMESPACE_TIMEOUT, kubectl.succeeds(&admin, &GET_NAMESPACE));
+            kubectl.run(&admin, &GET_NAMESPACE)?;
+            None
+        };
 
         let processes = Some(Processes { controller_manager, apiserver, etcd, _port: site.reservation });
         Ok(Self { processes, access, kubectl, admin, cleanup })
@@ -234,13 +263,14 @@ impl ControlPlane {
     pub fn restore(&self, backup: &Path, flags: &[&str]) -> Result<(), Error> {
         let own = self.own("etcd")?;
         let mut restore = Command::new(Binaries::build_etcd_tools()?.program("etcdutl"));
-        for process in [&own.controller_manager, &own.apiserver, &own.etcd] {
+        let controller_manager = self.controller_manager()?;
+        for process in [controller_manager, &own.apiserver, &own.etcd] {
             process.kill()?;
         }
         let data = components::etcd_data(self.data_dir());
         fs::remove_dir_all(&data).map_err(Error::at(&data))?;
         run_tool(restore.args(["snapshot", "restore"]).arg(backup).arg("--data-dir").arg(&data).args(flags))?;
-        for process in [&own.etcd, &own.apiserver, &own.controller_manager] {
+        for process in [&own.etcd, &own.apiserver, controller_manager] {
             process.restart()?;
         }
         self.wait_ready()
@@ -257,9 +287,10 @@ impl ControlPlane {
     /// The controller manager, with garbage collector and namespace controller.
     ///
     /// # Errors
-    /// [`Error::ExistingCluster`] when it is not ours.
+    /// [`Error::ExistingCluster`] when it is not ours, [`Error::NotRunning`] when there is none.
     pub fn controller_manager(&self) -> Result<&Process, Error> {
-        self.own("kube-controller-manager").map(|own| &own.controller_manager)
+        let name = "kube-controller-manager";
+        self.own(name)?.controller_manager.as_ref().ok_or(Error::NotRunning(name))
     }
 
     /// The audit log: one JSON document per line for each request, reads included, with its metadata. The line is written

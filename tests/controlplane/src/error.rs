@@ -18,8 +18,22 @@ pub enum Error {
     NoGo,
 
     /// The Go build failed; its own output went to stderr.
-    #[error("building the control plane with `go build` failed ({0}), see its output above")]
-    Build(ExitStatus),
+    #[error("building the control plane with `go {command}` failed ({status}), see its output above")]
+    Build {
+        /// `list`, which downloads the modules, or `build`.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+
+    /// The command that ran beside the Go build failed; its own output went to stderr.
+    #[error("`{command}` failed ({status}), see its output above")]
+    Beside {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
 
     /// `etcdctl` or `etcdutl` failed.
     #[error("the backup or restore of etcd failed: {0}")]
@@ -34,7 +48,10 @@ pub enum Error {
     NoCacheDir,
 
     /// The directory in `KUBEBUILDER_ASSETS` lacks a binary.
-    #[error("KUBEBUILDER_ASSETS={} has no {name}, which is needed {purpose}", dir.display())]
+    #[error(
+        "KUBEBUILDER_ASSETS={} has no {name}, which is needed {purpose}: unset it to build the control plane",
+        dir.display()
+    )]
     MissingBinary {
         /// The directory as the variable names it.
         dir: PathBuf,

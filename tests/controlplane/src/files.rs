@@ -1,7 +1,7 @@
-//! Writes private files, and reads the tail of a log.
+//! Writes private files, and reads lines and the tail of a log.
 
 use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -24,4 +24,10 @@ pub(crate) fn tail(path: &Path, count: usize) -> String {
     let content = String::from_utf8_lossy(&content);
     let lines: Vec<&str> = content.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// The lines of a stream as they come. What is not UTF-8 is replaced, so that the stream is read to its end.
+pub(crate) fn lines(stream: impl Read) -> impl Iterator<Item = String> {
+    let lines = BufReader::new(stream).split(b'\n').map_while(Result::ok);
+    lines.map(|line| String::from_utf8_lossy(&line).into_owned())
 }

@@ -15,12 +15,14 @@
 //!
 //! | variable | effect |
 //! | --- | --- |
-//! | `KUBEBUILDER_ASSETS` | a directory with the four binaries, used instead of building them |
+//! | `KUBEBUILDER_ASSETS` | a directory with the binaries, used instead of building them |
 //! | `LOCKSTEP_TEST_KUBECONFIG` | an existing cluster, used instead of booting one |
 //!
 //! | module | what it does |
 //! | --- | --- |
 //! | `binaries`, `compile` | find or compile the binaries |
+//! | `go`, `beside` | run Go, and cargo at the same time |
+//! | `progress`, `display` | how far Go is, and how that is shown |
 //! | `pki`, `port`, `files`, `kubeconfig` | create certificates, ports and files |
 //! | `components` | flags and readiness probes of each component |
 //! | `process`, `cleanup` | start, kill, pause and clean up processes |
@@ -38,13 +40,16 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the control plane for tests, demo and benchmarks runs on Linux only");
 
+mod beside;
 mod binaries;
 mod cleanup;
 mod compile;
 mod components;
 mod control_plane;
+mod display;
 mod error;
 mod files;
+mod go;
 mod image;
 mod kubeconfig;
 mod kubectl;
@@ -53,10 +58,11 @@ mod node;
 mod pki;
 mod port;
 mod process;
+mod progress;
 mod users;
 mod wait;
 
-pub use binaries::Binaries;
+pub use binaries::{Binaries, Purpose};
 pub use control_plane::ControlPlane;
 pub use error::Error;
 pub use image::Image;

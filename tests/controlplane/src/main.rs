@@ -1,15 +1,15 @@
-//! `controlplane build` compiles the binaries. `controlplane up` runs a control plane, optionally with a node, until it
-//! is killed. `controlplane preflight` fails and prints the reason if this machine cannot run a node. `controlplane
-//! image` writes an image archive.
+//! `controlplane build` compiles the binaries. `controlplane prepare` finds those for tests or demo, or compiles them,
+//! while a command runs. `controlplane up` runs a control plane, optionally with a node, until it is killed. `controlplane
+//! preflight` fails and prints the reason if this machine cannot run a node. `controlplane image` writes an image archive.
 
 #![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::{env, thread};
 
-use controlplane::{Binaries, ControlPlane, Error, Image, Node};
+use controlplane::{Binaries, ControlPlane, Error, Image, Node, Purpose};
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -18,7 +18,10 @@ fn main() -> ExitCode {
         ["build", "node"] => show(Binaries::build_node()),
         ["build", "etcd-tools"] => show(Binaries::build_etcd_tools()),
         ["build", "helm"] => show(Binaries::build_helm()),
+        ["prepare", "tests", program, ref arguments @ ..] => prepare(Purpose::Tests, program, arguments),
+        ["prepare", "demo", program, ref arguments @ ..] => prepare(Purpose::Demo, program, arguments),
         ["up"] => ControlPlane::start().and_then(|plane| wait_for_signal(&plane)),
+        ["up", "demo"] => ControlPlane::start_for_demo().and_then(|plane| wait_for_signal(&plane)),
         ["up", "node", ref images @ ..] => {
             let images: Vec<&Path> = images.iter().map(Path::new).collect();
             Node::start(&images).and_then(|node| wait_for_signal(node.plane()))
@@ -33,7 +36,8 @@ fn main() -> ExitCode {
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [node|helm] | up [node [ARCHIVE…]] | preflight | image BINARY ARCHIVE NAME"
+                "usage: controlplane build [node|helm] | prepare tests|demo COMMAND… | up [demo | node [ARCHIVE…]] | preflight | \
+                 image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);
         }
@@ -51,6 +55,13 @@ fn main() -> ExitCode {
 fn show(built: Result<Binaries, Error>) -> Result<(), Error> {
     writeln!(io::stdout(), "{}", built?.dir().display())?;
     Ok(())
+}
+
+/// Finds the binaries or compiles them, while a command runs.
+fn prepare(purpose: Purpose, program: &str, arguments: &[&str]) -> Result<(), Error> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    Binaries::find_beside(purpose, command).map(drop)
 }
 
 /// Writes an image of Lockstep with this static binary.

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
+use std::time::{Duration, Instant};
 
 /// A cache directory, and a `PATH` that contains only the test's `go`.
 struct Sandbox(PathBuf);
@@ -16,10 +17,11 @@ impl Sandbox {
         Self(dir)
     }
 
-    /// Installs a `go` that runs this script on `go build`.
+    /// Installs a `go` that runs this script on `go build`, and has one package to compile.
     fn go(&self, build: &str) {
         let script = format!(
-            "#!/bin/sh\n[ \"$1\" = build ] || exit 0\necho \"$*\" >> '{}'\n{build}\n",
+            "#!/bin/sh\n[ \"$1\" != list ] || {{ echo 'go: downloading fmt v1' >&2; echo 'fmt 4 16'; }}\n\
+             [ \"$1\" = build ] || exit 0\necho \"$*\" >> '{}'\n{build}\n",
             self.calls().display()
         );
         let go = self.0.join("path/go");
@@ -32,12 +34,21 @@ impl Sandbox {
     }
 
     fn build(&self) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_controlplane"))
-            .arg("build")
-            .env("PATH", self.0.join("path"))
-            .env("XDG_CACHE_HOME", &self.0)
-            .output()
-            .unwrap()
+        self.run(&["build"])
+    }
+
+    /// Runs `controlplane prepare` with a command of the shell.
+    fn prepare(&self, purpose: &str, command: &str) -> Output {
+        self.run(&["prepare", purpose, "/bin/sh", "-c", command])
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        // A background job of a script ignores SIGINT, and its children inherit that.
+        let mut command = Command::new("/usr/bin/env");
+        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_controlplane")]).args(arguments);
+        command.env("PATH", self.0.join("path")).env_remove("KUBEBUILDER_ASSETS");
+        command.env("XDG_CACHE_HOME", &self.0).env("XDG_DATA_HOME", self.0.join("data"));
+        command.output().unwrap()
     }
 }
 
@@ -105,4 +116,75 @@ fn missing_go_is_reported_in_one_line_with_the_alternatives() {
     for part in ["`go` is not in PATH", "KUBEBUILDER_ASSETS", "LOCKSTEP_TEST_KUBECONFIG"] {
         assert!(message.contains(part), "{message}");
     }
+}
+
+#[test]
+fn command_runs_while_go_builds() {
+    let sandbox = Sandbox::new("beside");
+    // Each waits for the other.
+    let meeting = |mine: &str, other: &str| {
+        format!(
+            ": > '{dir}/{mine}'; until [ -e '{dir}/{other}' ]; do /bin/sleep 0.01; done",
+            dir = sandbox.0.display()
+        )
+    };
+    sandbox.go(&format!("echo fmt >&2; echo 'a warning of Go' >&2; {}; {BUILDS}", meeting("go", "command")));
+    let output = sandbox.prepare("tests", &format!("echo compiling >&2; {}", meeting("command", "go")));
+    let message = text(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    for line in ["compiling", "a warning of Go"] {
+        assert!(message.lines().any(|printed| printed == line), "{message}");
+    }
+    for hidden in ["fmt", "go: downloading"] {
+        assert!(!message.lines().any(|line| line.starts_with(hidden)), "{message}");
+    }
+}
+
+#[test]
+fn failed_command_ends_the_build_and_is_named_in_the_last_line() {
+    let sandbox = Sandbox::new("command-fails");
+    sandbox.go(&format!(": > '{}/go'; exec /bin/sleep 600", sandbox.0.display()));
+    let command = format!(
+        "until [ -e '{}/go' ]; do /bin/sleep 0.01; done; echo 'no type' >&2; exit 7",
+        sandbox.0.display()
+    );
+    let start = Instant::now();
+    let failed = sandbox.prepare("tests", &command);
+    assert!(start.elapsed() < Duration::from_secs(60), "Go was not ended");
+    assert!(!failed.status.success());
+    let message = text(&failed.stderr);
+    assert!(message.lines().any(|line| line == "no type"), "{message}");
+    let last = message.lines().last().unwrap();
+    assert!(last.starts_with("controlplane: `/bin/sh -c ") && last.contains("exit status: 7"), "{message}");
+}
+
+#[test]
+fn failed_build_ends_the_command_and_is_named_in_the_last_line() {
+    let sandbox = Sandbox::new("go-fails");
+    sandbox.go("echo 'no such module' >&2; exit 3");
+    let start = Instant::now();
+    let failed = sandbox.prepare("tests", "exec /bin/sleep 600");
+    assert!(start.elapsed() < Duration::from_secs(60), "the command was not ended");
+    assert!(!failed.status.success());
+    let message = text(&failed.stderr);
+    assert!(message.contains("no such module"), "{message}");
+    assert!(message.lines().last().unwrap().contains("`go build` failed (exit status: 3)"), "{message}");
+}
+
+#[test]
+fn nothing_is_built_for_the_demo_where_setup_envtest_has_installed_a_control_plane() {
+    let sandbox = Sandbox::new("envtest");
+    let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let installed = sandbox.0.join(format!("data/kubebuilder-envtest/k8s/1.35.0-linux-{architecture}"));
+    fs::create_dir_all(&installed).unwrap();
+    for name in ["etcd", "kube-apiserver", "kubectl"] {
+        fs::write(installed.join(name), "").unwrap();
+    }
+    let output = sandbox.prepare("demo", "echo compiling >&2");
+    assert_eq!((output.status.success(), text(&output.stderr)), (true, "compiling"));
+    let failed = sandbox.prepare("demo", "exit 7");
+    assert!(!failed.status.success());
+
+    let tests = sandbox.prepare("tests", "exec /bin/sleep 600");
+    assert!(text(&tests.stderr).contains("`go` is not in PATH"), "tests use the pinned versions");
 }

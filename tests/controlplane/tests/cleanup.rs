@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::Duration;
+use std::{env, fs};
 
-use controlplane::eventually;
+use controlplane::{Binaries, eventually};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use common::Up;
@@ -56,4 +59,22 @@ fn nothing_is_left_after_ctrl_c_in_a_terminal() {
     wait_until_up(&mut up);
     kill_process_group(Pid::from_child(&up.0), Signal::INT).unwrap();
     assert_nothing_is_left_after(Signal::INT, up);
+}
+
+#[test]
+fn control_plane_for_the_demo_runs_without_a_controller_manager_and_leaves_nothing() {
+    let built = Binaries::build().unwrap();
+    let assets = env::temp_dir().join(format!("assets-{}", std::process::id()));
+    fs::create_dir(&assets).unwrap();
+    for name in ["etcd", "kube-apiserver", "kubectl"] {
+        symlink(built.dir().join(name), assets.join(name)).unwrap();
+    }
+    let mut up = Up::start(&[&format!("KUBEBUILDER_ASSETS={}", assets.display()), "demo"]);
+    let exports = up.exports().join("\n");
+    let create = format!("{exports}\nkubectl create configmap colors");
+    assert!(Command::new("sh").args(["-c", &create]).status().unwrap().success());
+    assert!(runs(&up, "kube-apiserver") && !runs(&up, "kube-controller-manager"));
+    fs::remove_dir_all(assets).unwrap();
+    kill_process(Pid::from_child(&up.0), Signal::KILL).unwrap();
+    assert_nothing_is_left_after(Signal::KILL, up);
 }

@@ -1,7 +1,9 @@
 //! `demo run LOCKSTEP` runs Lockstep on a control plane of its own until Ctrl+C. `demo play LOCKSTEP` runs the
-//! walk-through of the README on it and checks every output.
+//! walk-through of the README on it and checks every output. `demo picture LOCKSTEP FILE` also draws it.
 #![forbid(unsafe_code)]
 
+mod guide;
+mod picture;
 mod walkthrough;
 
 use std::{
@@ -13,6 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use controlplane::{ControlPlane, LockstepProcess};
+use picture::Entry;
 
 /// How long Lockstep may take to become ready or to stop.
 const LOCKSTEP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,9 +27,10 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["run", lockstep] => run(Path::new(lockstep)).await,
-        ["play", lockstep] => play(Path::new(lockstep)).await,
+        ["play", lockstep] => play(Path::new(lockstep)).await.map(drop),
+        ["picture", lockstep, file] => draw(Path::new(lockstep), Path::new(file)).await,
         _ => {
-            eprintln!("usage: demo run|play PATH-OF-LOCKSTEP");
+            eprintln!("usage: demo run|play PATH-OF-LOCKSTEP | demo picture PATH-OF-LOCKSTEP FILE");
             return ExitCode::from(2);
         }
     };
@@ -45,14 +49,7 @@ async fn run(program: &Path) -> Result<()> {
     let ops = demo.ops.to_string();
     let mut lockstep = LockstepProcess::start_in_foreground(program, &demo.kubeconfig, &ops, &demo.flags())?;
     lockstep.wait_ready(LOCKSTEP_TIMEOUT).await?;
-    println!("\nA Kubernetes control plane is up. In another terminal:\n");
-    println!("  export KUBECONFIG='{}'", demo.plane.admin().display());
-    println!("  export PATH='{}':\"$PATH\"\n", demo.kubectl_dir().display());
-    println!("and try:\n");
-    for step in walkthrough::steps() {
-        println!("  {}", step.command);
-    }
-    println!("\nCtrl+C stops everything.\n");
+    println!("{}", guide::text(&demo.plane.admin(), &[&program_dir(program)?, &demo.kubectl_dir()]));
 
     // The terminal sends Ctrl+C to Lockstep, too: it finishes its writes while the control plane still runs.
     let status = tokio::select! {
@@ -66,8 +63,14 @@ async fn run(program: &Path) -> Result<()> {
     if status.success() { Ok(()) } else { bail!("lockstep ended with {status}") }
 }
 
-/// Runs the walk-through.
-async fn play(program: &Path) -> Result<()> {
+/// Runs the walk-through and draws it.
+async fn draw(program: &Path, file: &Path) -> Result<()> {
+    let picture = picture::render(&play(program).await?);
+    std::fs::write(file, picture).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Runs the walk-through, and returns what the picture shows.
+async fn play(program: &Path) -> Result<Vec<Entry>> {
     let demo = Demo::install(program)?;
     let mut lockstep = LockstepProcess::start(program, &demo.kubeconfig, &demo.flags())?;
     lockstep.wait_ready(LOCKSTEP_TIMEOUT).await?;
@@ -78,6 +81,12 @@ async fn play(program: &Path) -> Result<()> {
     drop(lockstep);
     demo.plane.stop();
     outcome
+}
+
+/// The directory of a program, as people in other directories need it.
+fn program_dir(program: &Path) -> Result<PathBuf> {
+    let program = std::path::absolute(program)?;
+    Ok(program.parent().context("lockstep is in no directory")?.to_owned())
 }
 
 /// Two free ports of this machine.
@@ -97,8 +106,7 @@ pub struct Demo {
 
 impl Demo {
     fn install(program: &Path) -> Result<Self> {
-        eprintln!("demo: booting etcd, kube-apiserver and kube-controller-manager");
-        let plane = ControlPlane::start()?;
+        let plane = ControlPlane::start_for_demo()?;
         let [webhook, ops] = free_addresses()?;
         let manifests = Command::new(program)
             .args(["manifests", "--secrets", "--webhook-url", &format!("https://{webhook}")])

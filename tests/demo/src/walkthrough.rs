@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::Demo;
+use crate::picture::{Entry, without_age};
 
 /// How long a read is repeated until it prints what it should.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -12,11 +13,13 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// One command.
 pub struct Step {
     pub command: &'static str,
-    expect: Expect,
+    pub expect: Expect,
+    /// Whether the README's picture shows it.
+    pub pictured: bool,
 }
 
 /// What a step must print.
-enum Expect {
+pub enum Expect {
     /// Exactly this output.
     Is(&'static str),
     /// An output that contains each of these.
@@ -27,7 +30,8 @@ enum Expect {
 
 pub fn steps() -> Vec<Step> {
     use Expect::{Has, HasNot, Is};
-    let step = |command, expect| Step { command, expect };
+    let step = |command, expect| Step { command, expect, pictured: true };
+    let unpictured = |command, expect| Step { command, expect, pictured: false };
     vec![
         step("kubectl create configmap colors --from-literal=sky=blue", Is("configmap/colors created")),
         step("kubectl label configmap colors workshop.io/managed=true", Is("configmap/colors labeled")),
@@ -55,17 +59,19 @@ pub fn steps() -> Vec<Step> {
             "kubectl get configmap -A -l workshop.io/companion=true",
             HasNot("team-a      colors-synced", "default"),
         ),
-        step(
+        unpictured(
             "kubectl describe configmap colors",
             Has(&["created 1: default/colors-synced", "healed 1: default/colors-synced (deleted)"]),
         ),
-        step("kubectl delete configmap colors", Has(&[r#"configmap "colors" deleted"#])),
-        step("kubectl get configmap -A -l workshop.io/companion=true", Is("No resources found")),
+        unpictured("kubectl delete configmap colors", Has(&[r#"configmap "colors" deleted"#])),
+        unpictured("kubectl get configmap -A -l workshop.io/companion=true", Is("No resources found")),
     ]
 }
 
-/// Runs every step and prints its output. A read is repeated until it prints what it should.
-pub async fn play(demo: &Demo) -> Result<()> {
+/// Runs every step, prints its output, and returns what the picture shows. A read is repeated until it prints what it
+/// should.
+pub async fn play(demo: &Demo) -> Result<Vec<Entry>> {
+    let mut session = Vec::new();
     for step in steps() {
         let reads = step.command.starts_with("kubectl get") || step.command.starts_with("kubectl describe");
         let start = Instant::now();
@@ -80,12 +86,15 @@ pub async fn play(demo: &Demo) -> Result<()> {
         if !step.expect.holds(&output) {
             bail!("`{}` should have printed {}", step.command, step.expect);
         }
+        if step.pictured {
+            session.push(Entry { command: step.command.to_owned(), output: without_age(&output) });
+        }
     }
-    Ok(())
+    Ok(session)
 }
 
 impl Expect {
-    fn holds(&self, output: &str) -> bool {
+    pub fn holds(&self, output: &str) -> bool {
         match self {
             Self::Is(text) => output == *text,
             Self::Has(texts) => texts.iter().all(|text| output.contains(text)),

@@ -181,7 +181,9 @@ fn managed() -> Value {
 /// The marks of a companion of a source in `home`.
 fn marks(source: &str, protect: &str) -> Value {
     json!({"metadata": {
-        "labels": {key("companion"): "true"},
+        "labels": {
+            key("companion"): "true", key("source-namespace"): "<id>-home", key("source-name"): source,
+        },
         "annotations": {
             key("source"): format!("<id>-home/{source}"), key("source-uid"): "1", key("source-checksum"): "abc",
             key("protect"): protect,
@@ -292,6 +294,7 @@ fn new_objects() -> Vec<Object> {
         new("plain-object", "plain-object", json!({})),
         new("plain-object", "object-with-suffix", json!({})),
         new("plain-object", "object-with-protect", annotation("protect", "none")),
+        new("plain-object", "object-with-source-name", label("source-name", json!("edits"))),
         new(
             "object-with-name-of-companion",
             "object-with-name-of-companion",
@@ -378,6 +381,8 @@ fn requests(kind: &str) -> Vec<Request> {
         patch("edit", "self-link", metadata("selfLink", json!("/x"))),
         patch("edit", "change-of-checksum", annotation("source-checksum", "mine")),
         patch("edit", "change-of-protect", annotation("protect", "none")),
+        patch("edit", "change-of-source-name", label("source-name", json!("mine"))),
+        patch("edit", "removal-of-source-namespace", label("source-namespace", Value::Null)),
         patch("edit", "removal-of-source", metadata("annotations", json!({key("source"): null}))),
         patch("mark", "change-of-source", annotation("source", "x/y")),
         patch("mark", "change-of-source-uid", annotation("source-uid", "2")),

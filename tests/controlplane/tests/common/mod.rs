@@ -10,10 +10,13 @@ use std::process::{Child, Command, Stdio};
 pub struct Up(pub Child);
 
 impl Up {
+    /// `args` may begin with variables, like `KUBEBUILDER_ASSETS=/bin`.
     pub fn start(args: &[&str]) -> Self {
+        let variables = args.iter().take_while(|arg| arg.contains('=')).count();
         // A background job of a script ignores SIGINT, and its children inherit that.
         let mut command = Command::new("env");
-        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_controlplane"), "up"]).args(args);
+        command.arg("--default-signal=INT").args(&args[..variables]);
+        command.args([env!("CARGO_BIN_EXE_controlplane"), "up"]).args(&args[variables..]);
         command.env_remove("LOCKSTEP_TEST_KUBECONFIG");
         Self(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap())
     }

@@ -1,0 +1,173 @@
+//! `lockstep audit`: finds drift in the whole cluster, and tells pipelines with its exit code.
+
+mod junit;
+mod sarif;
+
+use std::{
+    io::{IsTerminal, Write},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueEnum};
+use futures::future::join_all;
+use tokio::sync::watch;
+
+use super::{
+    connection::{Connected, Connection},
+    output::{Table, print},
+};
+use crate::{
+    client::Failure,
+    config,
+    inspect::{
+        audit::{Audit as Report, Verdict, audit},
+        snapshot::{Snapshot, read_strays},
+    },
+    object::{Kind, Meta},
+    world::World,
+};
+
+/// After this time, a terminal shows how much has been read.
+const PROGRESS_AFTER: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// How long to wait before the cluster is read again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    #[default]
+    Text,
+    Json,
+    Junit,
+    Sarif,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Reads only. Exit codes: 0 everything is in step, 1 drift, 2 cannot tell (an error, or objects that you may not see).
+
+Examples:
+  lockstep audit                              for people
+  lockstep audit --wait 30s -o junit          in a pipeline, just after `kubectl apply`
+  lockstep audit -o sarif > lockstep.sarif    for code scanning")]
+pub struct Audit {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Format,
+
+    /// How long the mirror may take to repair what is found before it counts
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = config::duration)]
+    pub wait: Duration,
+
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// An error means that nothing can be told.
+pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
+    match try_run(settings).await {
+        Ok(verdict) => Ok(ExitCode::from(verdict as u8)),
+        Err(error) => {
+            eprintln!("lockstep: {error:#}");
+            Ok(ExitCode::from(Verdict::CannotTell as u8))
+        }
+    }
+}
+
+async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
+    let start = Instant::now();
+    let connected = settings.connection.open().await?;
+    if let Some(caveat) = connected.instance.caveat() {
+        eprintln!("note: {caveat}");
+    }
+    let report = loop {
+        let report = read(&connected, start).await?;
+        if report.verdict() != Verdict::Drift || start.elapsed() >= settings.wait {
+            break report;
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    };
+    print(&match settings.output {
+        Format::Text => text(&report, start.elapsed()),
+        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
+        Format::Junit => junit::render(&report),
+        Format::Sarif => sarif::render(&report)?,
+    })?;
+    Ok(report.verdict())
+}
+
+async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
+    let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
+    let strays = join_all(scope.kinds.iter().map(|kind| {
+        let (scope, kind) = (&scope, *kind);
+        async move { (kind, read_strays(&connected.client, scope, kind).await) }
+    }));
+    let snapshot =
+        Snapshot::read_counting(&connected.client, scope.clone(), &connected.namespace, count.clone());
+    let reads = async { tokio::join!(snapshot, strays) };
+    let (snapshot, strays) = tokio::select! {
+        reads = reads => reads,
+        never = show_progress(start, count.subscribe()) => match never {},
+    };
+    clear_progress(start);
+    let mut snapshot = snapshot?;
+    let sources = snapshot.world.read(World::all_sources);
+    snapshot.look_up_missing(&connected.client, &sources).await;
+    let mut marked: Vec<(Kind, Meta)> = Vec::new();
+    for (kind, outcome) in strays {
+        match outcome {
+            Ok(found) => marked.extend(found.into_iter().map(|meta| (kind, meta))),
+            Err(Failure::Forbidden(why)) => {
+                snapshot.view.gaps.push(format!("{} without Lockstep's label ({why})", kind.plural()));
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(audit(&snapshot, &marked))
+}
+
+/// Shows on a terminal how many objects have been read.
+async fn show_progress(start: Instant, count: watch::Receiver<u64>) -> std::convert::Infallible {
+    tokio::time::sleep_until((start + PROGRESS_AFTER).into()).await;
+    loop {
+        if std::io::stderr().is_terminal() {
+            let mut err = std::io::stderr().lock();
+            // Progress is not worth an error.
+            drop(write!(err, "\r\x1b[K{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()));
+            drop(err.flush());
+        }
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
+    }
+}
+
+fn clear_progress(start: Instant) {
+    if start.elapsed() > PROGRESS_AFTER && std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+fn text(report: &Report, took: Duration) -> String {
+    let mut lines = Vec::new();
+    if !report.findings.is_empty() {
+        let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
+        for finding in &report.findings {
+            let source = if finding.source.is_empty() { "-" } else { &finding.source };
+            let row = [finding.rule.name(), finding.kind, &finding.object, source, &finding.message];
+            table.add(row.map(str::to_owned).to_vec());
+        }
+        lines.extend(table.lines());
+        lines.push(String::new());
+    }
+    lines.extend(report.not_seen.iter().map(|gap| format!("you may not see {gap}")));
+    let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
+    let verdict = match report.verdict() {
+        Verdict::InStep => "everything is in step".to_owned(),
+        Verdict::Drift => format!("DRIFT: {drift} {}", if drift == 1 { "finding" } else { "findings" }),
+        Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
+    };
+    let (sources, companions) = (report.sources, report.companions);
+    lines
+        .push(format!("{verdict} ({sources} sources, {companions} companions, {:.1} s)", took.as_secs_f64()));
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,94 @@
+//! An audit as JUnit XML: a test case for each source, which fails if there is drift.
+
+use crate::inspect::audit::{Audit, Finding};
+
+pub fn render(audit: &Audit) -> String {
+    let drift = |finding: &&Finding| finding.rule.is_drift();
+    let mut cases: Vec<(String, String, Vec<&Finding>)> = Vec::new();
+    for status in &audit.statuses {
+        let source = format!("{}/{}", status.namespace, status.name);
+        let of_source = |finding: &&Finding| finding.source == source && finding.kind == status.kind;
+        let findings = audit.findings.iter().filter(drift).filter(of_source).collect();
+        cases.push((status.kind.to_owned(), source, findings));
+    }
+    let is_told = |finding: &&Finding| {
+        cases.iter().any(|(kind, source, _)| *kind == finding.kind && *source == finding.source)
+    };
+    let others: Vec<&Finding> = audit.findings.iter().filter(drift).filter(|one| !is_told(one)).collect();
+    cases.extend(others.into_iter().map(|one| (one.kind.to_owned(), one.object.clone(), vec![one])));
+    let failures = cases.iter().filter(|(.., findings)| !findings.is_empty()).count();
+    let skipped = audit.not_seen.len();
+    let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
+    xml.push_str(&format!(
+        "<testsuites>\n  <testsuite name=\"lockstep audit\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
+        cases.len() + skipped
+    ));
+    for (kind, name, findings) in &cases {
+        let case = format!("    <testcase classname=\"{}\" name=\"{}\"", escape(kind), escape(name));
+        if findings.is_empty() {
+            xml.push_str(&format!("{case}/>\n"));
+            continue;
+        }
+        let lines: Vec<String> = findings
+            .iter()
+            .map(|one| format!("{} {}: {}", one.rule.name(), one.object, one.message))
+            .collect();
+        let more = if lines.len() > 1 { format!(", and {} more", lines.len() - 1) } else { String::new() };
+        let message = format!("{}{more}", lines[0]);
+        xml.push_str(&format!(
+            "{case}>\n      <failure type=\"{}\" message=\"{}\">{}</failure>\n    </testcase>\n",
+            findings[0].rule.name(),
+            escape(&message),
+            escape(&lines.join("\n"))
+        ));
+    }
+    for gap in &audit.not_seen {
+        xml.push_str(&format!(
+            "    <testcase classname=\"not seen\" name=\"{}\"><skipped/></testcase>\n",
+            escape(gap)
+        ));
+    }
+    xml + "  </testsuite>\n</testsuites>\n"
+}
+
+/// XML has no way to write most control characters.
+fn escape(text: &str) -> String {
+    let escape = |char| match char {
+        '&' => "&amp;".to_owned(),
+        '<' => "&lt;".to_owned(),
+        '>' => "&gt;".to_owned(),
+        '"' => "&quot;".to_owned(),
+        '\n' => "&#10;".to_owned(),
+        char if char.is_control() || matches!(char, '\u{fffe}' | '\u{ffff}') => "\u{fffd}".to_owned(),
+        char => char.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::audit::Rule;
+
+    #[test]
+    fn drift_is_a_failed_case_and_texts_are_escaped() {
+        let finding = |rule, object: &str| Finding {
+            rule,
+            kind: "ConfigMap",
+            object: object.to_owned(),
+            source: String::new(),
+            message: "a<b> & \"c\"\u{7}".to_owned(),
+        };
+        let audit = Audit {
+            findings: vec![finding(Rule::Stray, "home/a"), finding(Rule::Ineffective, "home/b")],
+            sources: 0,
+            companions: 0,
+            not_seen: vec!["secrets".to_owned()],
+            statuses: Vec::new(),
+        };
+        let xml = render(&audit);
+        assert!(xml.contains("tests=\"2\" failures=\"1\" skipped=\"1\""), "{xml}");
+        assert!(xml.contains("a&lt;b&gt; &amp; &quot;c&quot;\u{fffd}"), "{xml}");
+        assert!(!xml.contains("home/b"), "what is no drift does not fail a pipeline: {xml}");
+    }
+}

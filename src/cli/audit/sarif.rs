@@ -1,0 +1,56 @@
+//! An audit in the Static Analysis Results Interchange Format (SARIF 2.1.0), for code scanning.
+
+use serde_json::{Value, json};
+
+use crate::inspect::audit::{Audit, Finding, Rule};
+
+pub fn render(audit: &Audit) -> serde_json::Result<String> {
+    let rules: Vec<Value> = Rule::ALL
+        .iter()
+        .map(|rule| {
+            json!({
+                "id": rule.name(),
+                "shortDescription": {"text": rule.description()},
+                "defaultConfiguration": {"level": level(*rule)},
+            })
+        })
+        .collect();
+    let log = json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": {"driver": {
+                "name": "lockstep audit",
+                "version": env!("CARGO_PKG_VERSION"),
+                "rules": rules,
+            }},
+            "results": audit.findings.iter().map(result).collect::<Vec<_>>(),
+            "invocations": [{
+                "executionSuccessful": audit.not_seen.is_empty(),
+                "toolExecutionNotifications": audit.not_seen.iter().map(|gap| json!({
+                    "level": "error", "message": {"text": format!("not seen: {gap}")},
+                })).collect::<Vec<_>>(),
+            }],
+        }],
+    });
+    Ok(serde_json::to_string_pretty(&log)? + "\n")
+}
+
+fn level(rule: Rule) -> &'static str {
+    if rule.is_drift() { "error" } else { "note" }
+}
+
+fn result(finding: &Finding) -> Value {
+    let place = format!("{}/{}", finding.kind.to_lowercase(), finding.object);
+    json!({
+        "ruleId": finding.rule.name(),
+        "level": level(finding.rule),
+        "message": {"text": format!("{}: {}", finding.object, finding.message)},
+        "locations": [{
+            // Viewers want a file. The object is what there is.
+            "physicalLocation": {"artifactLocation": {"uri": place}},
+            "logicalLocations": [{"fullyQualifiedName": place, "kind": "object"}],
+        }],
+        "partialFingerprints": {"finding/v1": format!("{} {place}", finding.rule.name())},
+    })
+}
