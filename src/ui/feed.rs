@@ -26,7 +26,10 @@ pub struct ClusterView {
     pub kubectl: String,
     pub domain: String,
     pub namespace: String,
+    /// The holder of the Lease.
     pub leader: Option<String>,
+    /// The replica whose metrics say that it leads.
+    pub leading_replica: Option<String>,
     /// Deletes that look like an accident.
     pub held: Option<HeldDeletes>,
     pub version: Option<String>,

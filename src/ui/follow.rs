@@ -216,6 +216,9 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, replicas: &[Replica], den
             }
         };
         answered = true;
+        if metrics.is_leader {
+            view.leading_replica = Some(replica.name.clone());
+        }
         heals += metrics.heals;
         view.leaf_expires = [view.leaf_expires, metrics.leaf_expiry].into_iter().flatten().min();
         let time = Timestamp::now();

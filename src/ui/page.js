@@ -111,7 +111,6 @@ function draw(...parts) {
 function connect() {
   const stream = new EventSource("api/stream");
   const on = (name, act) => stream.addEventListener(name, (message) => act(JSON.parse(message.data)));
-  let lostAt;
   on("everything", (all) => {
     for (const id of sources.keys()) stale.add(id);
     sources.clear();
@@ -137,6 +136,7 @@ function connect() {
   };
 }
 let ready = false;
+let lostAt;
 let connectionLost = "";
 function setLive(state, text, banner = "") {
   $("live").dataset.state = state;
@@ -206,33 +206,37 @@ function drawHealth() {
   document.title = problems ? `${plural(problems, "problem")} – Lockstep` : "Lockstep";
 }
 
-function certificateTone(time) {
-  const days = (Date.parse(time) - Date.now()) / 864e5;
-  return days < 0 ? "bad" : days < 7 ? "behind" : "ok";
+/** A certificate that expires within so many days should have been replaced. */
+function certificateTone(time, days) {
+  const left = (Date.parse(time) - Date.now()) / 864e5;
+  return left < 0 ? "bad" : left < days ? "behind" : "ok";
 }
+const CA_DAYS = 14, LEAF_DAYS = 1;
 
 function drawCluster() {
   drawBanner();
   const { replicas = [], denials, heals } = cluster;
   $("domain").textContent = cluster.domain ?? "";
   const readyCount = replicas.filter((replica) => replica.ready).length;
+  // A replica is the name of its pod and a random number in the Lease.
+  const leader = cluster.leader && (cluster.leadingReplica ?? cluster.leader.replace(/_[0-9a-f]{16}$/, ""));
   const fact = (tone, value, label) => h("li", { "data-tone": tone }, h("b", {}, value), ` ${label}`);
   $("facts").replaceChildren(
-    cluster.leader ? fact("ok", cluster.leader, "leads") : fact("bad", "No leader", ""),
+    leader ? fact("ok", leader, "leads") : fact("bad", "No leader", ""),
     replicas.length ? fact(readyCount < replicas.length ? "bad" : "ok", `${readyCount}/${replicas.length}`, "replicas ready") : "",
-    cluster.caExpires ? fact(certificateTone(cluster.caExpires), left(cluster.caExpires), "CA left") : "",
+    cluster.caExpires ? fact(certificateTone(cluster.caExpires, CA_DAYS), left(cluster.caExpires), "CA left") : "",
     cluster.version ? fact("ok", cluster.version, "") : "",
   );
-  const certificate = (time) => h("span", { "data-tone": certificateTone(time) },
+  const certificate = (time, days) => h("span", { "data-tone": certificateTone(time, days) },
     Date.parse(time) < Date.now() ? "expired " : "valid for ", h("b", {}, Date.parse(time) < Date.now() ? age(time) + " ago" : left(time)), ` (until ${time.slice(0, 10)})`);
-  const rows = [["Leader", cluster.leader ?? h("span", { "data-tone": "bad" }, "none holds the Lease")]];
+  const rows = [["Leader", leader ?? h("span", { "data-tone": "bad" }, "none holds the Lease")]];
   if (replicas.length) {
     rows.push(["Replicas", h("ul", {}, ...replicas.map((replica) => h("li", { class: "replica", "data-ready": String(replica.ready), title: replica.image },
       h("span", { class: "dot" }), h("span", {}, replica.name + (replica.ready ? "" : " (not ready)")))))]);
   } else rows.push(["Replicas", `no pods in ${cluster.namespace ?? "?"}`]);
   if (cluster.version) rows.push(["Version", cluster.version]);
-  rows.push(["CA", cluster.caExpires ? certificate(cluster.caExpires) : "the webhooks trust none"]);
-  if (cluster.leafExpires) rows.push(["Certificate", certificate(cluster.leafExpires)]);
+  rows.push(["CA", cluster.caExpires ? certificate(cluster.caExpires, CA_DAYS) : "the webhooks trust none"]);
+  if (cluster.leafExpires) rows.push(["Certificate", certificate(cluster.leafExpires, LEAF_DAYS)]);
   if (heals !== null && heals !== undefined) rows.push(["Heals", `${number.format(heals)} since the replicas started`]);
   if (denials) {
     const list = Object.entries(denials).sort((a, b) => b[1] - a[1]);
@@ -373,18 +377,19 @@ function layout() {
   $("spacer").style.height = `${top}px`;
 }
 
+/** The header of a band stays in sight while its rows are. */
+function headAt(band) {
+  const top = band.top - $("picture").scrollTop;
+  return Math.min(Math.max(top, 0), top + band.height - band.head - ROW);
+}
+
 function cellAt(x, y) {
   const at = y + $("picture").scrollTop;
   const band = bands.find((band) => at >= band.top && at < band.top + band.height);
-  if (!band || y < band.head + Math.max(0, Math.min(0, band.top - at))) {
-    const pinned = bands.find((band) => band.top <= $("picture").scrollTop && y < band.head && band.top + band.height > $("picture").scrollTop + band.head);
-    if (pinned) return undefined;
-  }
-  if (!band) return undefined;
-  const row = Math.floor((at - band.top - band.head) / ROW), column = Math.floor((x - gutter) / pitch);
-  if (row < 0 || row >= band.rows.length) return undefined;
-  const id = band.rows[row].id;
-  return x < gutter ? { id } : column < band.names.length ? { id, namespace: band.names[column] } : { id };
+  if (!band || y < headAt(band) + band.head) return undefined;
+  const row = band.rows[Math.floor((at - band.top - band.head) / ROW)];
+  const column = x < gutter ? -1 : Math.floor((x - gutter) / pitch);
+  return row && { id: row.id, namespace: band.names[column] };
 }
 
 const flashes = new Map(); // id|namespace → { start, tone }
@@ -446,7 +451,7 @@ function paint() {
     const top = band.top - scroll;
     if (top > hgt || top + band.height < 0) continue;
     paintRows(band, top, w, hgt, now, shownAt);
-    paintHead(band, Math.min(Math.max(top, 0), top + band.height - band.head - ROW), w, shownAt);
+    paintHead(band, headAt(band), w, shownAt);
   }
   for (const [key, { start }] of flashes) if (now - start > 2600) flashes.delete(key);
   if (flashes.size) setTimeout(() => draw("picture"), calm.matches ? 500 : 16);
@@ -478,7 +483,9 @@ function paintRows(band, top, w, hgt, now, shownAt) {
     const count = countText(source), countWidth = width(count, 11);
     if (!head.healthy) mark(tone === "paused" ? "barred" : tone, PAD + 5, middle, 9);
     const nameAt = PAD + 17, room = gutter - nameAt - countWidth - 24;
-    const prefix = fit(`${head.namespace}/`, Math.max(30, room - width(head.name, 12, 550)), 12);
+    // Where both do not fit, the name is worth more.
+    const prefixRoom = room - width(head.name, 12, 550);
+    const prefix = prefixRoom < 30 ? "" : fit(`${head.namespace}/`, prefixRoom, 12);
     context.textAlign = "left";
     font(12);
     context.fillStyle = theme.dim;

@@ -171,18 +171,24 @@ impl Browser {
             self.port,
             body.len()
         );
-        let exchange = || -> std::io::Result<String> {
+        // Chromedriver leaves the connection open, so the length says where the answer ends.
+        let exchange = || -> std::io::Result<(String, Vec<u8>)> {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
             stream.set_read_timeout(Some(COMMAND_TIMEOUT))?;
             stream.write_all(request.as_bytes())?;
-            let mut response = String::new();
-            stream.read_to_string(&mut response)?;
-            Ok(response)
+            let mut answer = BufReader::new(stream);
+            let mut head = String::new();
+            while answer.read_line(&mut head)? > 2 {}
+            let head = head.to_ascii_lowercase();
+            let length =
+                head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+            let mut body = vec![0; length.unwrap_or_default()];
+            answer.read_exact(&mut body)?;
+            Ok((head, body))
         };
-        let response = exchange().map_err(|error| error.to_string())?;
-        let (head, body) = response.split_once("\r\n\r\n").ok_or("no answer")?;
-        let body: Value = serde_json::from_str(body).map_err(|error| format!("{error}: {head}"))?;
-        match head.starts_with("HTTP/1.1 200") {
+        let (head, body) = exchange().map_err(|error| error.to_string())?;
+        let body: Value = serde_json::from_slice(&body).map_err(|error| format!("{error}: {head}"))?;
+        match head.starts_with("http/1.1 200") {
             true => Ok(body["value"].clone()),
             false => Err(body["value"]["message"].to_string()),
         }

@@ -201,7 +201,12 @@ impl Cluster {
             "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "lockstep"}},
             "spec": {
                 "automountServiceAccountToken": false,
-                "containers": [{"name": "lockstep", "image": "lockstep:0.1.0", "ports": [{"name": "ops", "containerPort": port}]}],
+                "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [{
+                    "name": "lockstep", "image": "lockstep:0.1.0",
+                    "ports": [{"name": "ops", "containerPort": port}],
+                    "securityContext": {"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}},
+                }],
             },
         });
         let pods = format!("/api/v1/namespaces/{namespace}/pods");
@@ -259,9 +264,13 @@ async fn thousand_companions_are_one_picture_that_follows_one_change() {
     let cluster = Cluster::on(plane, "ui-shop").await.with_domain("workshop.io");
     let (_installed, lockstep) = cluster.install_and_start(&["--exempt-group", "system:masters"]).await;
     fill_shop(&cluster).await;
+    let account = plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig");
+    let mut standby = Lockstep::spawn(&cluster.domain(), &account, &["--no-webhook"]);
+    standby.wait_ready().await;
     let mut proxies = Vec::new();
-    for name in ["lockstep-6f7d9c5b84-m4zkq", "lockstep-6f7d9c5b84-x8w2p"] {
-        proxies.push(cluster.replica("lockstep-system", name, &lockstep).await);
+    for (name, replica) in [("lockstep-6f7d9c5b84-m4zkq", &lockstep), ("lockstep-6f7d9c5b84-x8w2p", &standby)]
+    {
+        proxies.push(cluster.replica("lockstep-system", name, replica).await);
     }
 
     let ui = Ui::start(&cluster, &cluster.admin(), &[]);
