@@ -271,7 +271,9 @@ const MAX_ITEMS = 1000;
 function drawList() {
   if (view !== "list") return;
   const list = $("list");
-  const wanted = shown.slice(0, MAX_ITEMS).map((source) => {
+  // What needs somebody comes first.
+  const ordered = [...shown].sort((a, b) => a.head.healthy - b.head.healthy);
+  const wanted = ordered.slice(0, MAX_ITEMS).map((source) => {
     const { head } = source;
     const isCurrent = selected?.id === source.id;
     const text = JSON.stringify(head) + isCurrent;
