@@ -5,7 +5,7 @@ IMAGE ?= lockstep:$(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PROFILE ?= release
 
-.PHONY: run demo picture test test-all lint unit e2e controlplane demoplane chart bench siege mutants image image-tar test-node on-node test-kind help
+.PHONY: run demo picture test test-all lint unit e2e controlplane demoplane chart screenshots bench siege mutants image image-tar test-node on-node test-kind help
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -69,6 +69,11 @@ chart: ## regenerate the Helm chart's templates from deploy/
 
 mutants: controlplane ## break one rule of Lockstep after the other and see the tests fail; ONLY=name runs one
 	@tests/mutants/run $(ONLY)
+
+screenshots: controlplane ## make the pictures of docs/ui.md; needs chromium, chromedriver and pngquant
+	@mkdir -p docs/images
+	LOCKSTEP_SCREENSHOTS="$(abspath docs/images)" $(CARGO) test --locked --test e2e ui::thousand_companions
+	pngquant --force --skip-if-larger --ext .png 64 docs/images/ui-*.png
 
 bench: controlplane ## run the benchmarks, each with a baseline
 	$(CARGO) bench --locked --bench mirror

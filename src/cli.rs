@@ -14,6 +14,7 @@ pub mod plan;
 pub mod run;
 mod source_name;
 pub mod status;
+pub mod ui;
 
 pub use output::complain;
 
@@ -36,6 +37,7 @@ Examples:
   lockstep plan -f ca-bundle.yaml                what would this source do?
   lockstep explain -n team-b security/ca-bundle  why has team-b no copy?
   lockstep audit                                 drift, for pipelines
+  lockstep ui                                    all of it on a live page
   lockstep manifests | kubectl apply -f -        install"
 )]
 pub struct Cli {
@@ -55,6 +57,8 @@ pub enum Command {
     Audit(audit::Audit),
     /// Check whether Lockstep can be installed, or works once it is
     Check(check::Check),
+    /// Serve a live page about sources and companions on this machine
+    Ui(ui::Ui),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
     /// Print the completion script of a shell
@@ -103,6 +107,7 @@ impl Cli {
             Command::Explain(settings) => explain::run(&settings).await?,
             Command::Audit(settings) => return audit::run(&settings).await,
             Command::Check(settings) => return check::run(&settings).await,
+            Command::Ui(settings) => ui::run(&settings).await?,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Completion { shell } => completion(shell)?,
             Command::Certs(settings) => certs::run(&settings).await?,

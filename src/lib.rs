@@ -21,6 +21,7 @@
 //! | [`ops`] | metrics, health, logs |
 //! | [`inspect`] | what people's commands see of a cluster, with their own rights |
 //! | [`migrate`] | takes copies over from another tool, for `lockstep migrate` |
+//! | [`ui`] | the page of `lockstep ui` |
 #![forbid(unsafe_code)]
 
 pub mod backoff;
@@ -48,5 +49,6 @@ pub mod substitute;
 pub mod testing;
 pub mod text;
 pub mod tls;
+pub mod ui;
 pub mod watch;
 pub mod world;

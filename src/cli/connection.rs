@@ -57,6 +57,24 @@ impl Connection {
         }
     }
 
+    /// How a person asks the same cluster with kubectl.
+    #[must_use]
+    pub fn kubectl(&self) -> String {
+        let quote = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c))
+        {
+            true => text.to_owned(),
+            false => format!("'{}'", text.replace('\'', r"'\''")),
+        };
+        let mut command = "kubectl".to_owned();
+        if let Some(file) = &self.kubeconfig {
+            command.push_str(&format!(" --kubeconfig {}", quote(&file.to_string_lossy())));
+        }
+        if let Some(context) = &self.context {
+            command.push_str(&format!(" --context {}", quote(context)));
+        }
+        command
+    }
+
     pub async fn open(&self) -> anyhow::Result<Connected> {
         let config = self.config().await?;
         let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());

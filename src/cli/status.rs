@@ -271,7 +271,7 @@ fn summary(connected: &Connected, Health { healthy, sources }: Health, now: Time
     let ca = match &instance.ca_expiry {
         Ok(Some(expiry)) if *expiry <= now => "the CA HAS EXPIRED".to_owned(),
         Ok(Some(expiry)) => format!("CA valid for {}", age(now, *expiry)),
-        Ok(None) => "the webhooks trust no CA".to_owned(),
+        Ok(None) => "a webhook trusts no CA".to_owned(),
         Err(_) => "CA not known".to_owned(),
     };
     let version = instance.lease.as_ref().ok().and_then(|lease| lease.settings.as_ref());

@@ -24,6 +24,8 @@ use crate::{
 
 /// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
 const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+/// The port of `--ops-bind` in a pod that does not name it.
+const DEFAULT_OPS_PORT: i32 = 8080;
 
 /// Which instance a person asks about.
 #[derive(Debug, Clone)]
@@ -59,6 +61,9 @@ pub struct Replica {
     pub name: String,
     pub ready: bool,
     pub image: String,
+    /// Where it serves its metrics.
+    #[serde(skip)]
+    pub ops_port: i32,
 }
 
 impl Instance {
@@ -160,11 +165,17 @@ async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Repli
 impl From<Pod> for Replica {
     fn from(pod: Pod) -> Self {
         let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
-        let image = pod.spec.and_then(|spec| spec.containers.into_iter().next()?.image);
+        let container = pod.spec.and_then(|spec| spec.containers.into_iter().next());
+        let ports = container.iter().flat_map(|container| container.ports.iter().flatten());
+        let ops_port =
+            ports.filter(|port| port.name.as_deref() == Some("ops")).map(|port| port.container_port);
+        let ops_port = ops_port.max().unwrap_or(DEFAULT_OPS_PORT);
+        let image = container.and_then(|container| container.image);
         Self {
             name: pod.metadata.name.unwrap_or_default(),
             ready: conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True"),
             image: image.unwrap_or_default(),
+            ops_port,
         }
     }
 }

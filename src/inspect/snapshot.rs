@@ -48,8 +48,11 @@ pub struct Snapshot {
     changes: watch::Sender<u64>,
     times: Times,
     /// What has the name of a companion that no list shows, as it was read; none if there is nothing.
-    found: HashMap<ObjectKey, Option<Companion>>,
+    found: Found,
 }
+
+/// What reads have found under these names; none where there is nothing.
+pub type Found = HashMap<ObjectKey, Option<Companion>>;
 
 /// When each source and companion was last written.
 type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
@@ -98,7 +101,7 @@ impl Snapshot {
             view.sights.insert(watch, sight);
         }
         let world = informers.world.clone();
-        Ok(Self { scope, world, view, informers, changes, times, found: HashMap::new() })
+        Ok(Self { scope, world, view, informers, changes, times, found: Found::new() })
     }
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
@@ -124,7 +127,7 @@ impl Snapshot {
         let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
         let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
         let view = View { sights, gaps: Vec::new() };
-        Self { scope, world, view, informers, changes, times, found: HashMap::new() }
+        Self { scope, world, view, informers, changes, times, found: Found::new() }
     }
 
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
@@ -155,18 +158,30 @@ impl Snapshot {
 
     /// Reads what has the names of companions that are missing: lists show only objects with our label.
     pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
-        let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
-        let missing = self.world.read(|world| {
-            let missing = sources.iter().flat_map(|source| missing(world, source).take(share));
-            missing.filter(|at| self.view.sees_companions(at.kind, &at.namespace)).collect()
-        });
-        self.look_up(client, missing).await;
+        self.look_up(client, self.missing(sources)).await;
     }
 
     /// Reads objects that lists do not show.
     pub async fn look_up(&mut self, client: &Client, objects: Vec<ObjectKey>) {
+        let found = self.read_objects(client, objects).await;
+        self.remember(found);
+    }
+
+    /// The places where companions of these sources are missing: of each source, its share.
+    #[must_use]
+    pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
+        let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
+        self.world.read(|world| {
+            let missing = sources.iter().flat_map(|source| missing(world, source).take(share));
+            missing.filter(|at| self.view.sees_companions(at.kind, &at.namespace)).collect()
+        })
+    }
+
+    /// Reads objects without remembering them, so that the snapshot can be used meanwhile.
+    pub async fn read_objects(&self, client: &Client, objects: Vec<ObjectKey>) -> Found {
         let read = |at: ObjectKey| async move { (read_object(client, &at).await, at) };
         let mut reads = stream::iter(objects).map(read).buffer_unordered(CONCURRENT_LOOKUPS);
+        let mut all = Found::new();
         while let Some((outcome, at)) = reads.next().await {
             let found = match outcome {
                 Ok(object) => {
@@ -177,8 +192,13 @@ impl Snapshot {
                 // What cannot be read stays unknown.
                 Err(_) => continue,
             };
-            self.found.insert(at, found);
+            all.insert(at, found);
         }
+        all
+    }
+
+    pub fn remember(&mut self, found: Found) {
+        self.found.extend(found);
     }
 
     /// What a read has found under this name: nothing, or an object. None if it was not read.

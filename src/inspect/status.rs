@@ -20,7 +20,7 @@ use crate::{
 /// How much of a message a state quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     pub kind: &'static str,

@@ -94,6 +94,11 @@ impl Namespaces {
         self.namespaces.get(name)
     }
 
+    /// Every namespace, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.namespaces.keys().map(|name| &**name)
+    }
+
     /// The namespaces that a policy asks for, in order, whether or not they may be targets. Patterns of a source that
     /// needs consent match only namespaces that accept it: anybody may write such a source, so whether a namespace
     /// accepts it is asked before its up to a hundred patterns are.

@@ -1,6 +1,7 @@
 //! End-to-end tests on a real control plane: the behaviour that docs/reference.md and docs/security.md promise. Tests
 //! run in parallel, each with a domain and namespaces of its own. See tests/README.md.
 
+mod browser;
 mod cert_rotation;
 mod certs;
 mod chart;
@@ -47,5 +48,6 @@ mod subject_access;
 mod targets;
 mod tcp_proxy;
 mod tenants;
+mod ui;
 mod users;
 mod watch;

@@ -1,0 +1,79 @@
+//! `lockstep ui`: a page about the mirror, served on loopback with the rights of the person who runs it.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`access`] | who may ask: the token, Host, Origin, methods, and the headers of every answer; pure |
+//! | [`rows`] | sources and companions as the page shows them, and what has changed since; pure |
+//! | [`activity`] | heals, other Events and denials, newest first, bounded; pure |
+//! | [`replicas`] | what replicas say in their metrics: denials, heals, certificates |
+//! | [`feed`] | what the page shows now, and its changes for everybody who looks |
+//! | [`follow`] | watches → feed |
+//! | [`routes`] | the page, its stream of changes, and "why not here?" |
+//!
+//! Values of ConfigMaps and Secrets are not in here: the snapshot's world keeps digests only.
+
+pub mod access;
+pub mod activity;
+pub mod feed;
+pub mod follow;
+pub mod replicas;
+pub mod routes;
+pub mod rows;
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use tokio::{
+    net::TcpListener,
+    sync::{RwLock, watch},
+};
+
+use crate::{
+    inspect::{instance::Instance, snapshot::Snapshot},
+    ops::health::Readiness,
+    tls::{ConnectionLimits, Server},
+};
+use access::Access;
+use feed::Feed;
+
+/// A browser opens six for a page; other users of the machine can open as many as they like.
+const MAX_CONNECTIONS: usize = 64;
+
+/// What all parts of the page share.
+pub struct Ui {
+    pub client: Client,
+    pub snapshot: RwLock<Snapshot>,
+    pub feed: Feed,
+    /// Until when deletes are held, if any are.
+    pub held_until: watch::Sender<Option<Timestamp>>,
+    /// How a person asks this cluster, as in `kubectl --context prod`.
+    pub kubectl: String,
+}
+
+impl Ui {
+    /// Serves the page on this listener until the process ends.
+    pub async fn serve(self, listener: TcpListener, access: Access, instance: Instance) {
+        let ui = Arc::new(self);
+        let mut tasks = follow::start(&ui, instance).await;
+        let server = Server {
+            tls: None,
+            router: routes::routes(ui, access),
+            readiness: Readiness::new([]),
+            limits: ConnectionLimits {
+                max_connections: MAX_CONNECTIONS,
+                max_closing: MAX_CONNECTIONS / 4,
+                header_timeout: Duration::from_secs(30),
+                // A stream of changes counts as idle, and lasts as long as somebody looks.
+                idle_timeout: Duration::MAX,
+                ..ConnectionLimits::default()
+            },
+        };
+        let (_never, stop) = watch::channel(false);
+        tokio::select! {
+            () = server.serve(listener, stop) => {}
+            // None of them ever ends.
+            _ = tasks.join_next() => {}
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! PURE. Sources and companions as the page shows them, and what has changed since it was told last.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::inspect::status::{CompanionStatus, SourceStatus};
+
+/// Every source, by `Kind/namespace/name`.
+pub type Rows = BTreeMap<String, Row>;
+
+/// A source, and its companions by `namespace/name`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    head: Head,
+    cells: BTreeMap<String, CompanionStatus>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Head {
+    #[serde(flatten)]
+    status: SourceStatus,
+    healthy: bool,
+}
+
+/// What the page is told. The first one says everything.
+#[derive(Debug, Serialize, PartialEq)]
+pub struct Change<'a> {
+    rows: Vec<RowChange<'a>>,
+    removed: Vec<&'a str>,
+}
+
+#[derive(Debug, Serialize, PartialEq)]
+struct RowChange<'a> {
+    id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head: Option<&'a Head>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cells: Vec<Cell<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gone: Vec<&'a str>,
+}
+
+#[derive(Debug, Serialize, PartialEq)]
+struct Cell<'a> {
+    #[serde(flatten)]
+    status: &'a CompanionStatus,
+    /// The state in words.
+    message: String,
+}
+
+/// The row of a source, with its key.
+#[must_use]
+pub fn row(mut status: SourceStatus) -> (String, Row) {
+    let companions = std::mem::take(&mut status.companions);
+    let cells = companions.into_iter().map(|one| (format!("{}/{}", one.namespace, one.name), one));
+    let cells = cells.collect();
+    let id = format!("{}/{}/{}", status.kind, status.namespace, status.name);
+    (id, Row { head: Head { healthy: status.state.is_healthy(), status }, cells })
+}
+
+/// What leads from one state to the other.
+#[must_use]
+pub fn change<'a>(before: &'a Rows, now: &'a Rows) -> Change<'a> {
+    let rows = now.iter().filter_map(|(id, row)| row.change_since(before.get(id), id)).collect();
+    let removed = before.keys().filter(|id| !now.contains_key(*id)).map(String::as_str).collect();
+    Change { rows, removed }
+}
+
+impl Change<'_> {
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.removed.is_empty()
+    }
+}
+
+impl Row {
+    fn change_since<'a>(&'a self, before: Option<&'a Self>, id: &'a str) -> Option<RowChange<'a>> {
+        let known = |key: &String| before.and_then(|before| before.cells.get(key));
+        let changed = self.cells.iter().filter(|(key, cell)| known(key) != Some(*cell));
+        let cells = changed.map(|(_, status)| Cell { status, message: status.state.to_string() });
+        let gone: BTreeSet<&str> = before
+            .into_iter()
+            .flat_map(|before| before.cells.keys())
+            .filter(|key| !self.cells.contains_key(*key))
+            .map(String::as_str)
+            .collect();
+        let head = Some(&self.head).filter(|head| before.map(|before| &before.head) != Some(*head));
+        let change = RowChange { id, head, cells: cells.collect(), gone: gone.into_iter().collect() };
+        let is_same = change.head.is_none() && change.cells.is_empty() && change.gone.is_empty();
+        (!is_same).then_some(change)
+    }
+
+    /// Whether something has the name of a companion, or nothing: no watch shows that.
+    #[must_use]
+    pub fn has_open_questions(&self) -> bool {
+        use crate::inspect::status::CompanionState::{Adopting, Conflict, Missing};
+        self.cells.values().any(|cell| matches!(cell.state, Missing | Conflict(_) | Adopting))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::inspect::status::{CompanionState, State};
+
+    fn source(name: &str, cells: &[(&str, CompanionState)]) -> (String, Row) {
+        let companion = |(namespace, state): &(&str, CompanionState)| CompanionStatus {
+            namespace: (*namespace).to_owned(),
+            name: format!("{name}-synced"),
+            state: state.clone(),
+            written: None,
+        };
+        row(SourceStatus {
+            kind: "ConfigMap",
+            namespace: "home".to_owned(),
+            name: name.to_owned(),
+            targets: "*".to_owned(),
+            wanted: cells.len(),
+            in_step: cells.iter().filter(|(_, state)| *state == CompanionState::InStep).count(),
+            not_seen: 0,
+            changed: None,
+            state: State::InStep,
+            message: "in step".to_owned(),
+            troubles: Vec::new(),
+            companions: cells.iter().map(companion).collect(),
+        })
+    }
+
+    #[test]
+    fn one_changed_companion_of_a_thousand_is_one_cell() {
+        let many: Vec<(String, CompanionState)> =
+            (0..1000).map(|n| (format!("n{n}"), CompanionState::InStep)).collect();
+        let mut cells: Vec<(&str, CompanionState)> =
+            many.iter().map(|(name, state)| (name.as_str(), state.clone())).collect();
+        let before = Rows::from([source("big", &cells), source("other", &[])]);
+        cells[7].1 = CompanionState::Missing;
+        let now = Rows::from([source("big", &cells), source("other", &[])]);
+        assert!(change(&now, &now).is_empty());
+        let change = serde_json::to_value(change(&before, &now)).unwrap();
+        assert_eq!(change["rows"].as_array().unwrap().len(), 1);
+        assert_eq!(change["rows"][0]["head"]["inStep"], 999);
+        let cell = json!({"namespace": "n7", "name": "big-synced", "state": "missing", "message": "missing"});
+        assert_eq!(change["rows"][0]["cells"], json!([cell]));
+    }
+
+    #[test]
+    fn companion_and_source_that_are_gone_are_named() {
+        let (a, b) = (("a", CompanionState::InStep), ("b", CompanionState::InStep));
+        let before = Rows::from([source("one", &[a.clone(), b]), source("two", &[])]);
+        let now = Rows::from([source("one", &[a])]);
+        let change = serde_json::to_value(change(&before, &now)).unwrap();
+        assert_eq!(change["rows"][0]["gone"], json!(["b/one-synced"]));
+        assert_eq!(change["removed"], json!(["ConfigMap/home/two"]));
+        assert!(change["rows"][0].get("cells").is_none());
+    }
+}
