@@ -48,13 +48,14 @@ pub async fn run(settings: &Ui) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
     let port = listener.local_addr().context("the listener has no address")?.port();
     let connected = settings.connection.open().await?;
-    let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
-    let snapshot = connected.snapshot(namespace).await?;
+    let namespace = settings.namespace.clone().unwrap_or_else(|| connected.namespace.clone());
+    let snapshot = connected.snapshot(&namespace).await?;
     print_caveats(&connected, &snapshot);
     let (access, token) = Access::new(port).ok_or_else(|| anyhow!("the system has no random numbers"))?;
     let page = ui::Ui {
         client: connected.client,
         snapshot: RwLock::new(snapshot),
+        namespace,
         feed: Feed::default(),
         held_until: watch::Sender::new(None),
         kubectl: settings.connection.kubectl(),
