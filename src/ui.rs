@@ -44,6 +44,8 @@ const MAX_CONNECTIONS: usize = 64;
 pub struct Ui {
     pub client: Client,
     pub snapshot: RwLock<Snapshot>,
+    /// What is shown where not everything may be seen.
+    pub namespace: String,
     pub feed: Feed,
     /// Until when deletes are held, if any are.
     pub held_until: watch::Sender<Option<Timestamp>>,

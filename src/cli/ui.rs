@@ -49,7 +49,7 @@ pub async fn run(settings: &Ui) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
     let port = listener.local_addr().context("the listener has no address")?.port();
     let connected = settings.connection.open().await?;
-    let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
+    let namespace = settings.namespace.clone().unwrap_or_else(|| connected.namespace.clone());
     // Just one namespace, for a person who may not see all: several cannot be followed.
     let namespaces = [namespace.clone()].into();
     let snapshot = Snapshot::read(&connected.client, connected.instance.scope(), &namespaces).await;
@@ -59,6 +59,7 @@ pub async fn run(settings: &Ui) -> anyhow::Result<()> {
     let page = ui::Ui {
         client: connected.client,
         snapshot: RwLock::new(snapshot),
+        namespace,
         feed: Feed::default(),
         held_until: watch::Sender::new(None),
         kubectl: settings.connection.kubectl(),

@@ -109,17 +109,11 @@ async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) -> &'static str {
     }
 }
 
-/// Follows the Events of this instance. Returns what a person may not see of them.
+/// Follows the Events of this instance, everywhere or in one namespace. Returns what a person may not see of them.
 async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Option<String> {
     let keys = ui.snapshot.read().await.scope.keys.clone();
-    let spec = WatchSpec {
-        name: "events".to_owned(),
-        path: "/apis/events.k8s.io/v1/events".to_owned(),
-        label_selector: None,
-        field_selector: Some(format!("reportingController={}", keys.instance)),
-    };
     let sink = {
-        let (ui, keys) = (ui.clone(), keys);
+        let (ui, keys) = (ui.clone(), keys.clone());
         move |event: Event<EventObject>| {
             if let Event::Apply(event) = event
                 && let Some(entry) = Entry::of(event, &keys)
@@ -128,17 +122,30 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Optio
             }
         }
     };
-    match watch::list(ui.client.clone(), spec.clone(), sink.clone()).await {
-        Err(Failure::Forbidden(why)) => return Some(format!("you may not see Events ({why})")),
-        // The watch repeats what has failed.
-        Ok(()) | Err(_) => {}
+    let mut refused = None;
+    for namespace in [None, Some(&ui.namespace)] {
+        let within = namespace.map(|namespace| format!("/namespaces/{namespace}")).unwrap_or_default();
+        let spec = WatchSpec {
+            name: "events".to_owned(),
+            path: format!("/apis/events.k8s.io/v1{within}/events"),
+            label_selector: None,
+            field_selector: Some(format!("reportingController={}", keys.instance)),
+        };
+        let listed = watch::list(ui.client.clone(), spec.clone(), sink.clone()).await;
+        if let Err(Failure::Forbidden(why)) = listed {
+            refused.get_or_insert(why);
+            continue;
+        }
+        // The watch repeats what has failed otherwise.
+        let (client, sink) = (ui.client.clone(), sink.clone());
+        tasks.spawn(async move {
+            watch::run(client, spec, Restores::default(), sink).await;
+            "events"
+        });
+        return refused
+            .map(|why| format!("you may not see Events outside of namespace {} ({why})", ui.namespace));
     }
-    let client = ui.client.clone();
-    tasks.spawn(async move {
-        watch::run(client, spec, Restores::default(), sink).await;
-        "events"
-    });
-    None
+    refused.map(|why| format!("you may not see Events ({why})"))
 }
 
 /// Reads Lease, certificates, replicas and their metrics again and again.

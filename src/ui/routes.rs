@@ -208,6 +208,8 @@ mod tests {
             let answer = ask(&router, method, &format!("/{token}/"), &[HOST]).await;
             assert_eq!(answer.status(), 405, "{method}");
             assert_eq!(answer.headers()["allow"], "GET, HEAD");
+            // Whether or not there is a route, and before anything else is looked at.
+            assert_eq!(status(&router, method, "/wrong/", &[]).await, 405, "{method}");
         }
     }
 

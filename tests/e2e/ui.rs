@@ -162,6 +162,9 @@ async fn person_with_few_rights_is_told_what_they_do_not_see() {
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let alice = cluster.editor("alice", &[], &[&home]).await;
+    let events =
+        json!([{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["list", "watch"]}]);
+    cluster.grant(&format!("{}-events", alice.name), &alice.subject(), Some(&home), events).await;
     cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     cluster.source(&away, "secret-plans").create().await;
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
@@ -170,9 +173,10 @@ async fn person_with_few_rights_is_told_what_they_do_not_see() {
     let ui = Ui::start(&cluster, &alice, &["--namespace", &home]);
     browser.open(&ui.url);
     browser.wait_text("#health", "1 source").await;
-    for gap in ["you may not see Events", "you may not see replicas", "you may not see namespaces"] {
-        browser.wait_text("#cluster .notes", gap).await;
+    for gap in ["Events outside of namespace", "replicas", "namespaces"] {
+        browser.wait_text("#cluster .notes", &format!("you may not see {gap}")).await;
     }
+    browser.wait_text("#entries", "Mirrored").await;
     let page = browser.run("return document.documentElement.outerHTML").to_string();
     assert!(!page.contains("secret-plans"), "the source of another namespace");
 }
