@@ -217,9 +217,14 @@ async fn annotations_and_labels_of_others_on_the_lease_survive_renewals_takeover
     let leader = setup.wait_leader(&[0, 1]).await;
     let theirs = json!({"metadata": {"annotations": {"a.test/note": "x"}, "labels": {"team": "y"}}});
     let annotated = setup.cluster.merge(&setup.lease_path(), &theirs).await;
+    let settings = setup.cluster.key("settings");
     let assert_kept = |lease: &Value| {
+        let mut metadata = lease["metadata"].clone();
+        // The leader's own.
+        let published = metadata["annotations"].as_object_mut().and_then(|all| all.remove(&settings));
+        assert!(published.is_some(), "{lease}");
         for field in ["annotations", "labels"] {
-            assert_eq!(lease["metadata"][field], theirs["metadata"][field], "{lease}");
+            assert_eq!(metadata[field], theirs["metadata"][field], "{lease}");
         }
     };
     let mut lease = annotated.clone();

@@ -172,7 +172,7 @@ async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificat
     let mut lockstep = Lockstep::spawn(&cluster.domain(), &kubeconfig, &[&flags[..], &files[..]].concat());
     lockstep.wait_ready().await;
     lockstep.wait_log("this replica is now the leader").await;
-    let arguments = ["certs", "rotate", "--namespace", &namespace, "--domain", &cluster.domain()];
+    let arguments = ["certs", "rotate", "--lockstep-namespace", &namespace, "--domain", &cluster.domain()];
     let mut rotate = cluster.admin().lockstep(&arguments);
     let refused = tokio::task::spawn_blocking(move || rotate.output().expect("lockstep")).await.unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
