@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::walkthrough;
 
 /// What shows how Lockstep is doing, and why to look at it.
-const LOOK: [(&str, &str); 2] = [
+pub const LOOK: [(&str, &str); 2] = [
     ("lockstep status -A", "every source, its targets, and whether they are in step"),
     ("lockstep ui", "the same as a live page in the browser"),
 ];

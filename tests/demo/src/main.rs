@@ -74,13 +74,27 @@ async fn play(program: &Path) -> Result<Vec<Entry>> {
     let demo = Demo::install(program)?;
     let mut lockstep = LockstepProcess::start(program, &demo.kubeconfig, &demo.flags())?;
     lockstep.wait_ready(LOCKSTEP_TIMEOUT).await?;
-    let outcome = walkthrough::play(&demo).await;
+    let outcome = match walkthrough::play(&demo).await {
+        Ok(session) => commands_exist(program).map(|()| session),
+        failed => failed,
+    };
     if outcome.is_err() {
         eprintln!("--- what lockstep logged\n{}", lockstep.log());
     }
     drop(lockstep);
     demo.plane.stop();
     outcome
+}
+
+/// Checks that Lockstep has the commands that `make run` names.
+fn commands_exist(program: &Path) -> Result<()> {
+    for (command, _) in guide::LOOK {
+        let output = Command::new(program).args(command.split(' ').skip(1)).arg("--help").output()?;
+        if !output.status.success() {
+            bail!("`make run` names `{command}`: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+    }
+    Ok(())
 }
 
 /// The directory of a program, as people in other directories need it.
