@@ -17,6 +17,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     core::Status,
 };
+use serde::de::DeserializeOwned;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
 use crate::{ops::metrics::Metrics, text::shorten};
@@ -179,6 +180,13 @@ pub async fn with_timeout<T>(
         Ok(answer) => answer.map_err(Failure::from),
         Err(_) => Err(Failure::Unavailable(format!("no answer within {timeout:?}"))),
     }
+}
+
+/// Reads one object of the collection at a path.
+pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -> Result<T, Failure> {
+    let request = kube::core::Request::new(path).get(name, &kube::api::GetParams::default());
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
 }
 
 impl Failure {

@@ -12,13 +12,12 @@ use serde_json::{Value, json};
 
 use super::connection::Connection;
 use crate::{
-    client::{self, Failure, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     config,
     keys::Keys,
     ops::metrics::Metrics,
 };
 
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a command that waits for the leader reads the Lease.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 

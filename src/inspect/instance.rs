@@ -6,16 +6,12 @@ use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Pod},
     jiff::{SignedDuration, Timestamp},
 };
-use kube::{
-    Api, Client,
-    api::{GetParams, ListParams},
-    core::Request,
-};
+use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
 
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
-    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     config::published::PublishedSettings,
     hold::HoldAnnotations,
     keys::Keys,
@@ -150,9 +146,7 @@ pub async fn read_configuration(
     kind: WebhookKind,
     name: &str,
 ) -> Result<WebhookConfiguration, Failure> {
-    let request = Request::new(kind.path()).get(name, &GetParams::default());
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+    client::get(client, kind.path(), name).await
 }
 
 async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {

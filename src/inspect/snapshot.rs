@@ -12,14 +12,14 @@ use futures::{StreamExt, future::try_join_all, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Client,
-    api::{GetParams, ListParams},
+    api::ListParams,
     core::{ListMeta, Request},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{health::Readiness, metrics::Metrics},
     plan::targets,
@@ -321,7 +321,7 @@ pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<V
     loop {
         let page = request.list_metadata(&params).map_err(|error| Failure::Unavailable(error.to_string()))?;
         let page: MetadataList = with_timeout(REQUEST_TIMEOUT, client.request(page)).await?;
-        let all = page.items.into_iter().map(|item| item.metadata);
+        let all = page.items.into_iter().flatten().map(|item| item.metadata);
         strays.extend(all.filter(|meta| keys.has_marks(meta)));
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
@@ -333,7 +333,8 @@ pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<V
 #[derive(Deserialize)]
 struct MetadataList {
     metadata: ListMeta,
-    items: Vec<NamespaceObject>,
+    /// An empty list of metadata is null.
+    items: Option<Vec<NamespaceObject>>,
 }
 
 /// Reads one ConfigMap or Secret.
@@ -344,7 +345,18 @@ pub async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Fail
 /// As [`read_object`], with other fields than we use.
 pub async fn read_as<T: DeserializeOwned>(client: &Client, at: &ObjectKey) -> Result<T, Failure> {
     let path = format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural());
-    let request = Request::new(path).get(&at.name, &GetParams::default());
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+    client::get(client, &path, &at.name).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{api::api_server, keys, rules};
+
+    #[tokio::test]
+    async fn list_of_metadata_without_items_is_an_empty_one() {
+        let client = api_server(|_| async { (200, serde_json::json!({"metadata": {}, "items": null})) });
+        let scope = Scope { keys: keys(), rules: rules(), kinds: Kind::ALL.to_vec() };
+        assert_eq!(read_strays(&client, &scope, Kind::Secret).await.map(|strays| strays.len()), Ok(0));
+    }
 }

@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use kube::{Client, api::GetParams, core::Request};
+use kube::Client;
 use tokio::task::JoinSet;
 
 use super::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId, World};
 use crate::{
-    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    client::{self, Failure},
     keys::Keys,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
     ops::{
@@ -101,10 +101,7 @@ impl Informers {
                 informer.namespace(Event::Init);
                 for name in namespaces {
                     // A user with `get` on one namespace usually has no `list`.
-                    let request = Request::new("/api/v1/namespaces").get(name, &GetParams::default());
-                    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-                    let found = with_timeout(REQUEST_TIMEOUT, client.request(request)).await;
-                    match found {
+                    match client::get(client, "/api/v1/namespaces", name).await {
                         Ok(found) => informer.namespace(Event::Apply(found)),
                         // It does not exist.
                         Err(Failure::NotFound) => {}
