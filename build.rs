@@ -15,7 +15,9 @@ fn main() {
         println!("cargo:rerun-if-changed={log}");
     }
     let from = |variable: &str, format: &str| {
-        let from_git = || is_release.then(|| git(&["show", "--no-patch", "--date=short", format])).flatten();
+        // Without a length, that of an abbreviated commit depends on how much of the history this clone has.
+        let show = ["show", "--no-patch", "--abbrev=12", "--date=short", format];
+        let from_git = || is_release.then(|| git(&show)).flatten();
         env::var(variable).ok().or_else(from_git).unwrap_or_default()
     };
     let commit = from("LOCKSTEP_COMMIT", "--format=%h");

@@ -1,11 +1,18 @@
-//! A well-behaved tenant's writes, first alone and then under siege: another tenant and a peer that reaches the guard's
-//! port do what they can for half a minute. Prints the refusals and latencies of both, and the peak memory of the replica.
+//! What well-behaved clients see of the guard, first alone and then under siege, for less than two minutes:
 //!
-//! `make siege` runs it.
+//! - a tenant's writes through the API server, while another tenant and a peer that reaches the guard's port do what they
+//!   can;
+//! - reviews that are sent straight to the guard, far more than a cluster has, while broken and hostile clients connect
+//!   and sources change.
+//!
+//! Prints requests, errors, latencies and the peak memory of the replica, and fails if an error is the guard's fault or
+//! the memory exceeds the pod's limit. `make siege` runs it.
 
 // Parts of the end-to-end tests, without the tests in them.
 #![allow(dead_code, unused_imports)]
 
+#[path = "siege/exchange.rs"]
+mod exchange;
 #[path = "../tests/e2e/fixture.rs"]
 mod fixture;
 #[path = "../tests/e2e/harness.rs"]
@@ -14,6 +21,8 @@ mod harness;
 mod hostile_reviews;
 #[path = "../tests/e2e/peer.rs"]
 mod peer;
+#[path = "siege/reviews.rs"]
+mod reviews;
 #[path = "../tests/e2e/users.rs"]
 mod users;
 
@@ -33,8 +42,10 @@ use tokio::task::JoinSet;
 
 use harness::{Cluster, client_for, configmap, manifests, pipe};
 
-/// How long each of the two measurements takes.
-const MEASURED: Duration = Duration::from_secs(30);
+/// How long each measurement of a tenant's writes takes.
+const MEASURED: Duration = Duration::from_secs(20);
+/// The memory limit of the pod.
+const MAX_MEMORY_BYTES: u64 = 256 << 20;
 /// The pause between two writes of the well-behaved tenant.
 const PAUSE: Duration = Duration::from_millis(20);
 const NAMESPACES: usize = 500;
@@ -67,31 +78,39 @@ async fn main() {
     let alice = client_for(alice.kubeconfig()).await;
     let path = configmap(&home, "colors");
 
-    measure(&alice, &path).await.print("alone");
-    println!("peak memory: {} MiB", lockstep.peak_memory() >> 20);
-
+    println!(
+        "| | requests | a second | errors | p50 | p99 | longest |\n| --- | --- | --- | --- | --- | --- | --- |"
+    );
+    let mut errors = measure(&alice, &path).await.print("a tenant's writes, alone");
     let over = Arc::new(AtomicBool::new(false));
     let mut siege = JoinSet::new();
     let mallory = client_for(mallory.kubeconfig()).await;
     large_sources(&mut siege, &over, &cluster, &mallory, &greedy);
     sources_for_all_namespaces(&mut siege, &over, &cluster, &mallory, &greedy);
-    reviews(&mut siege, &over, &cluster, &greedy).await;
-    measure(&alice, &path).await.print("under siege");
+    hostile_peer(&mut siege, &over, &cluster, &greedy).await;
+    errors += measure(&alice, &path).await.print("a tenant's writes, beside a hostile tenant and peer");
     over.store(true, Ordering::Relaxed);
     while let Some(ended) = siege.join_next().await {
         ended.expect("an attack ends");
     }
-    println!("peak memory: {} MiB", lockstep.peak_memory() >> 20);
+    errors += reviews::run(&cluster, &home, &alice).await;
+    let peak = lockstep.peak_memory();
+    println!("\npeak memory of the replica: {} MiB of {} MiB", peak >> 20, MAX_MEMORY_BYTES >> 20);
+    assert_eq!(errors, 0, "errors by the guard's fault");
+    assert!(peak < MAX_MEMORY_BYTES, "more memory than the pod has");
 }
 
-struct Measurement {
+/// What well-behaved clients have measured.
+#[derive(Default)]
+pub struct Measurement {
     latencies: Vec<Duration>,
-    refused: usize,
+    errors: usize,
+    took: Duration,
 }
 
 /// Changes a source again and again, as its owner.
 async fn measure(owner: &Client, source: &str) -> Measurement {
-    let mut measurement = Measurement { latencies: Vec::new(), refused: 0 };
+    let mut measurement = Measurement::default();
     let start = Instant::now();
     while start.elapsed() < MEASURED {
         let patch = json!({"data": {"turn": start.elapsed().as_nanos().to_string()}});
@@ -99,25 +118,37 @@ async fn measure(owner: &Client, source: &str) -> Measurement {
         let refused = send(owner, "PATCH", source, "application/merge-patch+json", &patch).await.err();
         measurement.latencies.push(begun.elapsed());
         if let Some((status, message)) = refused {
-            measurement.refused += 1;
+            measurement.errors += 1;
             println!("refused with {status} after {:.1?}: {message}", begun.elapsed());
         }
         tokio::time::sleep(PAUSE).await;
     }
-    measurement.latencies.sort_unstable();
+    measurement.took = start.elapsed();
     measurement
 }
 
 impl Measurement {
-    fn print(&self, situation: &str) {
-        let quantile = |per_cent: usize| self.latencies[(self.latencies.len() - 1) * per_cent / 100];
+    fn add(&mut self, other: Self) {
+        self.latencies.extend(other.latencies);
+        self.errors += other.errors;
+        self.took = self.took.max(other.took);
+    }
+
+    /// Prints a row of the table, and returns the errors.
+    fn print(mut self, situation: &str) -> usize {
+        self.latencies.sort_unstable();
+        let count = self.latencies.len();
+        assert!(count > 0, "{situation}: nothing was measured");
+        let quantile = |per_cent: usize| self.latencies[(count - 1) * per_cent / 100];
         println!(
-            "{situation}: {} writes, {} refused, p50 {:.1?}, p99 {:.1?}",
-            self.latencies.len(),
-            self.refused,
+            "| {situation} | {count} | {:.0} | {} | {:.1?} | {:.1?} | {:.1?} |",
+            count as f64 / self.took.as_secs_f64(),
+            self.errors,
             quantile(50),
             quantile(99),
+            quantile(100),
         );
+        self.errors
     }
 }
 
@@ -205,7 +236,12 @@ fn sources_for_all_namespaces(
 }
 
 /// A peer posts reviews to the guard's port: a few of many megabytes, many small ones.
-async fn reviews(siege: &mut JoinSet<()>, over: &Arc<AtomicBool>, cluster: &Arc<Cluster>, namespace: &str) {
+async fn hostile_peer(
+    siege: &mut JoinSet<()>,
+    over: &Arc<AtomicBool>,
+    cluster: &Arc<Cluster>,
+    namespace: &str,
+) {
     // From another address than the API server's, as in a cluster: limits are per address.
     let peer = Arc::new(cluster.peer().await.at(Ipv4Addr::new(127, 0, 0, 2)));
     let hostile = hostile_reviews::hostile(cluster, namespace).into_iter().map(|(_, review)| review);

@@ -15,7 +15,7 @@ pub mod rotation;
 pub mod secret;
 mod task;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod webhooks;
 pub mod writes;
 

@@ -38,7 +38,7 @@ Examples:
   lockstep explain -n team-b security/ca-bundle  why has team-b no copy?
   lockstep audit                                 drift, for pipelines
   lockstep ui                                    all of it on a live page
-  lockstep manifests | kubectl apply -f -        install"
+  lockstep manifests | kubectl apply -f -        install; --create-namespace: into a new namespace"
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -87,6 +87,29 @@ fn completion(shell: Shell) -> anyhow::Result<()> {
     output::print(&String::from_utf8_lossy(&script))
 }
 
+/// Runs the command line of this process, and turns an error into one line and exit code 1.
+pub async fn main() -> ExitCode {
+    abort_on_panic();
+    // It fails only if a provider is already installed.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    match Cli::from_args().run().await {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A panic ends the process: a task that died alone would leave its source unattended. Release builds abort anyway.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
+}
+
 impl Cli {
     /// Parses the arguments of this process; ends it with a message if they are wrong.
     #[must_use]
@@ -116,5 +139,30 @@ impl Cli {
             Command::Migrate(settings) => migrate::run(&settings).await?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, os::unix::process::ExitStatusExt, process};
+
+    use super::*;
+
+    /// The test runs itself in another process, which has this variable.
+    const PANICS: &str = "LOCKSTEP_TEST_PANICS";
+
+    #[tokio::test]
+    async fn panic_of_a_task_ends_the_process() {
+        if env::var_os(PANICS).is_some() {
+            abort_on_panic();
+            drop(tokio::spawn(async { panic!("a task dies") }).await);
+            process::exit(0);
+        }
+        let mut other = process::Command::new(env::current_exe().expect("this program"));
+        other.args(["--exact", "--nocapture", "cli::tests::panic_of_a_task_ends_the_process"]);
+        let output = other.env(PANICS, "1").output().expect("this program runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(6), "SIGABRT: {said}");
+        assert!(said.contains("a task dies"), "{said}");
     }
 }

@@ -76,12 +76,15 @@ impl Content {
     /// ```
     #[must_use]
     pub fn digest(&self) -> Digest {
-        let mut hasher = Hasher::new();
-        hasher.map("data", &self.data);
-        hasher.map("binaryData", &self.binary);
-        hasher.text("type", self.type_.as_deref().unwrap_or_default());
-        hasher.text("immutable", if self.immutable { "true" } else { "" });
-        hasher.finish()
+        digest(&self.data, &self.binary, self.type_.as_deref(), self.immutable)
+    }
+
+    /// The digest of an object's content, without a copy of it.
+    #[must_use]
+    pub fn digest_of(object: &Object) -> Digest {
+        let none = BTreeMap::new();
+        let [data, binary] = [&object.data, &object.binary_data].map(|map| map.as_ref().unwrap_or(&none));
+        digest(data, binary, object.type_.as_deref(), object.immutable.unwrap_or_default())
     }
 
     /// A digest of the type alone. Kubernetes does not limit the length of a Secret's type.
@@ -119,6 +122,20 @@ impl Content {
             immutable: self.immutable,
         }
     }
+}
+
+fn digest(
+    data: &BTreeMap<String, String>,
+    binary: &BTreeMap<String, String>,
+    type_: Option<&str>,
+    immutable: bool,
+) -> Digest {
+    let mut hasher = Hasher::new();
+    hasher.map("data", data);
+    hasher.map("binaryData", binary);
+    hasher.text("type", type_.unwrap_or_default());
+    hasher.text("immutable", if immutable { "true" } else { "" });
+    hasher.finish()
 }
 
 impl KeySelection {
@@ -261,6 +278,21 @@ mod tests {
         let immutable = Content { immutable: true, ..plain.clone() };
         assert_ne!(plain.digest(), typed.digest());
         assert_ne!(plain.digest(), immutable.digest());
+    }
+
+    #[test]
+    fn digest_of_an_object_is_that_of_its_content() {
+        let map = |key: &str| Some([(key.to_owned(), "YQ==".to_owned())].into());
+        let full = Object {
+            data: map("a"),
+            binary_data: map("b"),
+            type_: Some("Opaque".into()),
+            immutable: Some(true),
+            ..Object::default()
+        };
+        for object in [full, Object::default()] {
+            assert_eq!(Content::digest_of(&object), Content::split(object).1.digest());
+        }
     }
 
     #[test]

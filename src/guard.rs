@@ -7,6 +7,7 @@
 //! | [`wire`], [`request`] | AdmissionReview JSON to a request, and the answer back |
 //! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
 //! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
+//! | [`restore`] | a companion that somebody writes back from a backup |
 //! | [`preview`] | what the mirror would do for a source, for a dry run |
 //! | [`defaulting`] | writes the defaults of a source into one annotation, as a JSON patch |
 
@@ -21,5 +22,6 @@ pub mod messages;
 pub mod preview;
 pub mod request;
 pub mod required_access;
+pub mod restore;
 pub mod review;
 pub mod wire;

@@ -60,10 +60,13 @@ impl HoldAnnotations {
     #[must_use]
     pub fn read(keys: &Keys, annotations: &BTreeMap<String, String>) -> Self {
         let mut malformed = Vec::new();
+        let held = parse(annotations, &keys.deletes_held, &mut malformed);
+        let released = parse::<Release>(annotations, &keys.deletes_released, &mut malformed);
+        let extended = parse::<Extension>(annotations, &keys.deletes_extended, &mut malformed);
         Self {
-            held: parse(annotations, &keys.deletes_held, &mut malformed),
-            released: parse(annotations, &keys.deletes_released, &mut malformed),
-            extended: parse(annotations, &keys.deletes_extended, &mut malformed),
+            held,
+            released: released.map(|release| Release { by: user(&release.by), ..release }),
+            extended: extended.map(|extension| Extension { by: user(&extension.by), ..extension }),
             malformed,
         }
     }
@@ -90,7 +93,7 @@ impl HoldAnnotations {
 impl Release {
     #[must_use]
     pub fn new(hold: &HeldDeletes, at: Timestamp, by: &str) -> Self {
-        Self { hold: hold.since, at: seconds(at), by: text::shorten(by, MAX_USER_CHARS) }
+        Self { hold: hold.since, at: seconds(at), by: user(by) }
     }
 }
 
@@ -98,7 +101,7 @@ impl Extension {
     #[must_use]
     pub fn new(hold: &HeldDeletes, by_time: Duration, at: Timestamp, by: &str) -> Self {
         let until = seconds(later(hold.until, by_time));
-        Self { hold: hold.since, until, at: seconds(at), by: text::shorten(by, MAX_USER_CHARS) }
+        Self { hold: hold.since, until, at: seconds(at), by: user(by) }
     }
 }
 
@@ -120,6 +123,11 @@ fn parse<T: DeserializeOwned>(
         malformed.push(key.to_owned());
     }
     value
+}
+
+/// The name of a user, as the log and people's commands show it: anybody with a right on the Lease can write any text.
+fn user(name: &str) -> String {
+    text::shorten(name, MAX_USER_CHARS).replace(char::is_control, " ")
 }
 
 /// This many whole seconds: annotations show no fractions.

@@ -4,6 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::object::Meta;
 
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The labels by which Velero finds what a restore has made.
+const VELERO_RESTORE: [&str; 2] = ["velero.io/backup-name", "velero.io/restore-name"];
+/// The only key of Velero that people set.
+const VELERO_EXCLUDE: &str = "velero.io/exclude-from-backup";
+
 /// The keys of one instance. Several instances with different domains can share a cluster.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -209,6 +215,12 @@ impl Keys {
         key.starts_with(&self.prefix)
     }
 
+    /// Whether Velero or `kubectl apply` adds this label or annotation to an object that they restore.
+    #[must_use]
+    pub fn is_left_by_restore(&self, key: &str) -> bool {
+        key == LAST_APPLIED || VELERO_RESTORE.contains(&key)
+    }
+
     /// Whether a label or annotation may be copied to a companion. These may not:
     ///
     /// - keys under our domain;
@@ -228,26 +240,37 @@ impl Keys {
     /// ```
     #[must_use]
     pub fn may_copy(&self, key: &str) -> bool {
-        const NEVER_COPIED: [&str; 3] = [
-            "kubectl.kubernetes.io/last-applied-configuration",
+        const NEVER_COPIED: [&str; 5] = [
+            LAST_APPLIED,
+            "argocd.argoproj.io/instance",
+            "argocd.argoproj.io/tracking-id",
             "app.kubernetes.io/instance",
             "app.kubernetes.io/managed-by",
         ];
-        const NEVER_COPIED_UNDER: [&str; 8] = [
-            "argocd.argoproj.io/",
+        const NEVER_COPIED_UNDER: [&str; 14] = [
             "kustomize.toolkit.fluxcd.io/",
             "helm.toolkit.fluxcd.io/",
             "meta.helm.sh/",
             "helm.sh/",
             "applyset.kubernetes.io/",
+            // cli-utils, kpt
             "config.k8s.io/",
+            "cli-utils.sigs.k8s.io/",
+            "kapp.k14s.io/",
+            // Fleet and other tools of Rancher; the first also contains the object as it was applied
+            "objectset.rio.cattle.io/",
+            "fleet.cattle.io/",
+            // OLM; those of its owner have no slash
+            "operators.coreos.com/",
+            "olm.",
+            "velero.io/",
             "kubernetes.io/service-account.",
         ];
         let other_instance = key.ends_with("/managed") || key.ends_with("/companion");
         !self.is_ours(key)
             && !other_instance
             && !NEVER_COPIED.contains(&key)
-            && !NEVER_COPIED_UNDER.iter().any(|p| key.starts_with(p))
+            && (key == VELERO_EXCLUDE || !NEVER_COPIED_UNDER.iter().any(|p| key.starts_with(p)))
     }
 }
 
@@ -262,7 +285,19 @@ mod tests {
             "workshop.io/protect",
             "kubectl.kubernetes.io/last-applied-configuration",
             "argocd.argoproj.io/tracking-id",
+            "argocd.argoproj.io/instance",
             "app.kubernetes.io/instance",
+            "kapp.k14s.io/app",
+            "kapp.k14s.io/original",
+            "objectset.rio.cattle.io/hash",
+            "fleet.cattle.io/bundle-name",
+            "cli-utils.sigs.k8s.io/inventory-id",
+            "config.k8s.io/owning-inventory",
+            "olm.owner",
+            "olm.managed",
+            "operators.coreos.com/prometheus.monitoring",
+            "velero.io/backup-name",
+            "velero.io/restore-name",
             "kustomize.toolkit.fluxcd.io/name",
             "helm.toolkit.fluxcd.io/namespace",
             "meta.helm.sh/release-name",
@@ -272,7 +307,16 @@ mod tests {
         ] {
             assert!(!keys.may_copy(key), "{key}");
         }
-        for key in ["team", "app.kubernetes.io/name", "workshop.io.example/x"] {
+        for key in [
+            "team",
+            "app.kubernetes.io/name",
+            "workshop.io.example/x",
+            // Argo CD reads its clusters and repositories from Secrets with this label.
+            "argocd.argoproj.io/secret-type",
+            "argocd.argoproj.io/sync-wave",
+            "velero.io/exclude-from-backup",
+            "olmec",
+        ] {
             assert!(keys.may_copy(key), "{key}");
         }
     }

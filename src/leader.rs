@@ -4,8 +4,10 @@
 //! not changed for its duration, measured by our own clock from when we first observed it. Its metadata does not count.
 
 mod annotations;
+mod lease;
 
 pub use annotations::LeaseAnnotations;
+pub use lease::LeaseObject;
 
 use std::{
     collections::BTreeMap,
@@ -25,6 +27,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     client::{Failure, with_timeout},
+    clock,
     ops::{
         health::{Readiness, Warning},
         log::LogOnce,
@@ -41,6 +44,8 @@ const MAX_FAILURE_PAUSE: Duration = Duration::from_millis(500);
 const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 /// The timeout of a request for the Lease, at most.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the Lease is given back if others keep changing it meanwhile. Otherwise the next leader waits until it expires.
+const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
 #[derive(Debug, Clone)]
 pub struct ElectionConfig {
@@ -66,7 +71,7 @@ impl Claim {
     #[must_use]
     pub fn permanent() -> Self {
         // Thirty years, because an `Instant` cannot be infinite.
-        let deadline = Instant::now() + Duration::from_hours(24 * 365 * 30);
+        let deadline = clock::now() + Duration::from_hours(24 * 365 * 30);
         // A receiver keeps the last value after its sender is dropped.
         Self(watch::channel(Some(deadline)).1)
     }
@@ -80,7 +85,7 @@ impl Claim {
     /// Whether this replica may write now.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.borrow().is_some_and(|deadline| Instant::now() < deadline)
+        self.0.borrow().is_some_and(|deadline| clock::now() < deadline)
     }
 
     /// Waits until this replica may write.
@@ -96,8 +101,9 @@ impl Claim {
     pub async fn lost(&mut self) {
         loop {
             let deadline = *self.0.borrow_and_update();
-            let Some(deadline) = deadline.filter(|deadline| Instant::now() < *deadline) else { return };
+            let Some(deadline) = deadline.filter(|deadline| clock::now() < *deadline) else { return };
             tokio::select! {
+                biased;
                 () = tokio::time::sleep_until(deadline.into()) => {}
                 changed = self.0.changed() => if changed.is_err() {
                     tokio::time::sleep_until(deadline.into()).await;
@@ -259,24 +265,10 @@ pub fn start(
     metrics: Metrics,
     readiness: Readiness,
 ) -> (Claim, Election) {
-    let (claim, receiver) = watch::channel(None);
     let (stop, stopped) = watch::channel(false);
     let leases = Api::namespaced(client, &config.namespace);
-    let candidate = Candidate {
-        leases,
-        config,
-        lease: ObservedLease::default(),
-        last_seen: None,
-        annotations,
-        restores,
-        claim,
-        metrics,
-        readiness,
-        conflicts: 0,
-        log_once: LogOnce::default(),
-        expiry_logged: false,
-    };
-    (Claim(receiver), Election { stop, task: tokio::spawn(candidate.run(stopped)) })
+    let (claim, candidate) = Candidate::new(leases, config, annotations, restores, metrics, readiness);
+    (claim, Election { stop, task: tokio::spawn(candidate.run(stopped)) })
 }
 
 impl Election {
@@ -287,8 +279,49 @@ impl Election {
     }
 }
 
-struct Candidate {
-    leases: Api<Lease>,
+/// What the election needs of the API server; the simulation has one in memory. `Ok(None)`: there is no Lease.
+pub(crate) trait LeaseApi: Send + Sync + 'static {
+    fn get(
+        &self,
+        name: &str,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<LeaseObject>, Failure>> + Send;
+
+    fn create(
+        &self,
+        lease: &LeaseObject,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<LeaseObject, Failure>> + Send;
+
+    fn replace(
+        &self,
+        name: &str,
+        lease: &LeaseObject,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<LeaseObject, Failure>> + Send;
+}
+
+impl LeaseApi for Api<LeaseObject> {
+    async fn get(&self, name: &str, timeout: Duration) -> Result<Option<LeaseObject>, Failure> {
+        with_timeout(timeout, self.get_opt(name)).await
+    }
+
+    async fn create(&self, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
+        with_timeout(timeout, Self::create(self, &PostParams::default(), lease)).await
+    }
+
+    async fn replace(
+        &self,
+        name: &str,
+        lease: &LeaseObject,
+        timeout: Duration,
+    ) -> Result<LeaseObject, Failure> {
+        with_timeout(timeout, Self::replace(self, name, &PostParams::default(), lease)).await
+    }
+}
+
+pub(crate) struct Candidate<L> {
+    leases: L,
     config: ElectionConfig,
     lease: ObservedLease,
     /// The Lease as it was last read or written, and how many restores were known then.
@@ -305,8 +338,36 @@ struct Candidate {
     expiry_logged: bool,
 }
 
-impl Candidate {
-    async fn run(mut self, mut stop: watch::Receiver<bool>) {
+impl<L: LeaseApi> Candidate<L> {
+    /// A replica that has not read the Lease yet, and its claim.
+    pub(crate) fn new(
+        leases: L,
+        config: ElectionConfig,
+        annotations: LeaseAnnotations,
+        restores: Restores,
+        metrics: Metrics,
+        readiness: Readiness,
+    ) -> (Claim, Self) {
+        let (claim, receiver) = watch::channel(None);
+        let candidate = Self {
+            leases,
+            config,
+            lease: ObservedLease::default(),
+            last_seen: None,
+            annotations,
+            restores,
+            claim,
+            metrics,
+            readiness,
+            conflicts: 0,
+            log_once: LogOnce::default(),
+            expiry_logged: false,
+        };
+        (Claim(receiver), candidate)
+    }
+
+    /// Competes for the Lease until `stop` turns true, then gives it back.
+    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut annotated = self.annotations.wakes();
         let mut restored = self.restores.subscribe();
         loop {
@@ -321,7 +382,7 @@ impl Candidate {
                 _ = annotated.changed(), if may_hurry => {}
                 // A standby writes nothing: the leader notices the restore by its Lease.
                 _ = restored.changed(), if may_hurry => {
-                    let now = Timestamp::now().to_string();
+                    let now = clock::wall().to_string();
                     self.annotations.set(&self.config.restore_annotation, Some(now));
                 }
                 () = tokio::time::sleep(pause) => {}
@@ -340,7 +401,7 @@ impl Candidate {
         }
         let ElectionConfig { identity, lease_duration, .. } = &self.config;
         let annotates = self.is_holder() && !self.annotations.wanted().is_empty();
-        let outcome = match decide(identity, &self.lease, *lease_duration, Instant::now()) {
+        let outcome = match decide(identity, &self.lease, *lease_duration, clock::now()) {
             LeaseAction::Wait(wait) if !annotates => {
                 self.resolved();
                 return wait;
@@ -385,9 +446,9 @@ impl Candidate {
     }
 
     async fn read(&mut self) -> Result<(), Failure> {
-        let found = with_timeout(self.request_timeout(), self.leases.get_opt(&self.config.name)).await?;
+        let found = self.leases.get(&self.config.name, self.request_timeout()).await?;
         let found = found.map(LeaseRecord::from);
-        self.lease.observe(found.clone(), Instant::now());
+        self.lease.observe(found.clone(), clock::now());
         if self.another_leads() {
             self.annotations.done(&self.annotations.wanted());
         }
@@ -405,9 +466,9 @@ impl Candidate {
 
     /// Writes the Lease with this replica as its holder: in place of the `previous` record, or a new Lease.
     async fn write(&mut self, previous: Option<LeaseRecord>) -> Result<(), Failure> {
-        let sent = Instant::now();
+        let sent = clock::now();
         let changes = self.annotations.wanted();
-        let mut lease = self.new_lease(previous.as_ref(), &self.config.identity);
+        let mut lease = new_lease(&self.config, previous.as_ref(), &self.config.identity, clock::wall());
         let published = self.config.published.iter();
         annotate(
             &mut lease.metadata,
@@ -415,15 +476,12 @@ impl Candidate {
         );
         annotate(&mut lease.metadata, &changes);
         let written = match previous {
-            None => {
-                let params = PostParams::default();
-                with_timeout(self.request_timeout(), self.leases.create(&params, &lease)).await?
-            }
-            Some(_) => self.replace(&lease).await?,
+            None => self.leases.create(&LeaseObject(lease), self.request_timeout()).await?,
+            Some(_) => self.replace(lease).await?,
         };
         self.annotations.done(&changes);
         let written = LeaseRecord::from(written);
-        self.lease.written(written.clone(), sent, Instant::now());
+        self.lease.written(written.clone(), sent, clock::now());
         self.saw(written);
         let was_leader = self.claim.borrow().is_some_and(|deadline| sent < deadline);
         self.claim.send_replace(Some(renew_deadline(sent, self.config.lease_duration)));
@@ -447,10 +505,8 @@ impl Candidate {
         self.last_seen = Some((lease, self.restores.count()));
     }
 
-    async fn replace(&self, lease: &Lease) -> Result<Lease, Failure> {
-        let params = PostParams::default();
-        let replace = self.leases.replace(&self.config.name, &params, lease);
-        with_timeout(self.request_timeout(), replace).await
+    async fn replace(&self, lease: Lease) -> Result<LeaseObject, Failure> {
+        self.leases.replace(&self.config.name, &LeaseObject(lease), self.request_timeout()).await
     }
 
     async fn release(mut self) {
@@ -460,8 +516,11 @@ impl Candidate {
             return;
         }
         let mut outcome = self.give_back().await;
-        // Somebody has annotated the Lease since it was last read.
-        if matches!(outcome, Err(Failure::Conflict)) && self.read().await.is_ok() && self.is_holder() {
+        for _ in 1..MAX_RELEASE_ATTEMPTS {
+            // Somebody has annotated the Lease since it was last read.
+            if !matches!(outcome, Err(Failure::Conflict)) || self.read().await.is_err() || !self.is_holder() {
+                break;
+            }
             outcome = self.give_back().await;
         }
         match outcome {
@@ -473,34 +532,11 @@ impl Candidate {
     }
 
     /// Writes the Lease without a holder, and with what the others should know.
-    async fn give_back(&self) -> Result<Lease, Failure> {
+    async fn give_back(&self) -> Result<LeaseObject, Failure> {
         let record = self.lease.record.as_ref().map(|(record, _)| record);
-        let mut lease = self.new_lease(record, "");
+        let mut lease = new_lease(&self.config, record, "", clock::wall());
         annotate(&mut lease.metadata, &self.annotations.wanted());
-        self.replace(&lease).await
-    }
-
-    fn new_lease(&self, previous: Option<&LeaseRecord>, holder: &str) -> Lease {
-        let now = MicroTime(Timestamp::now());
-        let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
-        let seconds = i32::try_from(self.config.lease_duration.as_secs()).unwrap_or(i32::MAX);
-        let metadata = previous.map(|record| record.metadata.clone()).unwrap_or_default();
-        Lease {
-            metadata: ObjectMeta { name: Some(self.config.name.clone()), ..metadata },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(holder.to_owned()),
-                lease_duration_seconds: Some(seconds),
-                lease_transitions: Some(
-                    previous.map_or(0, |record| record.transitions + i32::from(!same_term)),
-                ),
-                acquire_time: previous
-                    .filter(|_| same_term)
-                    .and_then(|record| record.acquire_time.clone())
-                    .or(Some(now.clone())),
-                renew_time: Some(now),
-                ..LeaseSpec::default()
-            }),
-        }
+        self.replace(lease).await
     }
 
     /// Short enough that a request that hangs leaves time for another before the claim expires.
@@ -524,7 +560,7 @@ impl Candidate {
             }
             Failure::NotFound => format!(
                 "the Lease {name} cannot be created, because the namespace {namespace} does not exist: apply \
-                 `lockstep manifests`, or choose another --namespace"
+                 `lockstep manifests --create-namespace`, or choose another --namespace"
             ),
             other => format!("the Lease cannot be read or written ({other})"),
         };
@@ -539,7 +575,7 @@ impl Candidate {
     /// Logs when the claim is lost, and sets the metric.
     fn report(&mut self) {
         let deadline = *self.claim.borrow();
-        let expired = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let expired = deadline.is_some_and(|deadline| deadline <= clock::now());
         let another_leads = self.another_leads();
         if another_leads && deadline.is_some() {
             tracing::warn!("another replica is now the leader: this one stops writing");
@@ -549,6 +585,30 @@ impl Candidate {
         }
         self.expiry_logged = expired;
         self.metrics.leader.set(i64::from(deadline.is_some() && !expired && !another_leads));
+    }
+}
+
+/// The Lease with this holder, in place of the `previous` record.
+fn new_lease(config: &ElectionConfig, previous: Option<&LeaseRecord>, holder: &str, now: Timestamp) -> Lease {
+    let now = MicroTime(now);
+    let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
+    let seconds = i32::try_from(config.lease_duration.as_secs()).unwrap_or(i32::MAX);
+    let metadata = previous.map(|record| record.metadata.clone()).unwrap_or_default();
+    // Somebody may have written the largest number. The API server refuses the one that follows it.
+    let transitions = previous.map_or(0, |record| record.transitions.saturating_add(i32::from(!same_term)));
+    Lease {
+        metadata: ObjectMeta { name: Some(config.name.clone()), ..metadata },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(seconds),
+            lease_transitions: Some(transitions),
+            acquire_time: previous
+                .filter(|_| same_term)
+                .and_then(|record| record.acquire_time.clone())
+                .or(Some(now.clone())),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        }),
     }
 }
 
@@ -562,8 +622,8 @@ fn annotate(metadata: &mut ObjectMeta, changes: &annotations::Changes) {
     }
 }
 
-impl From<Lease> for LeaseRecord {
-    fn from(lease: Lease) -> Self {
+impl From<LeaseObject> for LeaseRecord {
+    fn from(LeaseObject(lease): LeaseObject) -> Self {
         let spec = lease.spec.unwrap_or_default();
         let seconds = spec.lease_duration_seconds.unwrap_or_default();
         Self {
@@ -572,8 +632,7 @@ impl From<Lease> for LeaseRecord {
             transitions: spec.lease_transitions.unwrap_or_default(),
             acquire_time: spec.acquire_time,
             renew_time: spec.renew_time,
-            // The API server keeps managedFields that an update leaves out.
-            metadata: ObjectMeta { managed_fields: None, ..lease.metadata },
+            metadata: lease.metadata,
         }
     }
 }

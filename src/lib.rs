@@ -9,6 +9,7 @@
 //! | [`cli`], [`config`] | the command line, and validated settings |
 //! | [`keys`], [`names`], [`object`] | our labels and annotations, the name rules of Kubernetes, objects as they are sent |
 //! | [`policy`], [`content`], [`marks`] | what a source asks for, what is copied, what is written on a companion; pure |
+//! | [`clock`] | the clocks, which tests can drive |
 //! | [`backoff`], [`patch`], [`text`], [`substitute`] | small helpers, each the only one of its kind; pure |
 //! | [`client`], [`watch`] | the Kubernetes client, and a watch that never ends |
 //! | [`world`] | what the watches have shown |
@@ -28,6 +29,7 @@ pub mod backoff;
 pub mod certs;
 pub mod cli;
 pub mod client;
+pub mod clock;
 pub mod config;
 pub mod content;
 pub mod guard;

@@ -1,17 +1,9 @@
-//! Runs the command line, and turns an error into one line and exit code 1.
+//! Runs the command line.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // It fails only if a provider is already installed.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    match lockstep::cli::Cli::from_args().run().await {
-        Ok(code) => code,
-        Err(error) => {
-            lockstep::cli::complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    lockstep::cli::main().await
 }

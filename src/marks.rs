@@ -75,20 +75,26 @@ impl Marks {
 
     #[must_use]
     pub fn digest(&self) -> Digest {
-        self.digest_with_labels(|_| true)
+        self.digest_with(|_| true, |_| true)
+    }
+
+    /// The digest of the marks that a backup of a companion has, too: all but the UID of the source.
+    #[must_use]
+    pub fn digest_without_uid(&self, keys: &Keys) -> Digest {
+        self.digest_with(|_| true, |key| *key != keys.source_uid)
     }
 
     /// The digest of the same marks as versions wrote them that did not know the labels which name the source.
     #[must_use]
     pub fn digest_without_source_labels(&self, keys: &Keys) -> Digest {
         let later = keys.source_labels();
-        self.digest_with_labels(|key| !later.contains(&key))
+        self.digest_with(|key| !later.contains(&key), |_| true)
     }
 
-    fn digest_with_labels(&self, counts: impl Fn(&str) -> bool) -> Digest {
+    fn digest_with(&self, label: impl Fn(&str) -> bool, annotation: impl Fn(&str) -> bool) -> Digest {
         let mut hasher = Hasher::new();
-        hasher.map("labels", self.labels.iter().filter(|(key, _)| counts(key)));
-        hasher.map("annotations", &self.annotations);
+        hasher.map("labels", self.labels.iter().filter(|(key, _)| label(key)));
+        hasher.map("annotations", self.annotations.iter().filter(|(key, _)| annotation(key)));
         hasher.finish()
     }
 

@@ -26,6 +26,7 @@ pub mod writes;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use kube::Client;
 use tokio::{sync::watch, task::JoinSet, time::MissedTickBehavior};
 
@@ -34,7 +35,7 @@ use crate::{
     leader::{Claim, LeaseAnnotations},
     object::ObjectKey,
     ops::metrics::{Metrics, ReasonLabel},
-    plan::Heal,
+    plan::{Heal, Trouble},
     world::{SharedWorld, World},
 };
 use api::{CompanionApi, KubeApi};
@@ -82,38 +83,20 @@ impl Mirror {
         mut stop: watch::Receiver<bool>,
     ) -> Result<(), &'static str> {
         let Self { client, settings, world, queue, claim, annotations, metrics } = self;
-        // The series begin at zero, so that the first heal shows as an increase.
-        for heal in Heal::ALL {
-            drop(metrics.heals.get_or_create(&ReasonLabel { reason: heal.as_str() }));
-        }
+        // The series begin at zero, so that the first heal shows as an increase, and no trouble as zero.
+        let heals = Heal::ALL.iter().map(|heal| heal.as_str());
+        heals.for_each(|reason| drop(metrics.heals.get_or_create(&ReasonLabel { reason })));
+        Trouble::LABELS
+            .iter()
+            .for_each(|reason| drop(metrics.troubles.get_or_create(&ReasonLabel { reason })));
         let (recorder, events) = EventRecorder::start(client.clone(), &settings.keys, metrics.clone());
         let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
         let reporter = Reporter::new(recorder, metrics.clone());
         let reconciler =
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
-        let (mut tasks, mut workers) = (JoinSet::new(), JoinSet::new());
-        tasks.spawn(resync(world, queue, claim.clone(), settings.resync));
-        tasks.spawn(follow_leadership(claim, annotations.clone(), reconciler.clone()));
-        tasks.spawn(keep_hold(annotations.clone(), reconciler.clone()));
-        for _ in 0..settings.workers {
-            let reconciler = reconciler.clone();
-            workers.spawn(async move {
-                reconciler.reconcile_all().await;
-                "reconcile worker"
-            });
-        }
-        let labeller = reconciler.clone();
-        workers.spawn(async move {
-            labeller.label_all().await;
-            "label worker"
-        });
-        for _ in 0..settings.writes.max(1) {
-            let reconciler = reconciler.clone();
-            tasks.spawn(async move {
-                reconciler.write_all().await;
-                "write worker"
-            });
-        }
+        let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
+        let (mut workers, mut tasks): (JoinSet<_>, JoinSet<_>) =
+            (workers.into_iter().collect(), others.into_iter().collect());
 
         let outcome = tokio::select! {
             biased;
@@ -132,6 +115,50 @@ impl Mirror {
         release.await;
         drop(tokio::time::timeout(EVENTS_TIMEOUT, events).await);
         outcome
+    }
+}
+
+/// What runs in a mirror, without end. Each task returns its name if it ends nevertheless.
+pub(crate) struct Tasks {
+    /// They start writes, and may be aborted at any time.
+    pub workers: Vec<BoxFuture<'static, &'static str>>,
+    pub others: Vec<BoxFuture<'static, &'static str>>,
+}
+
+impl Tasks {
+    pub fn new<A: CompanionApi>(
+        settings: &Settings,
+        world: SharedWorld,
+        queue: Arc<Queue<ObjectKey>>,
+        claim: Claim,
+        annotations: &LeaseAnnotations,
+        reconciler: &Reconciler<A>,
+    ) -> Self {
+        let mut others: Vec<BoxFuture<'static, &'static str>> = vec![
+            Box::pin(resync(world, queue, claim.clone(), settings.resync)),
+            Box::pin(follow_leadership(claim, annotations.clone(), reconciler.clone())),
+            Box::pin(keep_hold(annotations.clone(), reconciler.clone())),
+        ];
+        for _ in 0..settings.writes.max(1) {
+            let reconciler = reconciler.clone();
+            others.push(Box::pin(async move {
+                reconciler.write_all().await;
+                "write worker"
+            }));
+        }
+        let labeller = reconciler.clone();
+        let mut workers: Vec<BoxFuture<'static, &'static str>> = vec![Box::pin(async move {
+            labeller.label_all().await;
+            "label worker"
+        })];
+        for _ in 0..settings.workers {
+            let reconciler = reconciler.clone();
+            workers.push(Box::pin(async move {
+                reconciler.reconcile_all().await;
+                "reconcile worker"
+            }));
+        }
+        Self { workers, others }
     }
 }
 
@@ -176,7 +203,7 @@ async fn resync(
     loop {
         ticks.tick().await;
         if claim.is_held() {
-            queue.push_all(world.read(World::all_sources));
+            queue.push_all(world.all_sources());
         } else {
             world.write(World::forget_unwanted_lost);
         }

@@ -30,13 +30,25 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns)
 }
 
-/// Whether a text is a label or annotation key: `name` or `prefix.example/name`.
+/// Whether a text is a label key: `name` or `prefix.example/name`.
 #[must_use]
 pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && !name.is_empty() && is_label_value(name),
         None => !text.is_empty() && is_label_value(text),
     }
+}
+
+/// Whether a text is an annotation key: as a label key, but with a prefix in upper or lower case.
+///
+/// ```
+/// use lockstep::names::{is_annotation_key, is_label_key};
+///
+/// assert!(is_annotation_key("Example.com/a") && !is_label_key("Example.com/a"));
+/// ```
+#[must_use]
+pub fn is_annotation_key(text: &str) -> bool {
+    is_label_key(&text.to_lowercase())
 }
 
 /// Whether a text is the value of a label, which may be empty.

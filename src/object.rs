@@ -251,8 +251,13 @@ impl Meta {
         self.deletion_timestamp.is_some()
     }
 
-    /// The resourceVersion as a number. Kubernetes guarantees since 1.35 that they compare as numbers; on a server with
-    /// other versions every event counts as the newest.
+    /// The resourceVersion as a number. Those of one resource compare as numbers: Kubernetes guarantees that since 1.35,
+    /// and before it was so as well, because the API server writes the revision of etcd in decimal digits
+    /// (`APIObjectVersioner` in k8s.io/apiserver, the same code from 1.30 on) and compares them in its own watch cache.
+    /// Those of two resources are never compared: each may have an etcd of its own (`--etcd-servers-overrides`).
+    ///
+    /// On a server with other versions, every event counts as the newest. Lockstep may then plan with a state that one of
+    /// its own writes has replaced, and that write fails on its precondition; none is wrong.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.resource_version.parse().unwrap_or(u64::MAX)

@@ -1,7 +1,9 @@
 //! What operators see: metrics, health, logs.
 
+pub mod exposition;
 pub mod health;
 pub mod log;
 pub mod metrics;
 #[cfg(test)]
 mod monitoring;
+mod process;

@@ -23,6 +23,10 @@ use crate::{
 pub struct Plan {
     pub changes: Vec<Change>,
     pub troubles: Vec<Trouble>,
+    /// How many companions the source asks for, in namespaces that take them.
+    pub wanted: usize,
+    /// How many of those do not have what the source has: they are missing, differ, or their name is taken.
+    pub out_of_step: usize,
 }
 
 /// One write; for [`Action::Recreate`], a delete and a create.
@@ -219,10 +223,16 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
             Eligibility::Eligible if at == *key => {}
             Eligibility::Eligible => {
                 plan.add(decide_in(world, source, &at, in_step));
+                plan.wanted += 1;
                 kept.insert(at);
             }
         }
     }
+    // So far, every change is about a companion that is wanted.
+    let conflicts =
+        plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Conflict { .. })).count();
+    plan.out_of_step =
+        conflicts + plan.changes.iter().filter(|change| !change.action.only_adds_labels()).count();
     let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
     let reason = DeleteReason::NotWanted;
     plan.changes

@@ -29,8 +29,8 @@ use pattern::{Pattern, Patterns, any_matches};
 const MAX_NAME_BYTES: usize = 253;
 /// How much of an annotation a message quotes.
 const MAX_QUOTED_CHARS: usize = 60;
-/// The maximum length of what a message says about an annotation.
-const MAX_PROBLEM_BYTES: usize = 200;
+/// The maximum of characters that a message says about an annotation.
+const MAX_PROBLEM_CHARS: usize = 200;
 
 /// What the annotations of a source ask for.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,7 +148,7 @@ impl Policy {
             let source_key = meta
                 .annotations
                 .get(&keys.source)
-                .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_BYTES));
+                .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_CHARS));
             return Err(Fault::IsCompanion { source_key });
         }
         let parser = Parser { keys, meta, defaults: stamped_defaults(keys, meta)? };
@@ -157,10 +157,10 @@ impl Policy {
             companion: parser.companion_name(&targets)?,
             targets,
             keys: parser.key_selection()?,
-            copy_labels: parser.patterns(&keys.copy_labels)?,
-            copy_annotations: parser.patterns(&keys.copy_annotations)?,
-            set_labels: parser.pairs(&keys.set_labels, names::is_label_value)?,
-            set_annotations: parser.pairs(&keys.set_annotations, |_| true)?,
+            copy_labels: parser.patterns(&keys.copy_labels, names::is_label_key)?,
+            copy_annotations: parser.patterns(&keys.copy_annotations, names::is_annotation_key)?,
+            set_labels: parser.pairs(&keys.set_labels, names::is_label_key, names::is_label_value)?,
+            set_annotations: parser.pairs(&keys.set_annotations, names::is_annotation_key, |_| true)?,
             protect: parser.protect()?,
             adopt: parser.flag(&keys.adopt)?,
             paused: parser.flag(&keys.paused)?,
@@ -262,6 +262,7 @@ impl Targets {
             };
             let pattern = Pattern::new(if item == "." { home } else { item });
             if item != "." && !is_namespace_pattern(&pattern) {
+                let item = shorten(item, MAX_QUOTED_CHARS);
                 return Err(format!("`{item}` is neither `.`, a namespace nor a pattern such as `team-*`"));
             }
             if excluded {
@@ -300,13 +301,17 @@ impl Targets {
         Self { patterns: Vec::new(), selector: None, ..self.clone() }
     }
 
-    /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels.
+    /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels. At home the author
+    /// needs the right, which no `accept-from` replaces, so patterns that need only consent do not reach it.
     #[must_use]
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
+        let matches = || {
+            any_matches(&self.patterns, namespace)
+                || self.selector.as_ref().is_some_and(|selector| selector.matches(labels))
+        };
+        let within_reach = || !(self.needs_consent && home == namespace);
         self.names_explicitly(home, namespace)
-            || ((any_matches(&self.patterns, namespace)
-                || self.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
-                && !any_matches(&self.excluded, namespace))
+            || (within_reach() && matches() && !any_matches(&self.excluded, namespace))
     }
 
     /// Whether a pattern or a selector may match any namespace.
@@ -486,10 +491,11 @@ impl<'a> Parser<'a> {
         Ok(KeySelection(Some(selected)))
     }
 
-    fn patterns(&self, key: &str) -> Result<Patterns, Fault> {
+    fn patterns(&self, key: &str, is_key: fn(&str) -> bool) -> Result<Patterns, Fault> {
         let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
         let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
-        if let Some(bad) = patterns.iter().find(|pattern| !names::is_label_key(&pattern.example())) {
+        if let Some(bad) = patterns.iter().find(|pattern| !is_key(&pattern.example())) {
+            let bad = shorten(bad.as_str(), MAX_QUOTED_CHARS);
             return Err(fault(
                 key,
                 &format!("`{bad}` is neither a key nor a pattern such as `example.com/*`"),
@@ -499,14 +505,19 @@ impl<'a> Parser<'a> {
     }
 
     /// `a=b,c=d`: labels or annotations for companions.
-    fn pairs(&self, key: &str, is_value: fn(&str) -> bool) -> Result<BTreeMap<String, String>, Fault> {
+    fn pairs(
+        &self,
+        key: &str,
+        is_key: fn(&str) -> bool,
+        is_value: fn(&str) -> bool,
+    ) -> Result<BTreeMap<String, String>, Fault> {
         let Some(text) = self.get(key) else { return Ok(BTreeMap::new()) };
         let mut pairs = BTreeMap::new();
         for item in items(text, MAX_ITEMS).map_err(|error| fault(key, &error))? {
             let bad = |problem: &str| fault(key, &format!("`{}` {problem}", shorten(item, MAX_QUOTED_CHARS)));
             let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
             let (name, value) = (name.trim(), value.trim());
-            if !names::is_label_key(name) || !is_value(value) {
+            if !is_key(name) || !is_value(value) {
                 return Err(bad("is not a valid key and value"));
             }
             if !self.keys.may_copy(name) {
@@ -569,6 +580,7 @@ fn is_namespace_pattern(pattern: &Pattern) -> bool {
 pub fn namespace_patterns(text: &str) -> Result<Patterns, String> {
     let patterns: Patterns = text.parse().map_err(|error: BadList| error.to_string())?;
     if let Some(pattern) = patterns.iter().find(|pattern| !is_namespace_pattern(pattern)) {
+        let pattern = shorten(pattern.as_str(), MAX_QUOTED_CHARS);
         return Err(format!("`{pattern}` is neither a namespace nor a pattern such as `team-*`"));
     }
     Ok(patterns)
@@ -581,7 +593,7 @@ fn name_too_long(key: &str, name: &str) -> Fault {
 /// What is wrong with an annotation, in a text of bounded length.
 #[must_use]
 pub fn fault(key: &str, problem: &dyn Display) -> Fault {
-    Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_BYTES) }
+    Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_CHARS) }
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! For tests: a builder of objects, a cluster in memory to try plans on, an API server that answers as the test says,
-//! and clients of the guard.
+//! clients of the guard, and a simulation of the mirror.
 
 pub mod api;
 mod captured_logs;
 pub mod cluster;
+pub mod fuzz;
 mod module_graph;
 pub mod peer;
+mod simulation;
+pub mod store;
 mod temp_dir;
 
 use std::sync::Arc;

@@ -12,12 +12,7 @@ mod restores;
 pub use decode::Undecodable;
 pub use restores::Restores;
 
-use std::{
-    collections::HashSet,
-    convert::Infallible,
-    io,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, convert::Infallible, io, time::Duration};
 
 use futures::{AsyncBufRead, AsyncBufReadExt};
 use http::{HeaderValue, header::ACCEPT_ENCODING};
@@ -31,6 +26,7 @@ use serde::de::DeserializeOwned;
 use crate::{
     backoff::{Backoff, Retry},
     client::{Failure, with_timeout},
+    clock,
     object::Meta,
     ops::log::LogOnce,
 };
@@ -83,6 +79,20 @@ pub enum Event<T> {
     Bookmark,
     /// An object is skipped.
     Undecodable(Undecodable),
+}
+
+impl<T> Event<T> {
+    #[cfg(test)]
+    pub(crate) fn map<U>(self, map: impl FnOnce(T) -> U) -> Event<U> {
+        match self {
+            Self::Init => Event::Init,
+            Self::Apply(object) => Event::Apply(map(object)),
+            Self::Delete(object) => Event::Delete(map(object)),
+            Self::InitDone(version) => Event::InitDone(version),
+            Self::Bookmark => Event::Bookmark,
+            Self::Undecodable(object) => Event::Undecodable(object),
+        }
+    }
 }
 
 /// An object that can be watched.
@@ -189,7 +199,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let name = &*watcher.spec.name;
     let mut version: ResumeVersion = None;
     let mut streaming = true;
-    let mut last_event = Instant::now();
+    let mut last_event = clock::now();
     let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
     let mut failed_resumes = 0;
     let mut log_once = LogOnce::default();
@@ -198,9 +208,9 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let mut position = 0;
     let mut broke_off = false;
     loop {
-        let (resumed_from, started, count) = (version.clone(), Instant::now(), watcher.restores.count());
+        let (resumed_from, started, count) = (version.clone(), clock::now(), watcher.restores.count());
         let mut sink = |event: Event<T>| {
-            last_event = Instant::now();
+            last_event = clock::now();
             if let Event::InitDone(listed) = &event {
                 if watcher.report_restore(number(listed), position, count) {
                     // Not complete before the other watches have begun to list, too: companions that the restore
@@ -239,7 +249,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
             never = watcher.check_position(check, count) => match never {},
         };
         position = version.as_deref().and_then(number).unwrap_or(position);
-        broke_off = !lists && (outcome.is_err() || started.elapsed() + MIN_WATCH_TIME < WATCH_TIMEOUT);
+        broke_off = !lists && (outcome.is_err() || clock::elapsed(started) + MIN_WATCH_TIME < WATCH_TIMEOUT);
         if version != resumed_from {
             failed_resumes = 0;
         }
@@ -286,7 +296,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
                 }
             }
         };
-        let stalled = last_event.elapsed() > stall_timeout;
+        let stalled = clock::elapsed(last_event) > stall_timeout;
         if version.is_some() && (stalled || failed_resumes >= MAX_FAILED_RESUMES) {
             let reason = if stalled { "the watch has stalled" } else { "the watch cannot be resumed" };
             tracing::info!(watch = name, reason, "listing again");
@@ -327,7 +337,7 @@ impl Watcher {
         version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), WatchError> {
-        let (listing, started) = (version.is_none(), Instant::now());
+        let (listing, started) = (version.is_none(), clock::now());
         let params = WatchParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),
@@ -347,7 +357,7 @@ impl Watcher {
         let lines = self.answer(self.client.request_stream(request)).await?;
         let lines = lines.map_err(|error| refused(error, listing))?;
         self.follow(lines, version, sink).await?;
-        match started.elapsed() < MIN_WATCH_TIME {
+        match clock::elapsed(started) < MIN_WATCH_TIME {
             true => Err(WatchError::Broken(Failure::Unavailable("the watch ended at once".to_owned()))),
             false => Ok(()),
         }

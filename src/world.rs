@@ -29,7 +29,11 @@ pub use state::{Effect, SourceEvent, World};
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::{keys::Keys, object::Kind, policy::pattern::Patterns};
+use crate::{
+    keys::Keys,
+    object::{Kind, ObjectKey},
+    policy::pattern::Patterns,
+};
 
 /// What one instance watches.
 #[derive(Debug, Clone)]
@@ -93,6 +97,15 @@ impl SharedWorld {
     #[must_use]
     pub fn new(scope: &Scope, source_cache: usize) -> Self {
         World::new(scope.keys.clone(), scope.rules.clone(), source_cache).into()
+    }
+
+    /// Every source that exists or has companions, in order: what a resync reconciles.
+    #[must_use]
+    pub fn all_sources(&self) -> Vec<ObjectKey> {
+        let mut sources = self.read(World::all_sources);
+        // Without the lock, because there may be many.
+        sources.sort_unstable();
+        sources
     }
 
     pub fn read<T>(&self, f: impl FnOnce(&World) -> T) -> T {

@@ -181,11 +181,12 @@ impl Actions {
         if let Some(cas) = usable_cas(due, inputs, now.time) {
             self.memory.cas = Some(Arc::new(cas));
         }
+        let version = object.map_or("", |object| &object.metadata.resource_version);
+        self.memory.secret_writes.seen(version);
         let change = match due {
             Due::Now(change) => change,
             Due::At(at) => return self.check_at(at, now),
         };
-        let version = object.map_or("", |object| &object.metadata.resource_version);
         let writes = &mut self.memory.secret_writes;
         match writes.wait("", version, change.may_recur(), now.instant) {
             None => {}

@@ -86,13 +86,16 @@ impl Certificate {
     pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
         let (subject, not_before, not_after, for_servers) = {
             let x509 = parse(&der)?;
-            let time = |time: ASN1Time| {
-                Timestamp::from_second(time.timestamp()).map_err(|_| UnusableCa::Certificate)
+            // `99991231235959Z`, by which a certificate has no end, is later than any Timestamp.
+            let time = |time: ASN1Time| match Timestamp::from_second(time.timestamp()) {
+                Ok(time) => time,
+                Err(_) if time.timestamp() > 0 => Timestamp::MAX,
+                Err(_) => Timestamp::MIN,
             };
             let validity = x509.validity();
             let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
             let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
-            (x509.subject().to_string(), time(validity.not_before)?, time(validity.not_after)?, for_servers)
+            (x509.subject().to_string(), time(validity.not_before), time(validity.not_after), for_servers)
         };
         Ok(Self { der, subject, not_before, not_after, for_servers })
     }

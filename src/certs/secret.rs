@@ -81,7 +81,7 @@ pub struct ParsedSecret {
     pub old_since: Option<Timestamp>,
     pub rotation: Option<Timestamp>,
     pub revoked: Vec<String>,
-    /// A field other than the current CA cannot be parsed, or is there without the field it belongs to.
+    /// A field other than the current CA cannot be parsed, holds too many, or is there without the field it belongs to.
     pub malformed: bool,
     /// The certificate of the current CA, even if its key is unusable: replicas may serve leaves that it signed.
     pub certificate: Option<Certificate>,
@@ -172,7 +172,7 @@ impl CaSet {
     pub fn with_old(mut self, certificate: Certificate, now: Timestamp) -> Self {
         if !certificate.has_expired(now) && !self.trusts(&certificate) {
             self.old.push(certificate);
-            self.old.drain(..self.old.len().saturating_sub(MAX_OLD_CAS));
+            self.old = latest(self.old);
             self.old_since = Some(now);
         }
         self
@@ -247,6 +247,12 @@ impl CaSet {
     }
 }
 
+/// As many of the old CAs as are published. A Secret has room for thousands.
+fn latest(mut old: Vec<Certificate>) -> Vec<Certificate> {
+    old.drain(..old.len().saturating_sub(MAX_OLD_CAS));
+    old
+}
+
 impl ParsedSecret {
     /// Ignores keys that are not ours.
     #[must_use]
@@ -268,7 +274,8 @@ impl ParsedSecret {
 
         let old = field(OLD_CERTIFICATES).map(Certificate::parse_all);
         let old_since = time(OLD_SINCE);
-        let bad_old = old.as_ref().is_some_and(|old| old.as_ref().map_or(true, Vec::is_empty))
+        let bad_list = |old: &Vec<Certificate>| old.is_empty() || old.len() > MAX_OLD_CAS;
+        let bad_old = old.as_ref().is_some_and(|old| old.as_ref().map_or(true, bad_list))
             || matches!(old_since, Some(None))
             || old.is_some() != old_since.is_some();
 
@@ -285,7 +292,7 @@ impl ParsedSecret {
             next: next
                 .and_then(Result::ok)
                 .map(|ca| NextCa { ca: Arc::new(ca), published: published.flatten() }),
-            old: old.and_then(Result::ok).unwrap_or_default(),
+            old: old.and_then(Result::ok).map(latest).unwrap_or_default(),
             old_since: old_since.flatten(),
             rotation: rotation.flatten(),
             revoked: if bad_rotation { Vec::new() } else { revoked },

@@ -383,7 +383,8 @@ fn explain(write: &CaWrite, settings: &CertSettings, failure: &Failure) -> Strin
             let what = format!("writing the CA Secret {}", secret_name(settings));
             match failure {
                 Failure::NotFound => format!(
-                    "{what} failed, because its namespace does not exist: apply `lockstep manifests`, or choose another --namespace"
+                    "{what} failed, because its namespace does not exist: apply `lockstep manifests \
+                     --create-namespace`, or choose another --namespace"
                 ),
                 Failure::Invalid(detail) => {
                     format!(

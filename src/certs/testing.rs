@@ -47,12 +47,17 @@ pub fn constrained_ca(name: &str) -> Arc<Ca> {
 }
 
 fn restricted_ca(restrict: impl FnOnce(&mut rcgen::CertificateParams)) -> Arc<Ca> {
+    let (certificate, key) = ca_pem(restrict);
+    Arc::new(Ca::parse(Some(certificate.as_bytes()), Some(key.as_bytes())).unwrap())
+}
+
+/// A CA and its key, as PEM.
+pub fn ca_pem(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (String, String) {
     let mut params = rcgen::CertificateParams::default();
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    restrict(&mut params);
+    change(&mut params);
     let key = rcgen::KeyPair::generate().unwrap();
-    let certificate = params.self_signed(&key).unwrap().pem();
-    Arc::new(Ca::parse(Some(certificate.as_bytes()), Some(key.serialize_pem().as_bytes())).unwrap())
+    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
 }
 
 pub fn ca() -> Arc<Ca> {

@@ -63,6 +63,12 @@ impl WriteHistory {
         self.answered = Some((version.to_owned(), now));
     }
 
+    /// The watch shows this version. If it is another than our last write was based on, that write is no longer waited
+    /// for: an object that is deleted again has the same version as before it was created, none.
+    pub fn seen(&mut self, version: &str) {
+        self.answered.take_if(|(answered, _)| answered != version);
+    }
+
     pub fn failed(&mut self, may_recur: bool, now: Instant) {
         (self.in_flight, self.failing, self.answered) = (false, true, None);
         // A write that may recur was counted when it started.
@@ -115,6 +121,18 @@ mod tests {
         writes.started("", true, later);
         writes.answered("10", later);
         assert_eq!(writes.wait("", "11", true, later), Some(BACKOFF.first), "the first attempt again");
+    }
+
+    #[test]
+    fn object_that_is_deleted_after_the_watch_has_shown_our_write_is_written_again_without_a_lag() {
+        let (now, mut writes) = (Instant::now(), WriteHistory::default());
+        writes.started("", false, now);
+        writes.answered("", now);
+        writes.seen("");
+        assert_eq!(writes.wait("", "", false, now), Some(WATCH_LAG), "the watch has not shown our write");
+        writes.seen("7");
+        writes.seen("");
+        assert_eq!(writes.wait("", "", false, now), Some(Duration::ZERO));
     }
 
     #[test]

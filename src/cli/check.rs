@@ -108,22 +108,14 @@ fn granted(role: &Value) -> Vec<Permission> {
     granted
 }
 
-/// The rights that are rare among those that `kubectl apply` of the manifests needs.
+/// The rights that are rare among those that `kubectl apply` of the manifests needs, except for the Namespace.
 fn to_install() -> Vec<Permission> {
-    let create = |group: &str, resource: &str| Permission {
-        group: group.to_owned(),
-        resource: resource.to_owned(),
-        verb: "create".to_owned(),
-        name: None,
-        namespace: None,
-    };
     vec![
-        create("", "namespaces"),
-        create("apps", "deployments"),
-        create("rbac.authorization.k8s.io", "clusterroles"),
-        create("rbac.authorization.k8s.io", "clusterrolebindings"),
-        create("admissionregistration.k8s.io", "validatingwebhookconfigurations"),
-        create("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+        Permission::create("apps", "deployments"),
+        Permission::create("rbac.authorization.k8s.io", "clusterroles"),
+        Permission::create("rbac.authorization.k8s.io", "clusterrolebindings"),
+        Permission::create("admissionregistration.k8s.io", "validatingwebhookconfigurations"),
+        Permission::create("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
     ]
 }
 

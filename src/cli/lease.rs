@@ -15,6 +15,7 @@ use crate::{
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     config,
     keys::Keys,
+    leader::LeaseObject,
     ops::metrics::Metrics,
 };
 
@@ -22,7 +23,7 @@ use crate::{
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct LeaseHandle {
-    api: Api<Lease>,
+    api: Api<LeaseObject>,
     pub client: Client,
     pub keys: Keys,
     namespace: String,
@@ -42,7 +43,7 @@ impl LeaseHandle {
     }
 
     pub async fn read(&self) -> Result<Lease, Failure> {
-        with_timeout(REQUEST_TIMEOUT, self.api.get(&self.keys.instance)).await
+        with_timeout(REQUEST_TIMEOUT, self.api.get(&self.keys.instance)).await.map(|lease| lease.0)
     }
 
     /// Reads the Lease with an empty patch: for commands for which the right to patch it is enough.
@@ -56,7 +57,9 @@ impl LeaseHandle {
 
     async fn patch(&self, patch: &Value) -> Result<Lease, Failure> {
         let (name, params) = (&self.keys.instance, PatchParams::default());
-        with_timeout(REQUEST_TIMEOUT, self.api.patch(name, &params, &Patch::Merge(patch))).await
+        let patched =
+            with_timeout(REQUEST_TIMEOUT, self.api.patch(name, &params, &Patch::Merge(patch))).await;
+        patched.map(|lease| lease.0)
     }
 
     /// One line for a request with this verb that failed.

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::{config, names, substitute::substitute};
 
-const NAMESPACE_FILE: &str = include_str!("../../deploy/base/namespace.yaml");
+const NAMESPACE_FILE: &str = include_str!("../../deploy/components/namespace/namespace.yaml");
 const RBAC_FILE: &str = include_str!("../../deploy/base/rbac.yaml");
 const WEBHOOK_FILE: &str = include_str!("../../deploy/base/webhook.yaml");
 const DEPLOYMENT_FILE: &str = include_str!("../../deploy/base/deployment.yaml");
@@ -36,6 +36,8 @@ const KINDS: &str = "resources: [configmaps]";
 /// The users that the policy does not restrict: none in the file.
 const EXEMPT_USERS: &str = "username in []";
 const EXEMPT_GROUPS: &str = "group in []";
+/// The page with a section for each alert, to which their annotation `runbook_url` links.
+const RUNBOOKS: &str = "docs/operations.md";
 /// The image that `make image` builds.
 const IMAGE: &str = concat!("lockstep:", env!("CARGO_PKG_VERSION"));
 /// The PriorityClass of the pods, and of the quota that admits them.
@@ -70,6 +72,10 @@ pub struct Manifests {
     #[arg(long, conflicts_with = "webhook_url")]
     pub monitoring: bool,
 
+    /// Where the runbooks of the alerts are published: the address of docs/operations.md in your copy of this repository
+    #[arg(long, value_name = "URL", default_value = RUNBOOKS, value_parser = runbook_url, conflicts_with = "webhook_url")]
+    pub runbook_url: String,
+
     /// Prefix of all labels and annotations
     #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
     pub domain: String,
@@ -78,9 +84,13 @@ pub struct Manifests {
     #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = config::SUFFIX, allow_hyphen_values = true, value_parser = config::suffix)]
     pub suffix: String,
 
-    /// Lockstep's own namespace
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = config::namespace)]
+    /// Lockstep's own namespace: it has neither sources nor companions. `default` and `kube-*` are refused
+    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = namespace)]
     pub namespace: String,
+
+    /// Print the Namespace, too. Not with `kubectl delete`: it deletes a namespace with everything in it
+    #[arg(long)]
+    pub create_namespace: bool,
 
     /// Users that guard and policy do not restrict; a guard outside the cluster needs the flag as well
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -120,9 +130,11 @@ impl Default for Manifests {
             policy: false,
             cert_manager: false,
             monitoring: false,
+            runbook_url: RUNBOOKS.to_owned(),
             domain: config::DOMAIN.to_owned(),
             suffix: config::SUFFIX.to_owned(),
             namespace: config::NAMESPACE.to_owned(),
+            create_namespace: false,
             exempt_user: Vec::new(),
             exempt_group: Vec::new(),
             deputy_user: Vec::new(),
@@ -137,7 +149,9 @@ impl Manifests {
     /// All documents, as YAML.
     #[must_use]
     pub fn render(&self) -> String {
-        let mut files = vec![NAMESPACE_FILE, RBAC_FILE, WEBHOOK_FILE];
+        // The namespace comes first, because the other objects are created in it.
+        let mut files: Vec<&str> = self.create_namespace.then_some(NAMESPACE_FILE).into_iter().collect();
+        files.extend([RBAC_FILE, WEBHOOK_FILE]);
         files.extend(self.webhook_url.is_none().then_some(DEPLOYMENT_FILE));
         files.extend(self.secrets.then_some(SECRETS_RBAC_FILE));
         files.extend(self.policy.then_some(POLICY_FILE));
@@ -178,6 +192,8 @@ impl Manifests {
             (PRIORITY_CLASS, &self.priority_class),
             (DEPLOYED_KINDS, &environment),
         ];
+        let runbooks = [format!("runbook_url: {RUNBOOKS}"), format!("runbook_url: {}", self.runbook_url)];
+        pairs.push((&runbooks[0], &runbooks[1]));
         pairs.extend(cert_manager.iter().map(|(word, value)| (*word, value.as_str())));
         pairs.extend(url.as_ref().map(|url| (SERVICE, url.as_str())));
         // The RBAC for Secrets is a file of its own.
@@ -208,6 +224,16 @@ impl Manifests {
     }
 }
 
+/// Parses `--namespace`. Lockstep mirrors neither from nor into its own namespace, so it must not be one that every
+/// cluster uses for something else.
+fn namespace(text: &str) -> Result<String, String> {
+    let name = config::namespace(text)?;
+    if name == "default" || name.starts_with("kube-") {
+        return Err("Lockstep needs a namespace of its own, such as `lockstep-system`".to_owned());
+    }
+    Ok(name)
+}
+
 /// Parses `--image`. Only the characters are checked: the image must not break the YAML.
 fn image(text: &str) -> Result<String, String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-/:@".contains(c);
@@ -215,6 +241,16 @@ fn image(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err("expected an image such as `registry.example.com/lockstep:0.1.0`".to_owned())
+    }
+}
+
+/// Parses `--runbook-url`: the alert's name is appended as the fragment.
+fn runbook_url(text: &str) -> Result<String, String> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-~/:@%?=&+".contains(c);
+    let is_url = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    match (text == RUNBOOKS || is_url.is_some_and(|rest| !rest.is_empty())) && text.chars().all(is_allowed) {
+        true => Ok(text.to_owned()),
+        false => Err("expected a URL without a fragment, such as `https://git.example.com/lockstep/docs/operations.md`".to_owned()),
     }
 }
 
@@ -274,8 +310,27 @@ mod tests {
     }
 
     #[test]
+    fn namespace_is_printed_first_and_only_with_the_flag() {
+        assert!(!manifests().render().contains("kind: Namespace\n"));
+        let text = Manifests { create_namespace: true, namespace: "own".into(), ..manifests() }.render();
+        let (first, _) = text.split_once("---\n").unwrap();
+        assert!(first.contains("kind: Namespace\nmetadata:\n  name: own\n"), "{first}");
+    }
+
+    #[test]
+    fn namespaces_that_every_cluster_has_are_refused() {
+        for name in ["default", "kube-system", "kube-public", "kube-node-lease", "kube-flannel", "a b"] {
+            assert!(namespace(name).is_err(), "{name}");
+        }
+        for name in ["lockstep-system", "platform", "kubernetes", "default-x"] {
+            assert_eq!(namespace(name).as_deref(), Ok(name));
+        }
+    }
+
+    #[test]
     fn names_are_replaced_everywhere_even_where_they_contain_each_other() {
-        let everything = || Manifests { cert_manager: true, monitoring: true, ..manifests() };
+        let everything =
+            || Manifests { create_namespace: true, cert_manager: true, monitoring: true, ..manifests() };
         let other = Manifests {
             domain: "lockstep-system.example".into(),
             suffix: "-workshop.io".into(),
@@ -362,6 +417,17 @@ mod tests {
             "image: registry.example.com/lockstep@sha256:0\n",
         ] {
             assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn runbooks_are_where_the_flag_says() {
+        let url = runbook_url("https://git.example.com/x?ref=v1").unwrap();
+        let text = Manifests { monitoring: true, runbook_url: url, ..manifests() }.render();
+        let expected = "runbook_url: https://git.example.com/x?ref=v1#lockstepnoleader\n";
+        assert!(text.contains(expected) && !text.contains("runbook_url: docs"), "{text}");
+        for bad in ["", "docs", "https://", "ftp://x", "https://x#y", "https://x y", "https://x\n- y"] {
+            assert!(runbook_url(bad).is_err(), "{bad}");
         }
     }
 

@@ -18,7 +18,13 @@ use super::{
     request::User,
     required_access::{RequiredAccess, Verbs},
 };
-use crate::{client::Failure, content::Digest, content::Hasher, object::Kind, ops::metrics::Metrics};
+use crate::{
+    client::Failure,
+    content::Digest,
+    content::Hasher,
+    object::{Kind, ObjectKey},
+    ops::metrics::Metrics,
+};
 
 const CACHE_TTL: Duration = Duration::from_secs(3);
 /// When the cache is full, all of it is dropped.
@@ -29,9 +35,9 @@ const MAX_CONCURRENT_CALLS: usize = 32;
 /// sent.
 const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
-/// One verb on one companion.
+/// One verb on one companion, or `get` on its source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct CompanionAccess {
+pub struct Access {
     pub verb: &'static str,
     pub kind: Kind,
     /// None: in all namespaces.
@@ -39,7 +45,7 @@ pub struct CompanionAccess {
     pub name: String,
 }
 
-impl CompanionAccess {
+impl Access {
     /// A create request has no resource name for RBAC to match.
     fn reviewed_name(&self) -> Option<&str> {
         (self.verb != "create").then_some(&*self.name)
@@ -49,7 +55,7 @@ impl CompanionAccess {
 /// Why a user does not have the required access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessError {
-    Forbidden(CompanionAccess),
+    Forbidden(Access),
     /// The API server gave no answer.
     Unavailable(String),
 }
@@ -72,7 +78,7 @@ enum Asks {
     ForItself,
 }
 
-type Cache = HashMap<(Digest, CompanionAccess), (bool, Instant)>;
+type Cache = HashMap<(Digest, Access), (bool, Instant)>;
 
 impl AccessChecker {
     #[must_use]
@@ -135,6 +141,13 @@ impl AccessChecker {
         check.all(unchecked).await
     }
 
+    /// Whether a user may read an object.
+    pub async fn check_get(&self, caller: Caller, user: &User, at: &ObjectKey) -> Result<(), AccessError> {
+        let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
+        let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
+        check.check(Access { verb: "get", kind: at.kind, namespace, name }).await
+    }
+
     fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +164,7 @@ struct UserCheck<'a> {
 impl UserCheck<'_> {
     /// Fails with the first access that the user does not have. If that is known, nothing is asked: a user without rights
     /// who tries again and again causes no more calls.
-    async fn all(&self, accesses: Vec<CompanionAccess>) -> Result<(), AccessError> {
+    async fn all(&self, accesses: Vec<Access>) -> Result<(), AccessError> {
         let mut accesses =
             accesses.into_iter().skip_while(|access| self.cached(access) == Some(true)).peekable();
         if let Some(first) = accesses.next_if(|first| self.cached(first) == Some(false)) {
@@ -166,12 +179,12 @@ impl UserCheck<'_> {
         Ok(())
     }
 
-    fn cached(&self, access: &CompanionAccess) -> Option<bool> {
+    fn cached(&self, access: &Access) -> Option<bool> {
         let cached = self.checker.cache().get(&self.cache_key(access)).copied();
         cached.filter(|(_, when)| when.elapsed() < CACHE_TTL).map(|(allowed, _)| allowed)
     }
 
-    async fn check(&self, access: CompanionAccess) -> Result<(), AccessError> {
+    async fn check(&self, access: Access) -> Result<(), AccessError> {
         let allowed = match self.cached(&access) {
             Some(allowed) => allowed,
             None => {
@@ -188,12 +201,12 @@ impl UserCheck<'_> {
     }
 
     /// The same for every access that is checked with the same SubjectAccessReview.
-    fn cache_key(&self, access: &CompanionAccess) -> (Digest, CompanionAccess) {
+    fn cache_key(&self, access: &Access) -> (Digest, Access) {
         let name = access.reviewed_name().map(str::to_owned).unwrap_or_default();
-        (self.fingerprint, CompanionAccess { name, ..access.clone() })
+        (self.fingerprint, Access { name, ..access.clone() })
     }
 
-    async fn call(&self, access: &CompanionAccess) -> Result<bool, AccessError> {
+    async fn call(&self, access: &Access) -> Result<bool, AccessError> {
         let unavailable = |failure: Failure| AccessError::Unavailable(failure.to_string());
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
         let (client, params) = (self.checker.client(), PostParams::default());
@@ -218,8 +231,8 @@ impl UserCheck<'_> {
     }
 }
 
-fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Vec<CompanionAccess> {
-    let access = |verb: &&'static str| CompanionAccess {
+fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Vec<Access> {
+    let access = |verb: &&'static str| Access {
         verb,
         kind,
         namespace: namespace.map(str::to_owned),
@@ -228,7 +241,7 @@ fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Ve
     verbs.as_rbac().iter().map(access).collect()
 }
 
-fn spec(user: &User, access: &CompanionAccess) -> SubjectAccessReviewSpec {
+fn spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let name = access.reviewed_name().map(str::to_owned);
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),

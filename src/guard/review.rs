@@ -12,6 +12,7 @@ use super::{
     denial::{AskConsent, Denial, Place, Reach},
     request::{Operation, Request, Subjects},
     required_access::{RequiredAccess, Verbs},
+    restore::Restored,
 };
 use crate::{
     keys::Keys,
@@ -48,6 +49,12 @@ pub enum Verdict {
     CheckAccess {
         required: RequiredAccess,
         then: Claims,
+    },
+    /// Denied with `otherwise`, unless it is certain that this is the user, the user may read the source, and this is what
+    /// the mirror would write.
+    CheckRestore {
+        restored: Box<Restored>,
+        otherwise: Denial,
     },
     Allow {
         warnings: Vec<String>,
@@ -101,6 +108,8 @@ pub struct Case<'a> {
     warnings: Vec<String>,
     /// The source names no targets, and default ones are stamped on it or were so before the request.
     default_targets: bool,
+    /// The object, if it may be a companion from a backup.
+    restored: Option<Restored>,
 }
 
 impl<'a> Case<'a> {
@@ -137,6 +146,9 @@ impl<'a> Case<'a> {
         };
         let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
             && [old, new].into_iter().flatten().any(stamped);
+        let restored = new
+            .filter(|_| !rules.deputies.contain(&request.user))
+            .and_then(|new| Restored::read(keys, &key, old, new));
         let mut case = Self {
             rules,
             request,
@@ -148,6 +160,7 @@ impl<'a> Case<'a> {
             companions_unaffected,
             warnings: Vec::new(),
             default_targets,
+            restored,
         };
         case.warnings = new.map_or_else(Vec::new, |new| case.warnings_about(&new.metadata));
         Some(case)
@@ -209,7 +222,7 @@ impl<'a> Case<'a> {
     fn create(&self, world: &World, new: &Object) -> Result<Verdict, Denial> {
         let at = || self.key.clone();
         if self.keys().has_marks(&new.metadata) {
-            return Err(Denial::Forged { at: at() });
+            return self.restore(world, None, Denial::Forged { at: at() });
         }
         if let Some(of) = world.competing_source(&self.key, None) {
             return Err(Denial::Squatting { at: at(), of });
@@ -219,7 +232,10 @@ impl<'a> Case<'a> {
 
     fn update(&self, world: &World, old: &Object, new: &Object) -> Result<Verdict, Denial> {
         let warnings = match self.companion_of(world, old) {
-            Some(source) => self.edit_of_companion(world, old, new, source)?,
+            Some(source) => match self.edit_of_companion(world, old, new, source.clone()) {
+                Ok(warnings) => warnings,
+                Err(denial) => return self.restore(world, Some(&source), denial),
+            },
             None if self.gains_marks(&old.metadata, &new.metadata) => {
                 return Err(Denial::Forged { at: self.key.clone() });
             }
@@ -292,6 +308,16 @@ impl<'a> Case<'a> {
             Err(Denial::Edit { at, of: source })
         } else {
             Err(Denial::Strip { at, of: source })
+        }
+    }
+
+    /// What is denied to everybody but those who may know that it is right. `of` is the source of the companion that the
+    /// object is before the request.
+    fn restore(&self, world: &World, of: Option<&ObjectKey>, otherwise: Denial) -> Result<Verdict, Denial> {
+        let same_source = |restored: &&Restored| of.is_none_or(|source| source == restored.source());
+        match self.restored.as_ref().filter(same_source).filter(|restored| restored.is_wanted(world)) {
+            Some(restored) => Ok(Verdict::CheckRestore { restored: Box::new(restored.clone()), otherwise }),
+            None => Err(otherwise),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Whether Lockstep can be installed, or works once it is: each answer with what to do about it.
 
 mod probe;
+pub mod version;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::{
@@ -10,7 +11,7 @@ use k8s_openapi::{
             ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
             SubjectAccessReviewSpec, SubjectAccessReviewStatus,
         },
-        core::v1::{ConfigMap, ServiceAccount},
+        core::v1::{ConfigMap, Namespace, ServiceAccount},
     },
     jiff::Timestamp,
 };
@@ -29,8 +30,6 @@ use crate::{
     keys::Keys,
 };
 
-/// The oldest version of Kubernetes that is supported: `MINOR` of 1.MINOR.
-pub const MIN_MINOR: u32 = 30;
 /// Fewer days than this until the CA expires are worth a warning: it is replaced long before.
 const MIN_CA_DAYS: i64 = 30;
 /// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
@@ -105,6 +104,18 @@ pub struct Permission {
 }
 
 impl Permission {
+    /// Creating objects of the cluster, or in any namespace.
+    #[must_use]
+    pub fn create(group: &str, resource: &str) -> Self {
+        Self {
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            verb: "create".to_owned(),
+            name: None,
+            namespace: None,
+        }
+    }
+
     fn attributes(&self) -> ResourceAttributes {
         ResourceAttributes {
             group: Some(self.group.clone()),
@@ -166,7 +177,7 @@ pub struct Checker<'a> {
     pub configurations: Configurations,
     /// What the ServiceAccount needs.
     pub permissions: Vec<Permission>,
-    /// What a person who installs Lockstep must be allowed to do.
+    /// What a person who installs Lockstep into an existing namespace must be allowed to do.
     pub to_install: Vec<Permission>,
     /// Where the guard is tried: somewhere the person may create ConfigMaps.
     pub namespace: &'a str,
@@ -202,27 +213,22 @@ impl Checker<'_> {
         Keys::new(&self.instance.name.domain, "").instance
     }
 
+    /// The command that ends when every replica is ready.
+    fn wait_command(&self) -> String {
+        format!("kubectl -n {} rollout status deployment lockstep", self.instance.name.namespace)
+    }
+
     fn service_account_name(&self) -> String {
         format!("system:serviceaccount:{}:lockstep", self.instance.name.namespace)
     }
 
     async fn server_version(&self) -> Check {
-        let version = match tokio::time::timeout(REQUEST_TIMEOUT, self.client.apiserver_version()).await {
-            Ok(Ok(version)) => version,
+        match tokio::time::timeout(REQUEST_TIMEOUT, self.client.apiserver_version()).await {
+            Ok(Ok(found)) => version::judge(&found),
             Ok(Err(error)) => {
-                return Check::unknown(format!(
-                    "the version of Kubernetes cannot be read: {}",
-                    Failure::from(error)
-                ));
+                Check::unknown(format!("the version of Kubernetes cannot be read: {}", Failure::from(error)))
             }
-            Err(_) => return Check::unknown("the API server does not say its version"),
-        };
-        let minor: u32 =
-            version.minor.trim_end_matches(|char: char| !char.is_ascii_digit()).parse().unwrap_or_default();
-        let text = format!("Kubernetes {}", version.git_version);
-        match version.major.as_str() == "1" && minor < MIN_MINOR {
-            true => Check::bad(text, format!("Lockstep needs Kubernetes 1.{MIN_MINOR} or newer")),
-            false => Check::good(text),
+            Err(_) => Check::unknown("the API server does not say its version"),
         }
     }
 
@@ -248,8 +254,9 @@ impl Checker<'_> {
             checks.push(Check::bad(
                 "webhook configurations are left, and no replica answers: nobody can write sources and companions",
                 format!(
-                    "start Lockstep, or remove the rest: kubectl delete \
-                     validatingwebhookconfiguration,mutatingwebhookconfiguration {name}"
+                    "start Lockstep, if you have just installed it wait ({}), or remove the rest: kubectl delete \
+                     validatingwebhookconfiguration,mutatingwebhookconfiguration {name}",
+                    self.wait_command()
                 ),
             ));
         }
@@ -301,7 +308,10 @@ impl Checker<'_> {
             },
             Err(Failure::NotFound) => Check::bad(
                 format!("there is no Lease in {}: no replica has ever led", name.namespace),
-                format!("kubectl -n {} get pods; or check --lockstep-namespace and --domain", name.namespace),
+                format!(
+                    "if you have just installed it, wait: {}; otherwise check --lockstep-namespace and --domain",
+                    self.wait_command()
+                ),
             ),
             Err(failure) => Check::unknown(format!("the Lease cannot be read: {failure}")),
         }
@@ -326,7 +336,10 @@ impl Checker<'_> {
             "kubectl -n {namespace} describe pods; kubectl -n {namespace} logs -l app.kubernetes.io/name=lockstep"
         );
         let mut checks = vec![match (ready, replicas.len()) {
-            (0, _) => Check::bad(text, logs),
+            (0, _) => Check::bad(
+                format!("{text}: nobody can write sources and companions until one is"),
+                format!("{}; if it does not end: {logs}", self.wait_command()),
+            ),
             (1, 1) => Check::warning(text, "run two, so that writes go on while one is replaced"),
             (ready, all) if ready < all => Check::warning(text, logs),
             _ => Check::good(text),
@@ -337,7 +350,7 @@ impl Checker<'_> {
         if images.len() > 1 {
             checks.push(Check::warning(
                 format!("replicas run different images: {}", images.join(", ")),
-                format!("kubectl -n {namespace} rollout status deployment lockstep"),
+                self.wait_command(),
             ));
         }
         checks
@@ -427,11 +440,25 @@ impl Checker<'_> {
             },
             ..SelfSubjectAccessReview::default()
         };
-        match missing(self.client, &self.to_install, review, |review| review.status).await {
-            Err(failure) => Check::unknown(format!("your rights cannot be asked for: {failure}")),
-            Ok(missing) if missing.is_empty() => {
-                Check::good("you may install it: lockstep manifests | kubectl apply -f -")
+        let namespaces = Api::<Namespace>::all(self.client.clone());
+        let found =
+            with_timeout(REQUEST_TIMEOUT, namespaces.get_metadata(&self.instance.name.namespace)).await;
+        let mut to_install = self.to_install.clone();
+        let flag = match found {
+            Err(Failure::NotFound) => {
+                to_install.insert(0, Permission::create("", "namespaces"));
+                " --create-namespace"
             }
+            // It exists, or the person may not see whether it does: then the flag could label somebody's namespace.
+            _ => "",
+        };
+        match missing(self.client, &to_install, review, |review| review.status).await {
+            Err(failure) => Check::unknown(format!("your rights cannot be asked for: {failure}")),
+            Ok(missing) if missing.is_empty() => Check::good(format!(
+                "you may install it: lockstep manifests{flag} | kubectl apply -f -\n    until a replica is ready, nobody \
+                 can write sources; wait for it: {}",
+                self.wait_command()
+            )),
             Ok(missing) => {
                 Check::bad(format!("you may not install it: {}", missing.join(", ")), "ask a cluster admin")
             }
@@ -452,8 +479,11 @@ impl Checker<'_> {
         };
         let configmaps = Api::<ConfigMap>::namespaced(self.client.clone(), self.namespace);
         let params = PostParams { dry_run: true, ..PostParams::default() };
-        let logs =
-            format!("kubectl -n {} logs -l app.kubernetes.io/name=lockstep", self.instance.name.namespace);
+        let logs = format!(
+            "{}; kubectl -n {} logs -l app.kubernetes.io/name=lockstep",
+            self.wait_command(),
+            self.instance.name.namespace
+        );
         let (answer, user) = tokio::join!(
             tokio::time::timeout(REQUEST_TIMEOUT, configmaps.create(&params, &probe)),
             user_info(self.client)

@@ -212,7 +212,12 @@ impl Case<'_> {
         let item = if home == name { "." } else { name };
         let listed = describe_targets(&Targets { selector: None, ..targets.clone() });
         let value = if listed.is_empty() { item.to_owned() } else { format!("{listed},{item}") };
-        let text = format!("none of its targets ({shown}) matches {name}");
+        let text = if home == name && targets.needs_consent && targets.has_patterns() {
+            let consent = &steps.keys.consent;
+            format!("patterns of a source with {consent}=required do not reach its own namespace")
+        } else {
+            format!("none of its targets ({shown}) matches {name}")
+        };
         Err(steps.not_met(text, [format!("kubectl annotate --overwrite {} '{key}={value}'", self.object())]))
     }
 
@@ -248,17 +253,6 @@ impl Case<'_> {
                 format!("the label {}=true keeps all companions out of {name}", keys.exclude),
                 [format!("kubectl label namespace {name} {}-", keys.exclude)],
             ),
-            Eligibility::NotAccepted if name == home => {
-                let text = format!(
-                    "patterns of a source with {}=required do not reach its own namespace",
-                    keys.consent
-                );
-                let value =
-                    format!("{},.", describe_targets(&Targets { selector: None, ..policy.targets.clone() }));
-                let value = value.trim_start_matches(',');
-                let (object, key) = (self.object(), &keys.target_namespaces);
-                steps.not_met(text, [format!("kubectl annotate --overwrite {object} '{key}={value}'")])
-            }
             Eligibility::NotAccepted => {
                 let why = match policy.targets.needs_consent {
                     true => format!("the source asks for consent ({}=required)", keys.consent),

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::{
-    api::{coordination::v1::Lease, core::v1::Pod},
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
 use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
 
@@ -13,8 +10,9 @@ use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     config::published::PublishedSettings,
-    hold::HoldAnnotations,
+    hold::{HoldAnnotations, later},
     keys::Keys,
+    leader::{LeaseObject, LeaseRecord},
     world::Scope,
 };
 
@@ -60,6 +58,19 @@ pub struct Replica {
     /// Where it serves its metrics.
     #[serde(skip)]
     pub ops_port: i32,
+}
+
+impl LeaseState {
+    #[must_use]
+    pub fn of(lease: LeaseRecord, keys: &Keys, now: Timestamp) -> Self {
+        let annotations = lease.metadata.annotations.unwrap_or_default();
+        let renewed = lease.renew_time.map(|time| time.0);
+        // The clocks of this machine and of the leader may differ by a few seconds.
+        let is_held = renewed.is_some_and(|renewed| now < later(renewed, lease.duration * 2));
+        let settings = annotations.get(&keys.settings).and_then(|text| serde_json::from_str(text).ok());
+        let leader = Some(lease.holder).filter(|holder| is_held && !holder.is_empty());
+        Self { leader, renewed, settings, annotations }
+    }
 }
 
 impl Instance {
@@ -116,17 +127,9 @@ async fn read_lease(
     keys: &Keys,
     now: Timestamp,
 ) -> Result<LeaseState, Failure> {
-    let leases = Api::<Lease>::namespaced(client.clone(), &name.namespace);
+    let leases = Api::<LeaseObject>::namespaced(client.clone(), &name.namespace);
     let lease = with_timeout(REQUEST_TIMEOUT, leases.get(&keys.instance)).await?;
-    let (annotations, spec) =
-        (lease.metadata.annotations.unwrap_or_default(), lease.spec.unwrap_or_default());
-    let renewed = spec.renew_time.map(|time| time.0);
-    let duration = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
-    // The clocks of this machine and of the leader may differ by a few seconds.
-    let is_held = renewed.is_some_and(|renewed| now < renewed + duration * 2);
-    let settings = annotations.get(&keys.settings).and_then(|text| serde_json::from_str(text).ok());
-    let leader = spec.holder_identity.filter(|holder| is_held && !holder.is_empty());
-    Ok(LeaseState { leader, renewed, settings, annotations })
+    Ok(LeaseState::of(lease.into(), keys, now))
 }
 
 async fn read_ca_expiry(client: &Client, keys: &Keys) -> Result<Option<Timestamp>, Failure> {

@@ -184,7 +184,8 @@ impl Author {
         let Some(case) = Case::read(&self.rules, request) else { return Ok(Vec::new()) };
         let denied = |denial: &Denial| denial.message(&self.rules.keys);
         match snapshot.world.read(|world| case.judge(world)) {
-            Verdict::Deny(denial) => Err(denied(&denial)),
+            // The guard allows a restored companion only with --client-ca, which this command does not know of.
+            Verdict::Deny(denial) | Verdict::CheckRestore { otherwise: denial, .. } => Err(denied(&denial)),
             Verdict::Allow { warnings } => Ok(warnings),
             Verdict::CheckAccess { required, then } => {
                 let caller = Caller::Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));

@@ -1,5 +1,7 @@
 //! The decision on fixed times, and the requests on an API server that answers when the test says.
 
+mod fuzz;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -288,7 +290,12 @@ impl LeaseServer {
     }
 
     fn holder(&self) -> String {
-        self.lease.lock().unwrap().clone().map(|lease| LeaseRecord::from(lease).holder).unwrap_or_default()
+        self.lease
+            .lock()
+            .unwrap()
+            .clone()
+            .map(|lease| LeaseRecord::from(LeaseObject(lease)).holder)
+            .unwrap_or_default()
     }
 }
 
@@ -374,7 +381,7 @@ async fn lease_that_somebody_annotated_is_released_with_their_annotation_and_our
     let lease = server.lease.lock().unwrap().clone().unwrap();
     let kept: Vec<String> = lease.metadata.annotations.clone().unwrap_or_default().into_keys().collect();
     assert_eq!(kept, ["ours", "theirs"]);
-    assert_eq!(LeaseRecord::from(lease).holder, "");
+    assert_eq!(LeaseRecord::from(LeaseObject(lease)).holder, "");
 }
 
 #[tokio::test(start_paused = true)]

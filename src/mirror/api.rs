@@ -42,27 +42,71 @@ pub trait CompanionApi: Send + Sync + 'static {
     fn delete(&self, at: &ObjectKey, known: &Companion) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
+/// Another API, for as long as this replica leads.
+pub struct WhileLeading<A> {
+    api: A,
+    claim: Claim,
+}
+
 /// The API server, for as long as this replica leads.
-pub struct KubeApi {
+pub type KubeApi = WhileLeading<KubeCalls>;
+
+/// The API server, whether this replica leads or not.
+pub struct KubeCalls {
     client: Client,
     keys: Arc<Keys>,
-    claim: Claim,
 }
 
 impl KubeApi {
     #[must_use]
     pub const fn new(client: Client, keys: Arc<Keys>, claim: Claim) -> Self {
-        Self { client, keys, claim }
+        Self::of(KubeCalls { client, keys }, claim)
+    }
+}
+
+impl<A: CompanionApi> WhileLeading<A> {
+    #[must_use]
+    pub const fn of(api: A, claim: Claim) -> Self {
+        Self { api, claim }
     }
 
+    /// Nothing is sent before the call is awaited.
+    async fn call<T>(&self, call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        if !self.claim.is_held() {
+            return Err(Failure::NotLeader);
+        }
+        call.await
+    }
+}
+
+impl<A: CompanionApi> CompanionApi for WhileLeading<A> {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        self.call(self.api.get(key)).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.call(self.api.get_metadata(key)).await
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        self.call(self.api.create(at, body)).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
+        self.call(self.api.patch(at, operations)).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        self.call(self.api.delete(at, known)).await
+    }
+}
+
+impl KubeCalls {
     async fn call<T: DeserializeOwned>(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<T, Failure> {
         let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        if !self.claim.is_held() {
-            return Err(Failure::NotLeader);
-        }
         with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
     }
 
@@ -71,7 +115,7 @@ impl KubeApi {
     }
 }
 
-impl CompanionApi for KubeApi {
+impl CompanionApi for KubeCalls {
     async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
         self.call(collection(key).get(&key.name, &GetParams::default())).await
     }

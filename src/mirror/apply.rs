@@ -364,7 +364,9 @@ impl<A: CompanionApi> Applier<A> {
         self.queue.push_all(effect.requeue.into_iter().filter(|key| key != own));
     }
 
-    /// Takes our marks off a companion: from then on it is a foreign object.
+    /// Takes our marks off a companion: from then on it is a foreign object. If its marks do not say that it stays, they
+    /// do first, so that other replicas see this: otherwise they would take it for a companion that somebody else took
+    /// the marks off, and delete it when they lead.
     async fn release(
         &self,
         key: &ObjectKey,
@@ -372,6 +374,20 @@ impl<A: CompanionApi> Applier<A> {
         reason: DeleteReason,
         known: &Companion,
     ) -> Result<Next, ApplyError> {
+        if !known.keep {
+            let marked = self.api.patch(at, request::mark_to_stay(&self.keys, known)).await;
+            let marked =
+                ObservedCompanion::read(&self.keys, at.kind, marked.map_err(|failure| error(at, failure))?);
+            let stays = marked.companion().keep;
+            let effect = self.world.write(|world| world.companion_written(marked));
+            self.requeue_others(key, effect);
+            let found = self.world.read(|world| world.companion(at).cloned());
+            return match found {
+                _ if !stays => Err(rewritten(at, Heal::Marks)),
+                Some(found) => Ok(Next::Try(Action::Release { reason, known: Box::new(found) })),
+                None => Err(ApplyError::StaleCache),
+            };
+        }
         let (effect, applied) = match self.api.patch(at, request::release(&self.keys, known)).await {
             Ok(object) => {
                 let released = ObservedCompanion::read(&self.keys, at.kind, object);
@@ -520,6 +536,12 @@ impl Applied {
     #[must_use]
     pub const fn is_heal(self) -> bool {
         matches!(self, Self::Healed(_))
+    }
+
+    /// Whether the companion has the content of its source since this write.
+    #[must_use]
+    pub const fn has_content(self) -> bool {
+        matches!(self, Self::Created | Self::Updated | Self::Adopted | Self::Healed(_))
     }
 
     /// Its name in logs, Events and metrics.

@@ -12,7 +12,6 @@ use k8s_openapi::{
         events::v1::{Event, EventSeries},
     },
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
 };
 use kube::{
     Api, Client,
@@ -20,7 +19,7 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{client::Failure, keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
+use crate::{client::Failure, clock, keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
 
 /// An Event that repeats within this time is counted in a series.
 const SERIES_WINDOW: Duration = Duration::from_secs(600);
@@ -90,15 +89,21 @@ impl EventRecorder {
             client,
             controller: keys.instance.clone(),
             recent: HashMap::new(),
-            last_expired: Instant::now(),
+            last_expired: clock::now(),
             metrics: metrics.clone(),
         };
         (Self { pending, limit: Arc::default(), metrics }, tokio::spawn(writer.run(events)))
     }
 
+    /// Counts the Events and writes none.
+    #[cfg(test)]
+    pub fn discarding(metrics: Metrics) -> Self {
+        Self { pending: mpsc::channel(1).0, limit: Arc::default(), metrics }
+    }
+
     pub fn record(&self, event: NewEvent) {
         let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        if !limit.admits(&event, Instant::now()) {
+        if !limit.admits(&event, clock::now()) {
             self.metrics.events_suppressed.inc();
         } else if self.pending.try_send(event).is_err() {
             self.metrics.events_dropped.inc();
@@ -137,16 +142,16 @@ impl EventWriter {
 
     async fn write(&mut self, mut event: NewEvent) -> Result<(), kube::Error> {
         event.note.truncate(text::prefix(&event.note, MAX_NOTE_BYTES).len());
-        if self.last_expired.elapsed() >= EXPIRE_INTERVAL {
-            self.last_expired = Instant::now();
-            self.recent.retain(|_, series| series.last.elapsed() < SERIES_WINDOW);
+        if clock::elapsed(self.last_expired) >= EXPIRE_INTERVAL {
+            self.last_expired = clock::now();
+            self.recent.retain(|_, series| clock::elapsed(series.last) < SERIES_WINDOW);
         }
         let events: Api<Event> = Api::namespaced(self.client.clone(), &event.source.namespace);
-        let now = MicroTime(Timestamp::now());
+        let now = MicroTime(clock::wall());
 
         if let Some(series) = self.recent.get_mut(&event) {
             series.count += 1;
-            series.last = Instant::now();
+            series.last = clock::now();
             let patch = EventSeries { count: series.count, last_observed_time: now };
             let patch = Patch::Merge(serde_json::json!({ "series": patch }));
             return events.patch(&series.name, &PatchParams::default(), &patch).await.map(drop);
@@ -154,7 +159,7 @@ impl EventWriter {
         let object = self.object(&event, now);
         let name = object.metadata.name.clone().unwrap_or_default();
         events.create(&PostParams::default(), &object).await?;
-        self.recent.insert(event, Series { name, count: 1, last: Instant::now() });
+        self.recent.insert(event, Series { name, count: 1, last: clock::now() });
         Ok(())
     }
 

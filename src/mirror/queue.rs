@@ -9,6 +9,8 @@ use std::{
 
 use tokio::sync::Notify;
 
+use crate::clock;
+
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
 pub struct Schedule<K> {
@@ -143,11 +145,14 @@ pub struct Queue<K> {
     schedule: Mutex<Schedule<K>>,
     wake: Notify,
     idle: Notify,
+    /// When keys were pushed that no worker has taken up since.
+    pushed: Mutex<HashMap<K, Instant>>,
 }
 
 impl<K: Clone + Eq + Hash> Default for Queue<K> {
     fn default() -> Self {
-        Self { schedule: Mutex::default(), wake: Notify::new(), idle: Notify::new() }
+        let (wake, idle) = (Notify::new(), Notify::new());
+        Self { schedule: Mutex::default(), wake, idle, pushed: Mutex::default() }
     }
 }
 
@@ -162,16 +167,30 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     pub fn close(&self) {
         self.lock().close();
+        self.pushed().clear();
         self.idle.notify_waiters();
     }
 
     pub fn push_all(&self, keys: impl IntoIterator<Item = K>) {
         let mut schedule = self.lock();
+        let (mut pushed, now) = (self.pushed(), clock::now());
         for key in keys {
+            if schedule.open {
+                pushed.entry(key.clone()).or_insert(now);
+            }
             schedule.push(key);
         }
-        drop(schedule);
+        drop((schedule, pushed));
         self.wake.notify_one();
+    }
+
+    fn pushed(&self) -> MutexGuard<'_, HashMap<K, Instant>> {
+        self.pushed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When a key was first pushed since the last time that this was asked; none if only its time has come.
+    pub fn take_pushed(&self, key: &K) -> Option<Instant> {
+        self.pushed().remove(key)
     }
 
     pub fn push_at(&self, key: K, when: Instant) {
@@ -211,7 +230,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         loop {
             let due = {
                 let mut schedule = self.lock();
-                if let Some(key) = schedule.pop(Instant::now()) {
+                if let Some(key) = schedule.pop(clock::now()) {
                     if schedule.depth() > 0 {
                         // Several pushes may have caused a single wake-up: wake the next worker.
                         self.wake.notify_one();
@@ -223,6 +242,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             match due {
                 Some(when) => {
                     tokio::select! {
+                        biased;
                         () = self.wake.notified() => {}
                         () = tokio::time::sleep_until(when.into()) => {}
                     }

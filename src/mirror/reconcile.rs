@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::SignedDuration;
 
 use super::{
     Settings,
@@ -24,15 +24,16 @@ use super::{
 };
 use crate::{
     client::Failure,
+    clock,
     content::Digest,
     leader::{Claim, LeaseAnnotations},
     object::ObjectKey,
     ops::{
         log::LogOnce,
-        metrics::{Metrics, ResultLabel},
+        metrics::{Metrics, ResultLabel, SourceFigures},
     },
-    plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
-    world::SharedWorld,
+    plan::{Change, Decision, Plan, Removal, Trouble, plan, plan_companion},
+    world::{SharedWorld, Source},
 };
 
 /// How long writes that are queued or in flight may take after a stop.
@@ -74,6 +75,9 @@ struct SourceState {
     reported: Reported,
     /// The failure without a trouble that was logged last.
     failing: LogOnce,
+    /// When a change was seen that not all companions follow yet.
+    changed: Option<Instant>,
+    figures: SourceFigures,
     /// It was forgotten: the source was deleted, or this replica no longer leads. Writes that end now change nothing.
     closed: bool,
 }
@@ -108,6 +112,10 @@ struct Reconcile {
     /// The digest of the source that was planned for; none if the source was deleted.
     digest: Option<Digest>,
     started: Instant,
+    /// What the plan said.
+    figures: SourceFigures,
+    /// The companions that it found out of step and that may be written.
+    lacking: Vec<ObjectKey>,
     progress: Mutex<Progress>,
 }
 
@@ -192,7 +200,7 @@ impl<A: CompanionApi> Reconciler<A> {
                 Job::ConfirmRemovals(removals) => self.0.confirm_removals(&reconcile, removals).await,
             }
             self.0.writes.done(&namespace, permits);
-            self.0.update_queue_depth();
+            self.0.update_gauges();
         }
     }
 
@@ -203,7 +211,7 @@ impl<A: CompanionApi> Reconciler<A> {
         self.0.writes.open();
         self.0.queue.open();
         self.0.lacking_labels.open();
-        self.0.queue.push_all(self.0.world.read(|world| world.all_sources()));
+        self.0.queue.push_all(self.0.world.all_sources());
     }
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
@@ -262,7 +270,7 @@ impl<A: CompanionApi> Inner<A> {
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
         self.metrics.sources.set(figure(sources));
         self.metrics.companions.set(figure(companions));
-        let holding = lock(&self.brake).is_holding(Instant::now());
+        let holding = lock(&self.brake).is_holding(clock::now());
         self.metrics.deletes_held.set((leads && holding).into());
     }
 
@@ -288,7 +296,7 @@ impl<A: CompanionApi> Inner<A> {
         if self.world.read(|world| world.is_unconfirmed(key)) {
             return;
         }
-        let started = Instant::now();
+        let started = clock::now();
         // If the claim is regained before `follow_leadership` notices, nobody fills the queue again: put the key back.
         let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };
         let mut state = lock(&shared);
@@ -302,6 +310,7 @@ impl<A: CompanionApi> Inner<A> {
         // If the source changes back, companions that got the content in between were not edited by anybody.
         state.retry.in_step = in_step.filter(|in_step| Some(*in_step) == digest);
         state.reconciles += 1;
+        state.changed = state.changed.or(self.queue.take_pushed(key));
         let due: Vec<ObjectKey> = plan.deletes().cloned().collect();
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
@@ -309,12 +318,21 @@ impl<A: CompanionApi> Inner<A> {
         } else {
             lock(&self.brake).forget_held_but(key, &due);
         }
+        let is_paused =
+            |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
+        let lacks = |change: &&Change| change.action.removal().is_none() && !change.action.only_adds_labels();
         let reconcile = Reconcile {
             source: key.clone(),
             state: shared.clone(),
             number: state.reconciles,
             digest,
             started,
+            figures: SourceFigures {
+                wanted: plan.wanted,
+                in_step: plan.wanted - plan.out_of_step,
+                paused: source.as_ref().is_some_and(is_paused),
+            },
+            lacking: plan.changes.iter().filter(lacks).map(|change| change.at.clone()).collect(),
             progress: Mutex::default(),
         };
         state.planned.clear();
@@ -378,7 +396,7 @@ impl<A: CompanionApi> Inner<A> {
         }
         if let Some((until, companions, sources)) = hold {
             let left = SignedDuration::try_from(until.saturating_duration_since(now)).unwrap_or_default();
-            let until = format!("{:.0}", Timestamp::now() + left);
+            let until = format!("{:.0}", clock::wall() + left);
             let flags = self.instance_flags.clone();
             state.planned.push(Trouble::DeletesHeld { companions, sources, until, flags });
         }
@@ -475,27 +493,31 @@ impl<A: CompanionApi> Inner<A> {
 
     /// Records the outcome of one write.
     fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
-        let (key, now) = (&reconcile.source, Instant::now());
+        let (key, now) = (&reconcile.source, clock::now());
         let mut state = lock(&reconcile.state);
         let mut progress = lock(&reconcile.progress);
+        let digest = reconcile.digest.unwrap_or_default();
         let again = state.retry.finished(at) || matches!(outcome, Ok(Some(_)));
         // Only if it is not right: after each of a thousand writes, all thousand companions would be planned again.
         if again && !self.is_right(key, at) {
             self.queue.push_all([key.clone()]);
         }
         match outcome {
-            Ok(None) => state.retry.succeeded(at),
+            Ok(None) => state.retry.succeeded(at, digest),
             Ok(Some(mut done)) => {
                 if progress.unlabelled {
                     done.applied = done.applied.unlabelled();
                 }
-                state.retry.succeeded(at);
+                state.retry.succeeded(at, digest);
                 if matches!(done.applied, Applied::Deleted(_)) && at.namespace != key.namespace {
                     lock(&self.brake).deleted(now, key, at);
                 }
                 self.report_applied(key, at, &done);
+                if let Some(changed) = state.changed.filter(|_| done.applied.has_content()) {
+                    self.metrics.propagation_seconds.observe((now - changed).as_secs_f64());
+                }
                 let manager = done.manager.as_deref();
-                if done.applied.is_heal() && state.retry.healed(at, manager, now) {
+                if done.applied.is_heal() && state.retry.healed(at, manager, digest, now) {
                     self.reporter.fight(manager);
                 }
                 progress.summary.add(at, &done);
@@ -508,7 +530,6 @@ impl<A: CompanionApi> Inner<A> {
             }
             Err(ApplyError::Retry { trouble, policy, failure }) => {
                 progress.failure = failure.map(|failure| (at.clone(), failure)).or(progress.failure.take());
-                let digest = reconcile.digest.unwrap_or_default();
                 let retry_at = state.retry.failed(at, trouble, policy, digest, now);
                 self.queue.push_at(key.clone(), retry_at);
             }
@@ -531,7 +552,7 @@ impl<A: CompanionApi> Inner<A> {
 
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
-        let (key, now) = (&reconcile.source, Instant::now());
+        let (key, now) = (&reconcile.source, clock::now());
         let Progress { writes, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {
@@ -546,7 +567,13 @@ impl<A: CompanionApi> Inner<A> {
             state.retry.cache_was_fresh();
             if failure.is_none() {
                 state.retry.in_step = reconcile.digest;
+                state.changed = None;
             }
+        }
+        if latest && !state.closed {
+            let mut figures = reconcile.figures;
+            figures.in_step += reconcile.lacking.iter().filter(|at| self.is_right(key, at)).count();
+            self.metrics.source_figures(std::mem::replace(&mut state.figures, figures), figures);
         }
         if !state.closed {
             if !latest {
@@ -576,11 +603,11 @@ impl<A: CompanionApi> Inner<A> {
             "unchanged"
         };
         self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
-        self.metrics.reconcile_seconds.observe(reconcile.started.elapsed().as_secs_f64());
+        self.metrics.reconcile_seconds.observe(clock::elapsed(reconcile.started).as_secs_f64());
         let idle = latest && !state.retry.is_in_flight() && state.reported.is_empty();
         let has_companions = || self.world.read(|world| world.has_companions(key));
         if idle && reconcile.digest.is_none() && !has_companions() {
-            state.closed = true;
+            self.close_state(state);
             self.forget(key, &reconcile.state);
         }
     }
@@ -588,6 +615,7 @@ impl<A: CompanionApi> Inner<A> {
     /// Writes that end from now on change nothing.
     fn close_state(&self, state: &mut SourceState) {
         state.closed = true;
+        self.metrics.source_figures(std::mem::take(&mut state.figures), SourceFigures::default());
         self.reporter.withdraw(&mut state.reported);
     }
 
@@ -600,7 +628,7 @@ impl<A: CompanionApi> Inner<A> {
 }
 
 fn read_clocks() -> Now {
-    Now { instant: Instant::now(), wall: Timestamp::now() }
+    Now { instant: clock::now(), wall: clock::wall() }
 }
 
 fn log_notes(update: &HoldUpdate) {

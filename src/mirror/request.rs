@@ -15,6 +15,7 @@ use crate::{
     marks::RemovableKeys,
     object::{Kind, ObjectKey, OwnerReference},
     patch,
+    policy::WhenRemoved,
     world::{Companion, Payload, Source},
 };
 
@@ -102,6 +103,18 @@ pub fn update(
     set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
     set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
+}
+
+/// Marks a companion in a known state as one that stays when its source is gone.
+#[must_use]
+pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
+    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    if !known.has_annotations {
+        ops.push(patch::add(&["metadata", "annotations"], json!({})));
+    }
+    let keep = json!(WhenRemoved::Keep.as_str());
+    ops.push(patch::add(&["metadata", "annotations", &keys.when_removed], keep));
+    Operations(ops)
 }
 
 /// Takes every label and annotation under our domain off a companion in a known state, and its source off its owners.

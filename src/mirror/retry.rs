@@ -52,6 +52,8 @@ struct Heals {
     last: Instant,
     /// The field manager whose change was undone last.
     manager: String,
+    /// The source that was last written there: a changed one does not wait for the next heal.
+    source: Digest,
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +118,7 @@ impl RetryState {
         }
         let failed =
             self.failed.get(at).filter(|failed| failed.source == source).map(|failed| failed.retry_at);
-        let healed = self.heals.get(at).filter(|_| heals).and_then(Heals::next);
+        let healed = self.heals.get(at).filter(|known| heals && known.source == source).and_then(Heals::next);
         failed.max(healed).filter(|when| *when > now).map_or(Permission::Now, Permission::At)
     }
 
@@ -152,9 +154,12 @@ impl RetryState {
         start + Duration::from_millis(millis.try_into().unwrap_or(u64::MAX))
     }
 
-    /// A write succeeded, or turned out to be unnecessary.
-    pub fn succeeded(&mut self, at: &ObjectKey) {
+    /// A write of this source succeeded, or turned out to be unnecessary.
+    pub fn succeeded(&mut self, at: &ObjectKey, source: Digest) {
         self.failed.remove(at);
+        if let Some(heals) = self.heals.get_mut(at) {
+            heals.source = source;
+        }
     }
 
     /// Whether the last write of a companion failed.
@@ -191,9 +196,9 @@ impl RetryState {
     }
 
     /// Remembers a heal; true if it is one too many, so that the next one backs off.
-    pub fn healed(&mut self, at: &ObjectKey, manager: Option<&str>, now: Instant) -> bool {
-        let heals =
-            self.heals.entry(at.clone()).or_insert(Heals { count: 0, last: now, manager: String::new() });
+    pub fn healed(&mut self, at: &ObjectKey, manager: Option<&str>, source: Digest, now: Instant) -> bool {
+        let first = Heals { count: 0, last: now, manager: String::new(), source };
+        let heals = self.heals.entry(at.clone()).or_insert(first);
         heals.count += 1;
         heals.last = now;
         manager.unwrap_or("somebody").clone_into(&mut heals.manager);
@@ -266,7 +271,7 @@ mod tests {
         assert_eq!(ask(&mut state, false, "b", now), Permission::Now);
         assert!(retry_at <= now + Duration::from_secs(700));
         assert_eq!(ask(&mut state, false, "a", retry_at), Permission::Now);
-        state.succeeded(&companion());
+        state.succeeded(&companion(), digest("a"));
         assert_eq!(ask(&mut state, false, "a", now), Permission::Now);
     }
 
@@ -301,7 +306,7 @@ mod tests {
         let (mut state, mut now) = (RetryState::default(), Instant::now());
         for _ in 0..FREE_HEALS {
             assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
-            state.healed(&companion(), Some("kubectl-edit"), now);
+            state.healed(&companion(), Some("kubectl-edit"), digest("a"), now);
         }
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -310,7 +315,7 @@ mod tests {
             waits.push((when - now).as_secs());
             now = when;
             assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
-            state.healed(&companion(), Some("kubectl-edit"), now);
+            state.healed(&companion(), Some("kubectl-edit"), digest("a"), now);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
         let troubles = state.troubles(now);
@@ -319,5 +324,17 @@ mod tests {
         now += HEAL_RESET;
         assert_eq!(state.troubles(now), []);
         assert_eq!(ask(&mut state, true, "a", now), Permission::Now);
+    }
+
+    #[test]
+    fn changed_source_does_not_wait_for_the_next_heal_and_gives_no_heal_for_free() {
+        let (mut state, now) = (RetryState::default(), Instant::now());
+        for _ in 0..=FREE_HEALS {
+            state.healed(&companion(), Some("kubectl-edit"), digest("a"), now);
+        }
+        assert!(matches!(ask(&mut state, true, "a", now), Permission::At(_)), "heals back off");
+        assert_eq!(ask(&mut state, true, "b", now), Permission::Now, "somebody waits for the change");
+        state.succeeded(&companion(), digest("b"));
+        assert!(matches!(ask(&mut state, true, "b", now), Permission::At(_)), "heals back off as before");
     }
 }

@@ -7,9 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
+use axum::{
+    Router,
+    http::{
+        HeaderMap, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
+    response::IntoResponse,
+    routing::get,
+};
 
-use super::metrics::Metrics;
+use super::{exposition::Format, metrics::Metrics};
+use crate::clock;
 
 /// What must be true for `/readyz` to answer 200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +58,7 @@ impl Readiness {
     pub fn new(conditions: impl IntoIterator<Item = Condition>) -> Self {
         let unmet: BTreeSet<Condition> = conditions.into_iter().collect();
         let watch = |condition: &Condition| match condition {
-            Condition::Listed(watch) => Some((*watch, Instant::now())),
+            Condition::Listed(watch) => Some((*watch, clock::now())),
             _ => None,
         };
         let last_received = unmet.iter().filter_map(watch).collect();
@@ -62,7 +71,7 @@ impl Readiness {
 
     /// A watch received something from the API server.
     pub fn watch_received(&self, watch: &'static str) {
-        self.with(|state| state.last_received.insert(watch, Instant::now()));
+        self.with(|state| state.last_received.insert(watch, clock::now()));
     }
 
     pub fn mark_true(&self, condition: Condition) {
@@ -101,7 +110,9 @@ impl Readiness {
     /// How long ago each watch received anything.
     #[must_use]
     pub fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
-        self.with(|state| state.last_received.iter().map(|(watch, at)| (*watch, at.elapsed())).collect())
+        self.with(|state| {
+            state.last_received.iter().map(|(watch, at)| (*watch, clock::elapsed(*at))).collect()
+        })
     }
 }
 
@@ -136,13 +147,14 @@ pub fn readyz(readiness: Readiness) -> Router {
 pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
     readyz(readiness.clone()).route("/healthz", get(|| async { "ok\n" })).route(
         "/metrics",
-        get(|| async move {
+        get(|headers: HeaderMap| async move {
             for (watch, age) in readiness.watch_ages() {
                 metrics.watch_age(watch, age);
             }
             metrics.ready.set(readiness.unmet().is_empty().into());
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(axum::http::header::CONTENT_TYPE, kind)], metrics.render())
+            let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+            let format = Format::accepted(accept);
+            ([(CONTENT_TYPE, format.content_type())], metrics.render_as(format))
         }),
     )
 }

@@ -3,7 +3,12 @@
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
-use tracing_subscriber::{EnvFilter, filter::LevelFilter, fmt};
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -38,13 +43,10 @@ impl LogOnce {
 /// A filter with these levels in which some crates stay silent: kube-client logs whole responses that it cannot decode,
 /// Secrets included, and hyper logs what it reads.
 #[must_use]
-pub fn filter(levels: &str) -> EnvFilter {
-    const SILENT_CRATES: [&str; 6] =
-        ["kube_client=off", "kube=off", "hyper=off", "hyper_util=off", "rustls=off", "tower=off"];
-    SILENT_CRATES
-        .into_iter()
-        .filter_map(|directive| directive.parse().ok())
-        .fold(EnvFilter::new(levels), EnvFilter::add_directive)
+pub fn filter(levels: &str) -> Targets {
+    const SILENT_CRATES: [&str; 6] = ["kube_client", "kube", "hyper", "hyper_util", "rustls", "tower"];
+    let levels = levels.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));
+    levels.with_targets(SILENT_CRATES.map(|silent| (silent, LevelFilter::OFF)))
 }
 
 /// Installs the global subscriber. It writes to standard error.
@@ -55,10 +57,12 @@ pub fn init(format: Option<Format>) {
         .ok()
         .filter(|levels| names_only_our_crate(levels))
         .unwrap_or_else(|| "info".into());
-    let builder = fmt().with_env_filter(filter(&levels)).with_writer(std::io::stderr).with_target(false);
+    let builder = fmt().with_max_level(LevelFilter::TRACE).with_writer(std::io::stderr).with_target(false);
     match format {
-        Format::Text => builder.with_ansi(std::io::stderr().is_terminal()).init(),
-        Format::Json => builder.json().flatten_event(true).init(),
+        Format::Text => {
+            builder.with_ansi(std::io::stderr().is_terminal()).finish().with(filter(&levels)).init();
+        }
+        Format::Json => builder.json().flatten_event(true).finish().with(filter(&levels)).init(),
     }
 }
 

@@ -14,6 +14,14 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
+use super::{
+    exposition::{self, Format},
+    process::ProcessMetrics,
+};
+
+/// The field managers of fights beyond a maximum.
+const OTHER_MANAGERS: &str = "other";
+
 /// Cheap to clone; all clones count into the same registry.
 #[derive(Clone)]
 pub struct Metrics {
@@ -30,6 +38,10 @@ pub struct Metrics {
     pub sources: Gauge,
     pub source_cache: Gauge,
     pub companions: Gauge,
+    sources_paused: Gauge,
+    companions_wanted: Gauge,
+    companions_in_step: Gauge,
+    pub propagation_seconds: Histogram,
     pub deletes_held: Gauge,
     watch_age: Family<WatchLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
     watch_restarts: Family<WatchLabel, Counter>,
@@ -50,6 +62,19 @@ pub struct Metrics {
     certificate_rotations: Family<CertificateLabel, Counter>,
     pub bundle_writes: Counter,
     webhook_configuration_missing: Family<KindLabel, Gauge>,
+}
+
+/// What one source adds to the gauges.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SourceFigures {
+    pub wanted: usize,
+    pub in_step: usize,
+    pub paused: bool,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct BuildLabel {
+    version: &'static str,
 }
 
 /// How an admission review ended.
@@ -125,8 +150,13 @@ impl Default for Metrics {
 impl Metrics {
     #[must_use]
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("lockstep");
-        let r = &mut registry;
+        let mut registry = Registry::default();
+        // The names of these are the same for every program.
+        registry.register_collector(Box::new(ProcessMetrics));
+        let r = registry.sub_registry_with_prefix("lockstep");
+        let build: Family<BuildLabel, Gauge> = add(r, "build_info", "1, with the version as a label");
+        let version = BuildLabel { version: env!("LOCKSTEP_VERSION") };
+        build.get_or_create(&version).set(1);
         let metrics = Self {
             queue_depth: add(r, "queue_depth", "Sources that wait for a worker"),
             reconcile_seconds: duration(
@@ -148,6 +178,23 @@ impl Metrics {
             sources: add(r, "sources", "Sources"),
             source_cache: add(r, "source_cache_bytes", "Content of sources that is kept in memory"),
             companions: add(r, "companions", "Companions"),
+            sources_paused: add(r, "sources_paused", "Sources with the annotation paused"),
+            companions_wanted: add(
+                r,
+                "companions_wanted",
+                "Companions that sources ask for, in namespaces that take them",
+            ),
+            companions_in_step: add(
+                r,
+                "companions_in_step",
+                "Companions that sources ask for and that have what the source has",
+            ),
+            propagation_seconds: histogram(
+                r,
+                "propagation_duration_seconds",
+                "Time from seeing a change until a companion that follows it was written",
+                [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0],
+            ),
             deletes_held: add(
                 r,
                 "deletes_held",
@@ -195,8 +242,12 @@ impl Metrics {
             drop(metrics.reviews.get_or_create(&VerdictLabel { verdict }));
         }
         drop(metrics.denials.get_or_create(&ReasonLabel { reason: "unanswered" }));
+        drop(metrics.fights.get_or_create(&ManagerLabel { manager: OTHER_MANAGERS.to_owned() }));
         for result in ["allowed", "denied"] {
             drop(metrics.access_reviews.get_or_create(&ResultLabel { result }));
+        }
+        for role in [Role::Ca, Role::Leaf] {
+            drop(metrics.certificate_rotations.get_or_create(&role.into()));
         }
         for result in ["done", "failed"] {
             drop(metrics.handshakes.get_or_create(&ResultLabel { result }));
@@ -209,9 +260,20 @@ impl Metrics {
         const MAX_MANAGERS: usize = 50;
         let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = managers.contains(manager) || managers.len() < MAX_MANAGERS;
-        let manager = if known { manager } else { "other" }.to_owned();
+        let manager = if known { manager } else { OTHER_MANAGERS }.to_owned();
         managers.insert(manager.clone());
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
+    }
+
+    /// A source adds other figures than before.
+    pub fn source_figures(&self, before: SourceFigures, now: SourceFigures) {
+        let change = |gauge: &Gauge, before: usize, now: usize| {
+            let signed = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+            gauge.inc_by(signed(now) - signed(before));
+        };
+        change(&self.companions_wanted, before.wanted, now.wanted);
+        change(&self.companions_in_step, before.in_step, now.in_step);
+        change(&self.sources_paused, before.paused.into(), now.paused.into());
     }
 
     pub fn review(&self, result: ReviewResult) {
@@ -247,6 +309,7 @@ impl Metrics {
 
     pub fn watch_restarted(&self, watch: &'static str) {
         self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
+        drop(self.undecodable_objects.get_or_create(&WatchLabel { watch }));
     }
 
     pub fn undecodable(&self, watch: &'static str) {
@@ -266,13 +329,20 @@ impl Metrics {
         self.webhook_configuration_missing.get_or_create(&KindLabel { kind }).set(missing.into());
     }
 
-    /// The response body of `/metrics`.
+    /// The response body of `/metrics` for clients that ask for no other format.
     #[must_use]
     pub fn render(&self) -> String {
+        self.render_as(Format::Text)
+    }
+
+    /// The response body of `/metrics` in this format.
+    #[must_use]
+    pub fn render_as(&self, format: Format) -> String {
         let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            Err(std::fmt::Error) => String::new(),
+        match (encode(&mut text, &self.registry), format) {
+            (Err(std::fmt::Error), _) => String::new(),
+            (Ok(()), Format::OpenMetrics) => text,
+            (Ok(()), Format::Text) => exposition::as_plain_text(&text),
         }
     }
 }
@@ -286,8 +356,11 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
 
 /// As [`add`], for durations in seconds.
 fn duration(registry: &mut Registry, name: &str, help: &str) -> Histogram {
-    let buckets = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
-    let metric = Histogram::new(buckets);
+    histogram(registry, name, help, [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0])
+}
+
+fn histogram<const N: usize>(registry: &mut Registry, name: &str, help: &str, bounds: [f64; N]) -> Histogram {
+    let metric = Histogram::new(bounds);
     registry.register(name, help, metric.clone());
     metric
 }
@@ -314,8 +387,15 @@ mod tests {
         metrics.certificate_expiry(Role::Ca, 1_700_000_000);
         metrics.certificate_rotated(Role::Leaf);
         metrics.bundle_writes.inc();
+        metrics
+            .source_figures(SourceFigures::default(), SourceFigures { wanted: 3, in_step: 2, paused: true });
         let text = metrics.render();
         for line in [
+            concat!("lockstep_build_info{version=\"", env!("LOCKSTEP_VERSION"), "\"} 1"),
+            "lockstep_companions_wanted 3",
+            "lockstep_companions_in_step 2",
+            "lockstep_sources_paused 1",
+            "lockstep_fights_total{manager=\"other\"} 0",
             "lockstep_api_calls_total{verb=\"create\",code=\"201\"} 1",
             "lockstep_heals_total{reason=\"deleted\"} 1",
             "lockstep_queue_depth 0",

@@ -11,7 +11,7 @@ const DASHBOARD: &str = include_str!("../../deploy/components/monitoring/dashboa
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// Labels that Prometheus adds.
-const TARGET_LABELS: [&str; 2] = ["job", "pod"];
+const TARGET_LABELS: [&str; 5] = ["cluster", "instance", "job", "namespace", "pod"];
 
 /// The response of `/metrics` with a series of every metric: a family without series is left out.
 fn every_series() -> String {
@@ -19,7 +19,7 @@ fn every_series() -> String {
     drop(metrics.reconciles.get_or_create(&ResultLabel { result: "changed" }));
     drop(metrics.writes.get_or_create(&ActionLabel { action: "created" }));
     drop(metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }));
-    drop(metrics.troubles.get_or_create(&ReasonLabel { reason: "conflict" }));
+    drop(metrics.troubles.get_or_create(&ReasonLabel { reason: "fight" }));
     metrics.fight("somebody");
     metrics.watch_age("source configmaps", std::time::Duration::ZERO);
     metrics.undecodable("namespaces");
@@ -109,7 +109,7 @@ fn metrics_and_labels(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) 
         match token {
             Token::Sign('{') => closing = Some('}'),
             Token::Sign(sign) if Some(*sign) == closing => closing = None,
-            Token::Word(word) if word == "by" => closing = Some(')'),
+            Token::Word(word) if word == "by" || word == "on" => closing = Some(')'),
             Token::Word(word) if closing.is_some() => {
                 labels.insert(word.clone());
             }
@@ -117,7 +117,7 @@ fn metrics_and_labels(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) 
                 if word.starts_with(|c: char| c.is_ascii_alphabetic())
                     && next != Some(&Token::Sign('('))
                     && next != Some(&Token::Word("by".into()))
-                    && word != "or" =>
+                    && !["and", "bool", "or", "unless"].contains(&word.as_str()) =>
             {
                 metrics.insert(word.clone());
             }
@@ -130,10 +130,10 @@ fn metrics_and_labels(expression: &str) -> (BTreeSet<String>, BTreeSet<String>) 
 #[test]
 fn metrics_and_labels_of_an_expression_are_found() {
     let (metrics, labels) = metrics_and_labels(
-        "sum by (le, pod) (rate(a_b{job=\"x{\",code=~\"5..\"}[10m])) or c - time() > 14 * 8",
+        "sum by (le, pod) (rate(a_b{job=\"x{\",code=~\"5..\"}[10m])) or c - time() > 14 * 8 and on (instance) d",
     );
-    assert_eq!(metrics, ["a_b", "c"].map(String::from).into());
-    assert_eq!(labels, ["code", "job", "le", "pod"].map(String::from).into());
+    assert_eq!(metrics, ["a_b", "c", "d"].map(String::from).into());
+    assert_eq!(labels, ["code", "instance", "job", "le", "pod"].map(String::from).into());
 }
 
 #[test]
@@ -209,13 +209,13 @@ fn expressions_have_balanced_brackets_and_select_one_job() {
         assert!(open.is_empty(), "{expression}");
         let (metrics, _) = metrics_and_labels(&expression);
         let selected = expression.matches("{job=\"lockstep-system/lockstep\"").count()
-            + expression.matches("{job=\"$job\"").count();
+            + expression.matches("{cluster=~\"$cluster\",job=\"$job\"").count();
         assert!(selected >= metrics.len(), "a metric without a job selector: {expression}");
     }
 }
 
 #[test]
-fn every_alert_has_severity_summary_runbook_and_documentation() {
+fn every_alert_has_severity_summary_description_runbook_and_documentation() {
     let alerts = Alert::all();
     assert!(alerts.len() >= 12);
     for alert in &alerts {
@@ -224,8 +224,13 @@ fn every_alert_has_severity_summary_runbook_and_documentation() {
         let severity = alert.field("severity").unwrap();
         assert!(["critical", "warning"].contains(&severity.as_str()), "{name}: {severity}");
         assert!(alert.field("summary").is_some_and(|text| text.len() > 20), "{name}");
-        assert!(alert.field("runbook").is_some_and(|text| text.len() > 60), "{name}");
-        assert!(OPERATIONS.contains(&format!("`{name}`")), "docs/operations.md does not document {name}");
+        assert!(alert.field("description").is_some_and(|text| text.len() > 60), "{name}");
+        let anchor = format!("docs/operations.md#{}", name.to_lowercase());
+        assert_eq!(alert.field("runbook_url"), Some(anchor), "{name}");
+        assert!(
+            OPERATIONS.contains(&format!("\n### {name}\n")),
+            "docs/operations.md has no section about {name}"
+        );
         // Held deletes happen when the hold ends, so this alert does not wait.
         assert_eq!(alert.field("for").is_none(), name == "LockstepDeletesHeld", "{name}");
         let expression = alert.field("expr").unwrap();
@@ -234,8 +239,10 @@ fn every_alert_has_severity_summary_runbook_and_documentation() {
             "{name} compares nothing"
         );
     }
-    for line in OPERATIONS.lines().filter(|line| line.starts_with("| `Lockstep")) {
-        let name = line.split('`').nth(1).unwrap();
+    for name in OPERATIONS.lines().filter_map(|line| line.strip_prefix("### ")) {
+        if !name.starts_with("Lockstep") {
+            continue;
+        }
         assert!(
             alerts.iter().any(|alert| alert.name == name),
             "docs/operations.md documents {name}, which is no alert"
@@ -243,8 +250,25 @@ fn every_alert_has_severity_summary_runbook_and_documentation() {
     }
 }
 
+/// A ruler may see many clusters: an aggregation without this label takes them for one.
 #[test]
-fn dashboard_has_unique_ids_and_no_overlapping_panels() {
+fn aggregations_keep_the_cluster() {
+    for expression in expressions() {
+        let tokens = tokens(&expression);
+        for (at, token) in tokens.iter().enumerate() {
+            let is_aggregation =
+                matches!(token, Token::Word(word) if ["sum", "max", "min", "count"].contains(&word.as_str()));
+            if is_aggregation {
+                let next: Vec<&Token> = tokens[at + 1..].iter().take(3).collect();
+                let kept = [&Token::Word("by".into()), &Token::Sign('('), &Token::Word("cluster".into())];
+                assert_eq!(next, kept, "{expression}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dashboard_has_unique_ids_descriptions_and_no_overlapping_panels() {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
@@ -252,6 +276,8 @@ fn dashboard_has_unique_ids_and_no_overlapping_panels() {
     let mut taken = BTreeSet::new();
     for panel in panels {
         assert!(panel["title"].as_str().is_some_and(|title| !title.is_empty()));
+        let description = panel["description"].as_str().unwrap_or_default();
+        assert!(description.len() > 15, "{} has no description", panel["title"]);
         let at = |field: &str| panel["gridPos"][field].as_u64().unwrap();
         assert!(at("x") + at("w") <= 24, "{}", panel["title"]);
         for (x, y) in

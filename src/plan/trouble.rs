@@ -72,6 +72,26 @@ pub enum Holder {
 }
 
 impl Trouble {
+    /// All values of [`Self::label`].
+    pub const LABELS: [&str; 16] = [
+        "malformed",
+        "name_too_long",
+        "is_companion",
+        "refused",
+        "mistake",
+        "no_namespace",
+        "no_match",
+        "paused",
+        "conflict",
+        "not_accepted",
+        "excluded",
+        "invalid",
+        "forbidden",
+        "rewritten",
+        "fight",
+        "accident",
+    ];
+
     /// The trouble without what changes while it lasts, such as a count: equal identities are reported once.
     #[must_use]
     pub fn identity(&self) -> Self {
@@ -170,6 +190,27 @@ impl fmt::Display for Holder {
                  and its namespace's accept-adopt-from does not allow its adoption",
             ),
             Self::Companion { of } => write!(f, "the companion of {of}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The compiler does not say that a variant is missing in a list, so every label of the source above is looked for.
+    #[test]
+    fn all_labels_are_listed() {
+        let source = include_str!("trouble.rs");
+        let (_, labels) = source.split_once("pub const fn label(").unwrap();
+        let (labels, _) = labels.split_once("\n}\n").unwrap();
+        let texts: Vec<&str> = labels.split('"').skip(1).step_by(2).collect();
+        assert!(texts.len() >= 12, "{texts:?}");
+        for label in texts {
+            assert!(Trouble::LABELS.contains(&label), "{label}");
+        }
+        for fault in ["malformed", "name_too_long", "is_companion", "refused"] {
+            assert!(Trouble::LABELS.contains(&fault), "{fault}");
         }
     }
 }

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use kube::core::{Expression, Selector};
 
-use super::list::{BadList, MAX_ITEMS, check_length};
-use crate::names;
+use super::{
+    MAX_QUOTED_CHARS,
+    list::{BadList, MAX_ITEMS, check_length},
+};
+use crate::{names, text::shorten};
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadSelector {
@@ -15,6 +18,8 @@ pub enum BadSelector {
         "`{0}` is not a requirement such as `team=a`, `team!=a`, `team in (a,b)`, `team notin (a)`, `team`, `!team`"
     )]
     Requirement(String),
+    #[error("there is nothing in front of a comma or behind the last one: remove the comma")]
+    Nothing,
     #[error("`{0}` is not a label key")]
     Key(String),
     #[error("`{0}` is not a label value")]
@@ -31,6 +36,10 @@ pub enum BadSelector {
 
 /// Parses `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
 ///
+/// The grammar is that of `labels.Parse` in apimachinery, oddities included, except for `<` and `>`: an end-to-end test
+/// compares the two. A selector that means something else here than for `kubectl -l` would copy to other namespaces than
+/// its author saw.
+///
 /// ```
 /// use std::collections::BTreeMap;
 /// use kube::core::SelectorExt;
@@ -43,68 +52,168 @@ pub enum BadSelector {
 /// ```
 pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     check_length(text)?;
-    match requirements(text).count() {
-        0 => return Err(BadSelector::Empty),
-        1..=MAX_ITEMS => {}
-        more => return Err(BadSelector::TooMany(more)),
+    let mut parser = Parser { rest: text, values_left: MAX_ITEMS };
+    if parser.peek().is_none() {
+        return Err(BadSelector::Empty);
     }
-    let mut values_left = MAX_ITEMS;
-    requirements(text).map(|requirement| expression(requirement, &mut values_left)).collect()
+    let (mut requirements, mut found) = (Vec::new(), 0);
+    loop {
+        let requirement = parser.requirement()?;
+        found += 1;
+        if found <= MAX_ITEMS {
+            requirements.push(requirement);
+        }
+        if parser.next().is_none() {
+            break;
+        }
+    }
+    if found > MAX_ITEMS { Err(BadSelector::TooMany(found)) } else { Ok(requirements.into_iter().collect()) }
 }
 
-/// Splits at commas outside of parentheses.
-fn requirements(text: &str) -> impl Iterator<Item = &str> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token<'a> {
+    Word(&'a str),
+    /// `,`, `(`, `)`, `!`, `=`, `==`, `!=`, `<` or `>`.
+    Symbol(&'a str),
+}
+
+const COMMA: Token<'static> = Token::Symbol(",");
+const OPEN: Token<'static> = Token::Symbol("(");
+const CLOSE: Token<'static> = Token::Symbol(")");
+
+struct Parser<'a> {
+    /// What is not read yet.
+    rest: &'a str,
+    /// How many values may yet come in parentheses.
+    values_left: usize,
+}
+
+impl<'a> Parser<'a> {
+    /// The next token, and what follows it.
+    fn split(&self) -> Option<(Token<'a>, &'a str)> {
+        // Not every white space of Unicode, which would be a part of a word for the API server.
+        let rest = self.rest.trim_start_matches([' ', '\t', '\r', '\n']);
+        let is_symbol = |c: char| matches!(c, '=' | '!' | '(' | ')' | ',' | '<' | '>');
+        let symbol = match rest.chars().next()? {
+            _ if rest.starts_with("==") || rest.starts_with("!=") => 2,
+            first if is_symbol(first) => 1,
+            _ => 0,
+        };
+        if symbol > 0 {
+            let (symbol, rest) = rest.split_at(symbol);
+            return Some((Token::Symbol(symbol), rest));
+        }
+        let end = rest.find(|c| is_symbol(c) || matches!(c, ' ' | '\t' | '\r' | '\n')).unwrap_or(rest.len());
+        let (word, rest) = rest.split_at(end);
+        Some((Token::Word(word), rest))
+    }
+
+    fn peek(&self) -> Option<Token<'a>> {
+        self.split().map(|(token, _)| token)
+    }
+
+    fn next(&mut self) -> Option<Token<'a>> {
+        let (token, rest) = self.split()?;
+        self.rest = rest;
+        Some(token)
+    }
+
+    /// One requirement, which a comma or the end must follow.
+    fn requirement(&mut self) -> Result<Expression, BadSelector> {
+        let start = self.rest;
+        let bad = || BadSelector::Requirement(shorten(up_to_comma(start).trim(), MAX_QUOTED_CHARS));
+        let excluded = self.peek() == Some(Token::Symbol("!"));
+        if excluded {
+            self.next();
+        }
+        let key = match self.next() {
+            Some(Token::Word(key)) => label_key(key)?,
+            None | Some(COMMA) if !excluded => return Err(BadSelector::Nothing),
+            _ => return Err(bad()),
+        };
+        let ends = |token: Option<Token>| token.is_none_or(|token| token == COMMA);
+        let expression = match self.peek() {
+            _ if excluded => Expression::DoesNotExist(key),
+            token if ends(token) => Expression::Exists(key),
+            Some(Token::Symbol(operator @ ("=" | "==" | "!="))) => {
+                self.next();
+                let value = match self.peek() {
+                    token if ends(token) => String::new(),
+                    Some(Token::Word(value)) => {
+                        self.next();
+                        label_value(value)?
+                    }
+                    _ => return Err(bad()),
+                };
+                match operator {
+                    "!=" => Expression::NotEqual(key, value),
+                    _ => Expression::Equal(key, value),
+                }
+            }
+            Some(Token::Word(operator @ ("in" | "notin"))) => {
+                self.next();
+                let values = self.values()?.ok_or_else(bad)?;
+                match operator {
+                    "in" => Expression::In(key, values),
+                    _ => Expression::NotIn(key, values),
+                }
+            }
+            _ => return Err(bad()),
+        };
+        if ends(self.peek()) { Ok(expression) } else { Err(bad()) }
+    }
+
+    /// `(a,b)`, of which each may be empty, so that `()` is the empty value. None if that is malformed.
+    fn values(&mut self) -> Result<Option<BTreeSet<String>>, BadSelector> {
+        let mut values = BTreeSet::new();
+        if self.next() != Some(OPEN) {
+            return Ok(None);
+        }
+        loop {
+            let value = match self.peek() {
+                Some(Token::Word(value)) => {
+                    self.next();
+                    value
+                }
+                _ => "",
+            };
+            self.values_left = self.values_left.checked_sub(1).ok_or(BadSelector::TooManyValues)?;
+            values.insert(label_value(value)?);
+            match self.next() {
+                Some(COMMA) => {}
+                Some(CLOSE) => return Ok(Some(values)),
+                _ => return Ok(None),
+            }
+        }
+    }
+}
+
+/// The text up to the next comma outside of parentheses.
+fn up_to_comma(text: &str) -> &str {
     let mut depth = 0_u32;
-    text.split(move |c| {
+    let end = text.find(|c| {
         match c {
             '(' => depth += 1,
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
         c == ',' && depth == 0
-    })
-    .map(str::trim)
-    .filter(|requirement| !requirement.is_empty())
-}
-
-/// `values_left` is how many values may yet come in parentheses.
-fn expression(text: &str, values_left: &mut usize) -> Result<Expression, BadSelector> {
-    if let Some(key) = text.strip_prefix('!') {
-        return Ok(Expression::DoesNotExist(label_key(key)?));
-    }
-    if let Some((key, value)) = text.split_once("!=") {
-        return Ok(Expression::NotEqual(label_key(key)?, label_value(value)?));
-    }
-    if let Some((key, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        return Ok(Expression::Equal(label_key(key)?, label_value(value)?));
-    }
-    let bad = || BadSelector::Requirement(text.to_owned());
-    let Some((head, list)) = text.split_once('(') else {
-        return if text.contains(char::is_whitespace) {
-            Err(bad())
-        } else {
-            Ok(Expression::Exists(label_key(text)?))
-        };
-    };
-    let (key, operator) = head.trim().split_once(char::is_whitespace).ok_or_else(bad)?;
-    let list = list.strip_suffix(')').filter(|list| !list.trim().is_empty()).ok_or_else(bad)?;
-    *values_left = values_left.checked_sub(list.split(',').count()).ok_or(BadSelector::TooManyValues)?;
-    let values = list.split(',').map(label_value).collect::<Result<BTreeSet<_>, _>>()?;
-    match operator.trim() {
-        "in" => Ok(Expression::In(label_key(key)?, values)),
-        "notin" => Ok(Expression::NotIn(label_key(key)?, values)),
-        _ => Err(bad()),
-    }
+    });
+    &text[..end.unwrap_or(text.len())]
 }
 
 fn label_key(text: &str) -> Result<String, BadSelector> {
-    let text = text.trim();
-    if names::is_label_key(text) { Ok(text.to_owned()) } else { Err(BadSelector::Key(text.to_owned())) }
+    match names::is_label_key(text) {
+        true => Ok(text.to_owned()),
+        false => Err(BadSelector::Key(shorten(text, MAX_QUOTED_CHARS))),
+    }
 }
 
 fn label_value(text: &str) -> Result<String, BadSelector> {
-    let text = text.trim();
-    if names::is_label_value(text) { Ok(text.to_owned()) } else { Err(BadSelector::Value(text.to_owned())) }
+    match names::is_label_value(text) {
+        true => Ok(text.to_owned()),
+        false => Err(BadSelector::Value(shorten(text, MAX_QUOTED_CHARS))),
+    }
 }
 
 #[cfg(test)]
@@ -147,10 +256,29 @@ mod tests {
 
     #[test]
     fn malformed_selectors_are_errors() {
-        for selector in
-            ["", " , ", "a b", "a in b", "a in (b", "=b", "a/b/c=d", "a=-b", "team of (a)", "a in ()", "!"]
+        for selector in ["", " , ", "a b", "a in b", "a in (b", "=b", "a/b/c=d", "a=-b", "team of (a)", "!"] {
+            assert!(parse(selector).is_err(), "{selector:?}");
+        }
+    }
+
+    #[test]
+    fn what_kubectl_refuses_is_refused_and_what_it_takes_is_taken() {
+        for selector in ["a,", "a,,b", ",a", "a in (b) c", "a\u{a0}in (b)", "a\u{b}", "!a=b", "a<1", "in (a)"]
         {
             assert!(parse(selector).is_err(), "{selector:?}");
+        }
+        for selector in [
+            "in in (in)",
+            "notin",
+            "a in (,)",
+            "a in (b,,c)",
+            "a in (b,,)",
+            "a=,b!=",
+            "! a",
+            "a\tin\n(b)",
+            "a in(b)",
+        ] {
+            assert!(parse(selector).is_ok(), "{selector:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::fmt;
+use tracing_subscriber::{filter::LevelFilter, fmt, layer::SubscriberExt as _};
 
 use crate::ops::log::filter;
 
@@ -27,9 +27,9 @@ impl CapturedLogs {
     #[must_use]
     pub fn start(&self, levels: &str) -> DefaultGuard {
         let writer = self.clone();
-        let subscriber =
-            fmt().with_env_filter(filter(levels)).with_ansi(false).with_writer(move || writer.clone());
-        tracing::subscriber::set_default(subscriber.finish())
+        let subscriber = fmt().with_max_level(LevelFilter::TRACE).with_ansi(false);
+        let subscriber = subscriber.with_writer(move || writer.clone()).finish();
+        tracing::subscriber::set_default(subscriber.with(filter(levels)))
     }
 }
 

@@ -58,7 +58,7 @@ impl Denials {
 }
 
 impl ReplicaMetrics {
-    /// PURE. Reads metrics in the OpenMetrics format.
+    /// PURE. Reads metrics in either format of `/metrics`.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut metrics = Self::default();

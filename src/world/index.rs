@@ -37,6 +37,11 @@ impl Index {
         self.by_source.keys()
     }
 
+    /// The sources that have a companion in a namespace, whether they exist or not.
+    pub fn sources_with_companions_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+        sources_in(&self.by_source, namespace)
+    }
+
     /// The key of a source that has companions, so that all of them share one allocation.
     pub fn shared_key(&self, source: &ObjectKey) -> Option<&ObjectKey> {
         self.by_source.get_key_value(source).map(|(key, _)| key)
@@ -121,6 +126,19 @@ fn desired_names(source: &Source) -> Vec<DesiredName> {
     let listed = targets.names.iter().map(|namespace| Arc::from(namespace.as_str()));
     let own = targets.own.then(|| source.key.namespace.clone());
     listed.chain(own).map(|namespace| name(Some(namespace))).collect()
+}
+
+/// The sources that have a place in a namespace.
+pub fn sources_in<'a>(
+    by_source: &'a HashMap<ObjectKey, BTreeSet<ObjectKey>>,
+    namespace: &str,
+) -> impl Iterator<Item = &'a ObjectKey> + use<'a> {
+    let (namespace, none): (Arc<str>, Arc<str>) = (namespace.into(), "".into());
+    let in_here = move |(source, places): &(&ObjectKey, &BTreeSet<ObjectKey>)| {
+        let first = ObjectKey { kind: source.kind, namespace: namespace.clone(), name: none.clone() };
+        places.range(first..).next().is_some_and(|at| at.namespace == namespace)
+    };
+    by_source.iter().filter(in_here).map(|(source, _)| source)
 }
 
 /// Whether the value was there.

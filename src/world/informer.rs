@@ -34,7 +34,7 @@ pub struct Informers {
 pub type Observer = Arc<dyn Fn(WatchId, &Meta) + Send + Sync>;
 
 /// Applies the events of one watch to the world.
-struct Informer {
+pub(crate) struct Informer {
     watch: WatchId,
     shared: Informers,
 }
@@ -72,6 +72,12 @@ impl Informers {
             }
             "watch"
         });
+    }
+
+    /// Takes the events of a watch that a test has in place of [`watch::run`].
+    #[cfg(test)]
+    pub(crate) fn informer(&self, watch: WatchId) -> Informer {
+        Informer { watch, shared: self.clone() }
     }
 
     /// Lists once what a watch would show, in all namespaces.
@@ -155,6 +161,18 @@ fn spec(watch: WatchId, keys: &Keys, namespace: Option<&str>) -> WatchSpec {
 }
 
 impl Informer {
+    /// Handles an event as the watch does.
+    #[cfg(test)]
+    pub(crate) fn handle_event(&self, event: Event<Object>) {
+        match self.watch {
+            WatchId::Namespaces => {
+                self.namespace(event.map(|Object { metadata, .. }| NamespaceObject { metadata }));
+            }
+            WatchId::Companions(kind) => self.companion(kind, event),
+            WatchId::Sources(kind) => self.source(kind, event),
+        }
+    }
+
     fn source(&self, kind: Kind, event: Event<Object>) {
         let scope = &self.shared.scope;
         self.handle(
@@ -208,7 +226,7 @@ impl Informer {
         if !matches!(event, Event::Init) {
             readiness.watch_received(name);
         }
-        let effect = match event {
+        let mut effect = match event {
             Event::Init => {
                 world.write(|world| world.list_begins(self.watch));
                 metrics.watch_restarted(name);
@@ -238,6 +256,8 @@ impl Informer {
             self.log(source, *event);
         }
         if !effect.requeue.is_empty() {
+            // The same events lead to the same writes, in the same order.
+            effect.requeue.sort_unstable();
             requeue(effect.requeue);
         }
     }

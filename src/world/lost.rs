@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::{
     companion::Companion,
-    index::{AwayCounts, remove},
+    index::{AwayCounts, remove, sources_in},
 };
 use crate::{content::Digest, object::ObjectKey, policy::list::MAX_ITEMS};
 
@@ -23,10 +23,22 @@ pub struct LostCompanion {
     pub(super) source_uid: Option<Digest>,
     /// Its marks said that it stays when its source is gone.
     pub(super) keep: bool,
+    /// Another replica may have released it: it was to stay, or a list shows that it is gone, and nobody here has seen what
+    /// happened to it before.
+    maybe_released: bool,
     /// A live read has found it. Only then does it count as a delete.
     pub(super) found: bool,
     /// It was there when [`LostCompanions::retain_young`] was called last.
     pub(super) aged: bool,
+}
+
+/// How it became known that a companion is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeenBy {
+    /// The watch has shown every state of it.
+    Watch,
+    /// A list shows that it is gone by now.
+    List,
 }
 
 /// Lost companions by name, one for each, and by source.
@@ -39,15 +51,23 @@ pub struct LostCompanions {
 
 impl LostCompanion {
     /// A companion that was known.
-    pub fn of(source: &ObjectKey, companion: &Companion) -> Self {
-        let (uid, source_uid) = (Some(companion.uid.clone()), companion.source_uid);
-        Self { source: source.clone(), uid, source_uid, keep: companion.keep, found: false, aged: false }
+    pub fn of(source: &ObjectKey, companion: &Companion, seen_by: SeenBy) -> Self {
+        let keep = companion.keep;
+        Self {
+            source: source.clone(),
+            uid: Some(companion.uid.clone()),
+            source_uid: companion.source_uid,
+            keep,
+            maybe_released: keep || seen_by == SeenBy::List,
+            found: false,
+            aged: false,
+        }
     }
 
     /// A place at which a source with this UID wanted a companion, and none was seen.
     pub const fn unseen(source: ObjectKey, source_uid: Digest) -> Self {
         let source_uid = Some(source_uid);
-        Self { source, uid: None, source_uid, keep: false, found: false, aged: false }
+        Self { source, uid: None, source_uid, keep: false, maybe_released: false, found: false, aged: false }
     }
 
     #[must_use]
@@ -62,10 +82,12 @@ impl LostCompanion {
 
     /// Whether an object is the lost companion: by its UID, or because it names the UID of the source and we have an
     /// entry in its managedFields. One annotation alone proves nothing, because a restored or exported copy has it,
-    /// too. An object that names no source may have become a source.
+    /// too. An object that names no source may have become a source. One without any mark may have been released: then it
+    /// is not ours, although we know its UID.
     #[must_use]
     pub fn is(&self, object: &Companion) -> bool {
-        let known = self.uid.as_ref() == Some(&object.uid);
+        let has_marks = object.labelled || object.source.is_some() || object.source_uid.is_some();
+        let known = self.uid.as_ref() == Some(&object.uid) && (has_marks || !self.maybe_released);
         let marked = self.source_uid.is_some()
             && object.source_uid == self.source_uid
             && object.written_by_us
@@ -90,6 +112,11 @@ impl LostCompanions {
 
     pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_source.keys()
+    }
+
+    /// The sources that have lost a companion in a namespace.
+    pub fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+        sources_in(&self.by_source, namespace)
     }
 
     pub fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {

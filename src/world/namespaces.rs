@@ -121,9 +121,10 @@ impl Namespaces {
         wanted
     }
 
-    /// The namespaces whose `accept-from` matches `home`.
+    /// The other namespaces whose `accept-from` matches `home`.
     fn accepting<'a>(&'a self, home: &'a str) -> impl Iterator<Item = &'a str> + 'a {
-        self.accepting.iter().map(String::as_str).filter(move |name| self.accept_from_matches(home, name))
+        let names = self.accepting.iter().map(String::as_str);
+        names.filter(move |name| *name != home && self.accept_from_matches(home, name))
     }
 
     fn starting_with<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> + 'a {
@@ -145,18 +146,14 @@ impl Namespaces {
     #[must_use]
     pub fn eligibility(&self, home: &str, name: &str, targets: &Targets) -> Eligibility {
         let Some(target) = self.get(name) else { return Eligibility::Missing };
-        let is_home = home == name;
         let needs_acceptance = name.starts_with("kube-")
             || self.rules.excluded.matches(name)
-            || (targets.needs_consent && !is_home);
-        // With `.` the author needs the right at home. No `accept-from` replaces that right, so patterns that need only
-        // consent do not reach it.
-        let unreviewed = is_home && targets.needs_consent && !targets.own;
+            || (targets.needs_consent && home != name);
         if target.excluded || name == self.rules.own_namespace {
             Eligibility::Never
         } else if target.is_terminating() {
             Eligibility::Terminating
-        } else if unreviewed || (needs_acceptance && !target.accept_from.matches(home)) {
+        } else if needs_acceptance && !target.accept_from.matches(home) {
             Eligibility::NotAccepted
         } else {
             Eligibility::Eligible

@@ -14,8 +14,18 @@ pub struct WatchProgress {
     /// The newest version that the watch of companions has shown. When one of our writes returns an object that is older
     /// and unknown, it was created and deleted already.
     last_seen_version: HashMap<Kind, u64>,
-    /// Companions that we deleted, by UID, until the watch has shown the deletion: its earlier events are out of date.
-    tombstones: HashMap<ObjectKey, String>,
+    /// Companions that we deleted or released, until the watch has shown that: its earlier events are out of date.
+    tombstones: HashMap<ObjectKey, Tombstone>,
+}
+
+/// A companion that we deleted or released.
+#[derive(Debug)]
+pub struct Tombstone {
+    pub uid: String,
+    /// Whose it was, if we deleted it: a finalizer may keep it, and somebody may have taken its marks.
+    pub source: Option<ObjectKey>,
+    /// Its marks said that it stays when its source is gone.
+    pub keep: bool,
 }
 
 impl WatchProgress {
@@ -58,13 +68,13 @@ impl WatchProgress {
         self.last_seen_version.get(&kind).is_some_and(|last| version <= *last)
     }
 
-    pub fn add_tombstone(&mut self, key: &ObjectKey, uid: &str) {
-        self.tombstones.insert(key.clone(), uid.to_owned());
+    pub fn add_tombstone(&mut self, key: &ObjectKey, tombstone: Tombstone) {
+        self.tombstones.insert(key.clone(), tombstone);
     }
 
     #[must_use]
-    pub fn has_tombstone(&self, key: &ObjectKey, uid: &str) -> bool {
-        self.tombstones.get(key).is_some_and(|deleted| deleted == uid)
+    pub fn tombstone(&self, key: &ObjectKey, uid: &str) -> Option<&Tombstone> {
+        self.tombstones.get(key).filter(|tombstone| tombstone.uid == uid)
     }
 
     pub fn remove_tombstone(&mut self, key: &ObjectKey) {

@@ -46,6 +46,8 @@ pub struct Desired {
     pub marks: Digest,
     /// The marks as earlier versions wrote them, without the labels that name the source.
     pub marks_without_source_labels: Digest,
+    /// The marks that a backup of a companion has, too: see [`Marks::digest_without_uid`].
+    pub marks_without_uid: Digest,
     pub payload_bytes: usize,
     /// The names of the keys, for logs.
     pub key_names: String,
@@ -132,6 +134,7 @@ impl Desired {
         let digest = content.digest();
         let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
         let (marks_digest, without_labels) = (marks.digest(), marks.digest_without_source_labels(keys));
+        let without_uid = marks.digest_without_uid(keys);
         let payload = Payload { content: content.pack(), marks };
         let desired = Self {
             policy,
@@ -140,6 +143,7 @@ impl Desired {
             immutable: content.immutable,
             marks: marks_digest,
             marks_without_source_labels: without_labels,
+            marks_without_uid: without_uid,
             payload_bytes: payload.bytes(),
             key_names: content.key_names(),
         };

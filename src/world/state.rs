@@ -9,10 +9,10 @@ use super::{
     NamespaceRules, WatchId,
     companion::{Companion, ObservedCompanion, uid_digest},
     index::Index,
-    lost::{LostCompanion, LostCompanions},
+    lost::{LostCompanion, LostCompanions, SeenBy},
     namespaces::{Eligibility, Namespaces},
     payloads::{Payload, Payloads},
-    relist::WatchProgress,
+    relist::{Tombstone, WatchProgress},
     source::{ObservedSource, Source},
 };
 use crate::{
@@ -100,7 +100,7 @@ impl World {
         self.index.companions_of(source).filter_map(|key| Some((key, self.companions.get(key)?)))
     }
 
-    /// Every source that exists or has companions: what a resync reconciles.
+    /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
         let with_lost = self.lost.sources().filter(|key| self.index.shared_key(key).is_none());
@@ -277,7 +277,8 @@ impl World {
     }
 
     /// Whether the mirror writes this companion for this source.
-    fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+    #[must_use]
+    pub fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
             && self.sources.get(source).is_some_and(|source| {
                 source.active_policy().is_some()
@@ -326,7 +327,7 @@ impl World {
                 let stale = |(key, source): (&ObjectKey, &Arc<Source>)| {
                     (key.kind == kind && source.epoch != epoch).then(|| key.clone())
                 };
-                for key in self.sources.iter().filter_map(stale).collect::<Vec<_>>() {
+                for key in self.sources.iter().filter_map(stale).collect::<BTreeSet<_>>() {
                     effect.add(self.forget_source(&key));
                 }
             }
@@ -336,8 +337,8 @@ impl World {
                     let newer = companion.written_epoch == epoch && companion.version > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
                 };
-                for key in self.companions.iter().filter_map(stale).collect::<Vec<_>>() {
-                    effect.add(self.forget_companion(&key));
+                for key in self.companions.iter().filter_map(stale).collect::<BTreeSet<_>>() {
+                    effect.add(self.forget_companion(&key, SeenBy::List));
                 }
             }
             WatchId::Namespaces => {
@@ -368,10 +369,14 @@ impl World {
                 states.any(|namespace| namespace.matters_to(targets, home, &meta.name))
             })
         };
-        let mut requeue: Vec<ObjectKey> =
+        let mut requeue: BTreeSet<ObjectKey> =
             self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        // A source that is gone, malformed or paused may have companions where it wants none. They could not be deleted
+        // before the namespace was known, or must be now that it is excluded.
+        let in_here = self.index.sources_with_companions_in(&meta.name);
+        requeue.extend(in_here.chain(self.lost.sources_with_places_in(&meta.name)).cloned());
         requeue.extend(self.leave_alone(None));
-        (Effect { requeue, ..Effect::default() }, change.complaint)
+        (Effect { requeue: requeue.into_iter().collect(), ..Effect::default() }, change.complaint)
     }
 
     /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.
@@ -550,8 +555,11 @@ impl World {
         companion.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
         let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
         let lost = self.lost.get(&key).filter(is_lost);
+        let lost = lost.map(|lost| (&lost.source, lost.keep));
+        let deleted = self.progress.tombstone(&key, &companion.uid);
+        let deleted = deleted.and_then(|deleted| Some((deleted.source.as_ref()?, deleted.keep)));
         let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
-        if let Some((source, keep)) = known.or(lost.map(|lost| (&lost.source, lost.keep))) {
+        if let Some((source, keep)) = known.or(lost).or(deleted) {
             // Somebody removed all marks: that must not turn a release into a delete.
             companion.keep |= keep && companion.source.is_none();
             companion.source = Some(source.clone());
@@ -572,7 +580,7 @@ impl World {
         let kind = key.kind;
         companion.epoch = self.progress.epoch(WatchId::Companions(kind));
         self.progress.saw_version(kind, companion.version);
-        if self.progress.has_tombstone(&key, &companion.uid) {
+        if self.progress.tombstone(&key, &companion.uid).is_some() {
             if !companion.terminating {
                 return Effect::default();
             }
@@ -587,11 +595,11 @@ impl World {
         let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
-        let deleted = self.progress.has_tombstone(&key, &companion.uid)
+        let deleted = self.progress.tombstone(&key, &companion.uid).is_some()
             || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
         if !deleted && !companion.labelled {
             // No watch of ours would ever show the deletion of an object without our label.
-            self.lose(&key, &companion);
+            self.lose(&key, &companion, SeenBy::Watch);
         }
         if deleted || !companion.labelled {
             return Effect { requeue: companion.source.into_iter().collect(), ..Effect::default() };
@@ -631,13 +639,13 @@ impl World {
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         self.progress.saw_version(kind, meta.version());
-        if self.progress.has_tombstone(&key, &meta.uid) {
+        if self.progress.tombstone(&key, &meta.uid).is_some() {
             self.progress.remove_tombstone(&key);
             return Effect::default();
         }
         match self.companions.get(&key) {
             Some(known) if known.uid == meta.uid && known.version <= meta.version() => {
-                self.forget_companion(&key)
+                self.forget_companion(&key, SeenBy::Watch)
             }
             _ => Effect::default(),
         }
@@ -646,40 +654,50 @@ impl World {
     /// A write of ours found that the companion does not exist (404).
     pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &str) -> Effect {
         match self.companions.get(key) {
-            Some(known) if known.uid == uid => self.forget_companion(key),
+            Some(known) if known.uid == uid => self.forget_companion(key, SeenBy::Watch),
             _ => Effect::default(),
         }
     }
 
     /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
     pub fn companion_released(&mut self, key: &ObjectKey, uid: &str) -> Effect {
-        self.companion_deleted(key, uid)
+        self.companion_removed(key, uid, |_| None)
     }
 
     /// We deleted the companion ourselves.
     pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
-        if self.companions.get(key).is_some_and(|known| known.uid == uid) {
-            self.progress.add_tombstone(key, uid);
+        self.companion_removed(key, uid, |known| known.source.clone())
+    }
+
+    fn companion_removed(
+        &mut self,
+        key: &ObjectKey,
+        uid: &str,
+        still_of: impl Fn(&Companion) -> Option<ObjectKey>,
+    ) -> Effect {
+        if let Some(known) = self.companions.get(key).filter(|known| known.uid == uid) {
+            let tombstone = Tombstone { uid: uid.to_owned(), source: still_of(known), keep: known.keep };
+            self.progress.add_tombstone(key, tombstone);
         }
         let effect = self.companion_vanished(key, uid);
         self.lost.remove(key);
         effect
     }
 
-    fn forget_companion(&mut self, key: &ObjectKey) -> Effect {
+    fn forget_companion(&mut self, key: &ObjectKey, seen_by: SeenBy) -> Effect {
         let Some(companion) = self.companions.remove(key) else { return Effect::default() };
         if let Some(source) = &companion.source {
             self.index.remove_companion(source, key);
         }
-        self.lose(key, &companion);
+        self.lose(key, &companion, seen_by);
         Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
     }
 
     /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good.
-    fn lose(&mut self, key: &ObjectKey, companion: &Companion) {
+    fn lose(&mut self, key: &ObjectKey, companion: &Companion, seen_by: SeenBy) {
         let Some(source) = &companion.source else { return };
         if !self.namespaces.is_gone_or_terminating(&key.namespace) {
-            let lost = LostCompanion::of(source, companion);
+            let lost = LostCompanion::of(source, companion, seen_by);
             if !self.is_left_alone(key, &lost) {
                 self.lost.insert(key.clone(), lost);
             }

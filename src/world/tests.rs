@@ -104,6 +104,26 @@ fn watch_event_of_our_own_write_enqueues_nothing() {
 }
 
 #[test]
+fn companion_without_marks_that_a_finalizer_keeps_after_our_delete_is_still_known() {
+    let held = || companion("away", "colors-synced").finalizer("example.com/f").version(11);
+    let source_of = |world: &World| {
+        let found = read_companion(Kind::ConfigMap, held().terminating().version(12).object());
+        world.identify(found).1.source
+    };
+    let mut world = known();
+    see(&mut world, held());
+    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    assert_eq!(source_of(&world), Some(colors_key()), "by the create that meets it");
+    assert_eq!(see(&mut world, held().terminating().version(12)).requeue, [colors_key()], "by the watch");
+    assert_eq!(source_of(&world), Some(colors_key()));
+
+    let mut world = known();
+    see(&mut world, held());
+    world.companion_released(&synced_key(), &synced().meta().uid);
+    assert_eq!(source_of(&world), None, "a released one is not ours any more");
+}
+
+#[test]
 fn late_watch_event_does_not_undo_our_write() {
     let mut world = known();
     write(&mut world, synced().data("sky", "red").version(12));
@@ -413,6 +433,38 @@ fn companion_released_by_another_replica_is_not_lost_even_if_its_source_is_creat
     }
 }
 
+/// Another replica has released it, and the namespace withdrew its consent before this replica saw that.
+#[test]
+fn object_without_marks_is_not_a_lost_companion_if_it_may_have_been_released() {
+    let bare = || {
+        read_companion(Kind::ConfigMap, object("away", "colors-synced").uid(&synced().meta().uid).object())
+    };
+    let found = |world: &World| {
+        let lost = world.unwanted_lost_at(&colors_key(), &synced_key()).expect("a lost companion");
+        let marked = read_companion(Kind::ConfigMap, synced().object());
+        assert!(lost.is(marked.companion()), "one with marks was not released");
+        lost.is(bare().companion())
+    };
+    let mut world = known();
+    see_source(&mut world, colors().annotate("when-removed", "keep").version(11));
+    see(&mut world, synced().annotate("when-removed", "keep").version(12));
+    see_namespace(&mut world, &namespace("away").label("exclude", "true"));
+    see_deleted(&mut world, &synced().version(13));
+    assert!(!found(&world), "its marks said that it stays");
+
+    // A list does not show what happened in between.
+    let mut world = known();
+    world.delete_source(Kind::ConfigMap, colors().version(11).meta());
+    world.list_begins(COMPANIONS);
+    world.list_ends(COMPANIONS, 20);
+    assert!(!found(&world), "it may have been told to stay meanwhile");
+
+    let mut world = known();
+    see_deleted(&mut world, &synced().version(11));
+    world.delete_source(Kind::ConfigMap, colors().version(12).meta());
+    assert!(found(&world), "it was to be deleted, and somebody took its marks off");
+}
+
 #[test]
 fn next_in_line_is_enqueued_when_a_lost_companion_is_left_alone() {
     let mut world = known();
@@ -615,6 +667,23 @@ fn older_state_of_a_source_is_ignored() {
 // --- namespaces
 
 #[test]
+fn changed_namespace_enqueues_every_source_that_has_a_companion_there_even_if_it_wants_none() {
+    let mut world = world();
+    see_source(&mut world, source("home", "malformed").annotate("target-namespaces", ""));
+    see_source(&mut world, source("home", "moved").annotate("target-namespaces", "away"));
+    for (name, of) in [("m", "home/malformed"), ("v", "home/moved"), ("g", "home/gone")] {
+        see(&mut world, companion("team-a", name).of(of));
+    }
+    see(&mut world, companion("team-b", "o").of("home/other"));
+    world.list_begins(WatchId::Namespaces);
+    world.list_ends(WatchId::Namespaces, 8);
+    let all: BTreeSet<String> = ["gone", "malformed", "moved"].map(|name| format!("home/{name}")).into();
+    // Before it was known, nothing could be deleted there.
+    assert_eq!(see_namespace(&mut world, &namespace("team-a")), all);
+    assert_eq!(see_namespace(&mut world, &namespace("team-a").label("exclude", "true")), all);
+}
+
+#[test]
 fn changed_namespace_enqueues_the_sources_that_match_before_or_after() {
     let mut world = world();
     for (name, key, value) in [
@@ -648,6 +717,31 @@ fn changed_namespace_enqueues_the_sources_that_match_before_or_after() {
     assert_eq!(reached(&mut world, namespace("home")), "everywhere own");
     world.delete_namespace("team-a");
     assert_eq!(reached(&mut world, team()), "everywhere named prefix", "it was created again");
+}
+
+#[test]
+fn excluded_namespace_enqueues_sources_that_have_a_companion_there_without_asking_for_it() {
+    let mut world = world();
+    world.list_begins(WatchId::Namespaces);
+    world.list_ends(WatchId::Namespaces, 8);
+    see_namespace(&mut world, &namespace("away"));
+    for (name, key, value) in [
+        ("malformed", "paused", "perhaps"),
+        ("paused", "paused", "true"),
+        ("stripped", "paused", "true"),
+        ("elsewhere", "target-namespaces", "team-b"),
+    ] {
+        see_source(&mut world, source("home", name).annotate(key, value));
+    }
+    let companion_of = |name: &str| {
+        companion("away", &format!("{name}-synced")).annotate("source", &format!("home/{name}")).uid(name)
+    };
+    for name in ["malformed", "paused", "stripped"] {
+        see(&mut world, companion_of(name));
+    }
+    see_deleted(&mut world, &companion_of("stripped"));
+    let enqueued = see_namespace(&mut world, &namespace("away").label("exclude", "true"));
+    assert_eq!(enqueued, ["malformed", "paused", "stripped"].map(|name| format!("home/{name}")).into());
 }
 
 #[test]

@@ -11,8 +11,10 @@ use std::{
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-use crate::harness::{DEADLINE, eventually};
+use crate::harness::{eventually, within};
 
+/// How long Chromium may take to show something on a busy machine.
+const PAGE: Duration = Duration::from_secs(30);
 /// How long Chromium may take for one command on a busy machine.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -33,15 +35,13 @@ pub struct Browser {
 
 impl Browser {
     /// Starts a browser with a window of this size; `None` if there is none on this machine.
-    pub fn start(test: &str, width: u32, height: u32) -> Option<Self> {
+    pub fn start(width: u32, height: u32) -> Option<Self> {
         let found = |name: &str| {
             let path = std::env::var_os("PATH").unwrap_or_default();
             std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file())
         };
         let (Some(chromium), Some(chromedriver)) = (found("chromium"), found("chromedriver")) else {
-            eprintln!(
-                "{test} is skipped: it needs chromium and chromedriver (Debian: chromium, chromium-driver)"
-            );
+            controlplane::skip("it needs chromium and chromedriver (Debian: chromium, chromium-driver)");
             return None;
         };
         let mut driver = Command::new(chromedriver);
@@ -117,8 +117,8 @@ impl Browser {
     /// Waits until the elements that a selector finds contain a text.
     pub async fn wait_text(&self, selector: &str, text: &str) {
         let found = || async { self.text(selector).contains(text).then_some(()) };
-        let what = format!("`{text}` in {selector} within {DEADLINE:?}");
-        if controlplane::poll(DEADLINE, found).await.is_none() {
+        let what = format!("`{text}` in {selector} within {PAGE:?}");
+        if controlplane::poll(PAGE, found).await.is_none() {
             panic!("{what}; it has: {}\nthe log of the page: {}", self.text(selector), self.log());
         }
     }
@@ -126,7 +126,7 @@ impl Browser {
     /// Waits until an expression is true in the page.
     pub async fn wait_true(&self, expression: &str) {
         let script = format!("return Boolean({expression})");
-        eventually(expression, || async { (self.run(&script) == true).then_some(()) }).await;
+        within(PAGE, eventually(expression, || async { (self.run(&script) == true).then_some(()) })).await;
     }
 
     pub fn press(&self, keys: &[&str]) {

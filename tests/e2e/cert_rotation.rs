@@ -1,8 +1,11 @@
 //! No request fails while certificates rotate and replicas restart.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use k8s_openapi::ByteString;
@@ -11,9 +14,12 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::{
-    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually, secret},
+    harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually, secret, within},
     tcp_proxy::TcpProxy,
 };
+
+/// Certificates rotate by the clock, those of these tests within this.
+const ROTATION: Duration = Duration::from_secs(90);
 
 /// The phase of a rotation, by the keys of the CA Secret.
 fn phase(secret: &Value) -> &'static str {
@@ -104,7 +110,7 @@ impl Requests {
                     // The guard refuses the edit; any other answer is a failed request.
                     assert_eq!(cluster.try_request("PATCH", &path, body).await, Err(403));
                     answered.fetch_add(1, Ordering::SeqCst);
-                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                    tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             })
         };
@@ -132,17 +138,17 @@ async fn no_request_fails_while_certificates_rotate_and_replicas_restart_in_ever
     let (cluster, ca) = (scene.cluster.clone(), scene.secret_path());
     let first = scene.ca().await["ca.crt"].clone();
     for wanted in ["stable", "next", "old"] {
-        eventually(&format!("the rotation is in phase {wanted}"), || async {
-            (phase(&cluster.get(&ca).await?) == wanted).then_some(())
-        })
-        .await;
+        let what = format!("the rotation is in phase {wanted}");
+        let in_phase =
+            eventually(&what, || async { (phase(&cluster.get(&ca).await?) == wanted).then_some(()) });
+        within(ROTATION, in_phase).await;
         scene.restart(1).await;
     }
-    eventually("the rotation has ended", || async {
+    let ended = eventually("the rotation has ended", || async {
         let secret = cluster.get(&ca).await?;
         (phase(&secret) == "stable" && secret["data"]["ca.crt"] != first).then_some(())
-    })
-    .await;
+    });
+    within(ROTATION, ended).await;
     scene.requests.all_answered().await;
     let rotations = "lockstep_certificate_rotations_total{certificate=\"leaf\"}";
     assert!(scene.running[0].metric(rotations) >= 2.0, "{}", scene.running[0].metrics());
@@ -166,11 +172,11 @@ async fn requested_rotation_changes_the_key_and_makes_the_old_one_worthless_with
     let mut rotate = person.lockstep(&["certs", "rotate", "--domain", &cluster.domain()]);
     let rotate = tokio::task::spawn_blocking(move || rotate.output().expect("lockstep"));
     let path = scene.secret_path();
-    eventually("another CA signs", || async {
+    let signs = eventually("another CA signs", || async {
         let data = cluster.get(&path).await?["data"].clone();
         (data["ca.crt"] != leaked["ca.crt"]).then_some(())
-    })
-    .await;
+    });
+    within(ROTATION, signs).await;
     let leader = if scene.running[0].metric("lockstep_leader") == 1.0 { 0 } else { 1 };
     scene.restart(leader).await;
     let output = rotate.await.expect("the command ends");

@@ -5,7 +5,7 @@ mod templates;
 use std::{
     collections::BTreeMap,
     env, fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         OnceLock,
@@ -13,12 +13,13 @@ use std::{
     },
 };
 
-use controlplane::{Binaries, Error};
+use controlplane::{Binaries, Error, skip};
+use lockstep::inspect::check::version::{MIN_MINOR, NEWEST_TESTED_MINOR};
 use serde_json::{Value, json};
 
 use crate::{
     crds,
-    harness::{Cluster, eventually, manifests, output, run, shared},
+    harness::{CONTROLLERS, Cluster, eventually, manifests, output, run, shared, within},
     manifests::documents,
 };
 
@@ -31,16 +32,26 @@ fn scratch() -> PathBuf {
     shared().admin().parent().expect("a kubeconfig is in a directory").to_owned()
 }
 
-/// The pinned Helm without the user's configuration; `None` if it cannot be built.
-fn helm(test: &str) -> Option<Command> {
-    static HELM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || match Binaries::build_helm() {
+/// The pinned Helm 4 without the user's configuration; `None` if it cannot be built.
+fn helm() -> Option<Command> {
+    helm_of_version(4)
+}
+
+/// As [`helm`], version 3 or 4.
+fn helm_of_version(major: u32) -> Option<Command> {
+    static HELM3: OnceLock<Option<PathBuf>> = OnceLock::new();
+    static HELM4: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let found = |binaries: Result<Binaries, Error>| match binaries {
         Ok(binaries) => Some(binaries.dir().join("helm")),
         Err(Error::NoGo) => None,
         Err(error) => panic!("{error}"),
     };
-    let Some(helm) = HELM.get_or_init(build) else {
-        eprintln!("{test} is skipped: Helm is built with Go, and there is no `go` in PATH");
+    let helm = match major {
+        3 => HELM3.get_or_init(|| found(Binaries::build_helm3())),
+        _ => HELM4.get_or_init(|| found(Binaries::build_helm())),
+    };
+    let Some(helm) = helm else {
+        skip("Helm is built with Go, and there is no `go` in PATH");
         return None;
     };
     let home = scratch().join("helm");
@@ -57,15 +68,9 @@ fn render(mut helm: Command, namespace: &str, values: &Value) -> BTreeMap<String
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let file = scratch().join(format!("values-{}.json", NEXT.fetch_add(1, Ordering::Relaxed)));
     fs::write(&file, values.to_string()).unwrap();
-    helm.args(["template", "lockstep", "--namespace", namespace, "--values"]).arg(&file).arg(chart());
+    let template = ["template", "lockstep", "--skip-tests", "--namespace", namespace, "--values"];
+    helm.args(template).arg(&file).arg(chart());
     documents(&run(&mut helm))
-}
-
-/// What `lockstep manifests` prints, without the namespace, which Helm creates with `--create-namespace`.
-fn printed(flags: &[&str]) -> BTreeMap<String, Value> {
-    let mut documents = documents(&manifests(flags));
-    documents.retain(|_, document| document["kind"] != "Namespace");
-    documents
 }
 
 #[test]
@@ -90,21 +95,65 @@ fn chart_version_is_the_crates_version() {
 }
 
 #[test]
+fn chart_readme_and_check_name_the_versions_of_kubernetes_that_are_tested() {
+    let minors: Vec<String> = (MIN_MINOR..=NEWEST_TESTED_MINOR).map(|minor| format!("1.{minor}")).collect();
+    assert_eq!(controlplane::versions().collect::<Vec<_>>(), minors);
+    let chart = fs::read_to_string(chart().join("Chart.yaml")).unwrap();
+    assert!(chart.contains(&format!("\nkubeVersion: \">=1.{MIN_MINOR}.0-0\"\n")), "{chart}");
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    for text in [
+        format!("Kubernetes 1.{MIN_MINOR} or newer"),
+        format!("from 1.{MIN_MINOR} to 1.{NEWEST_TESTED_MINOR} "),
+    ] {
+        assert!(readme.contains(&text), "{text}");
+    }
+}
+
+#[test]
+fn chart_takes_versions_of_clouds_and_refuses_older_ones() {
+    for major in [3, 4] {
+        let template = |version: &str| {
+            let mut helm = helm_of_version(major)?;
+            helm.args(["template", "lockstep", "--namespace", "platform", "--kube-version", version]);
+            Some(helm.arg(chart()).output().unwrap())
+        };
+        for version in ["v1.30.0", "v1.30.0-rc.1", "v1.31.4-gke.100", "v1.32.9-eks-113cf36", "v1.33.1+k3s1"] {
+            let Some(output) = template(version) else { return };
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "Helm {major}, {version}: {message}");
+        }
+        for version in ["v1.29.14", "v1.29.8-eks-a737599"] {
+            let Some(output) = template(version) else { return };
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success(), "Helm {major}, {version}");
+            let expected =
+                format!("chart requires kubeVersion: >=1.{MIN_MINOR}.0-0 which is incompatible with");
+            assert!(message.lines().next().is_some_and(|line| line.contains(&expected)), "{message}");
+        }
+    }
+}
+
+#[test]
 fn chart_renders_what_manifests_prints() {
-    let test = "chart_renders_what_manifests_prints";
-    if helm(test).is_none() || !crds::available(test) {
+    if helm().is_none() || !crds::available() {
         return;
     }
-    let everything = json!({"secrets": true, "policy": true, "certManager": true, "monitoring": true});
-    let cases: [(Value, &[&str]); 10] = [
+    let everything =
+        json!({"secrets": true, "policy": true, "certManager": true, "metrics": {"enabled": true}});
+    let image = json!({"repository": "example.com:5000/a/lockstep", "tag": "1"});
+    let cases: [(Value, &[&str]); 11] = [
         (json!({}), &[]),
         (json!({"secrets": true}), &["--secrets"]),
         (json!({"policy": true}), &["--policy"]),
         (json!({"certManager": true}), &["--cert-manager"]),
-        (json!({"monitoring": true}), &["--monitoring"]),
+        (json!({"metrics": {"enabled": true}}), &["--monitoring"]),
+        (
+            json!({"metrics": {"enabled": true, "runbookUrl": "https://git.example.com/operations.md"}}),
+            &["--monitoring", "--runbook-url=https://git.example.com/operations.md"],
+        ),
         (everything, &["--secrets", "--policy", "--cert-manager", "--monitoring"]),
         (
-            json!({"domain": "a.example", "suffix": ".copy", "policy": true, "image": "example.com:5000/a/lockstep:1"}),
+            json!({"domain": "a.example", "suffix": ".copy", "policy": true, "image": image}),
             &["--domain=a.example", "--suffix=.copy", "--policy", "--image=example.com:5000/a/lockstep:1"],
         ),
         (
@@ -119,8 +168,8 @@ fn chart_renders_what_manifests_prints() {
     ];
     for (values, flags) in cases {
         for namespace in ["lockstep-system", "elsewhere"] {
-            let rendered = render(helm(test).unwrap(), namespace, &values);
-            let printed = printed(&[flags, &["--namespace", namespace]].concat());
+            let rendered = render(helm().unwrap(), namespace, &values);
+            let printed = documents(&manifests(&[flags, &["--namespace", namespace]].concat()));
             assert_eq!(rendered.keys().collect::<Vec<_>>(), printed.keys().collect::<Vec<_>>(), "{values}");
             for (name, document) in rendered {
                 assert_eq!(document, printed[&name], "{name} with {values}");
@@ -131,8 +180,7 @@ fn chart_renders_what_manifests_prints() {
 
 #[test]
 fn values_that_only_the_chart_has_are_rendered() {
-    let test = "values_that_only_the_chart_has_are_rendered";
-    if helm(test).is_none() || !crds::available(test) {
+    if helm().is_none() || !crds::available() {
         return;
     }
     let values = json!({
@@ -145,23 +193,66 @@ fn values_that_only_the_chart_has_are_rendered() {
         "extraArgs": ["--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""],
         "extraEnv": [{"name": "RUST_LOG", "value": "debug"}],
         "resources": {"limits": {"memory": "1Gi"}, "requests": null},
-        "monitoring": true,
-        "monitoringLabels": {"release": "prometheus"},
+        "metrics": {"enabled": true, "interval": "10s", "labels": {"release": "prometheus"}},
+        "image": {"repository": "example.com/lockstep", "digest": format!("sha256:{}", "0a".repeat(32)), "pullPolicy": "Always"},
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}},
+        "podLabels": {"team": "platform"},
+        "commonLabels": {"cost-center": "42"},
+        "networkPolicy": {
+            "apiServerCIDRs": ["10.0.0.0/28"],
+            "nodeCIDRs": ["10.1.0.0/16", "fd00::/64"],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        },
     });
-    let rendered = render(helm(test).unwrap(), "lockstep-system", &values);
+    let rendered = render(helm().unwrap(), "lockstep-system", &values);
     let spec = &rendered["\"Deployment\" \"lockstep\""]["spec"];
     assert_eq!(spec["replicas"], 3);
     assert_eq!(spec["template"]["metadata"]["annotations"], values["podAnnotations"]);
     let pod = &spec["template"]["spec"];
-    for field in ["imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"] {
+    let fields = [
+        "imagePullSecrets",
+        "priorityClassName",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "topologySpreadConstraints",
+    ];
+    for field in fields {
         assert_eq!(pod[field], values[field], "{field}");
     }
+    assert_eq!(
+        spec["template"]["metadata"]["labels"],
+        json!({"app.kubernetes.io/name": "lockstep", "team": "platform"})
+    );
+    let account = &rendered["\"ServiceAccount\" \"lockstep\""]["metadata"];
+    assert_eq!(account["annotations"], values["serviceAccount"]["annotations"]);
+    for (name, document) in &rendered {
+        assert_eq!(document["metadata"]["labels"]["cost-center"], "42", "{name}");
+    }
+    let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
+    let (api_server, nodes) = (block("10.0.0.0/28"), [block("10.1.0.0/16"), block("fd00::/64")]);
+    let ingress = json!([
+        {"ports": [{"port": 9443}], "from": [&api_server, &nodes[0], &nodes[1]]},
+        {"ports": [{"port": 8080}], "from": [&nodes[0], &nodes[1], &values["networkPolicy"]["metricsFrom"][0]]},
+    ]);
+    assert_eq!(rendered["\"NetworkPolicy\" \"lockstep\""]["spec"]["ingress"], ingress);
+    let endpoint = &rendered["\"PodMonitor\" \"lockstep\""]["spec"]["podMetricsEndpoints"][0];
+    assert_eq!(endpoint["interval"], "10s");
     let quota = &rendered["\"ResourceQuota\" \"lockstep\""]["spec"];
     assert_eq!(quota["scopeSelector"]["matchExpressions"][0]["values"], json!(["important"]));
-    let none = render(helm(test).unwrap(), "lockstep-system", &json!({"priorityClassName": ""}));
+    let none = render(helm().unwrap(), "lockstep-system", &json!({"priorityClassName": ""}));
     assert!(none["\"Deployment\" \"lockstep\""]["spec"]["template"]["spec"]["priorityClassName"].is_null());
     assert!(!none.contains_key("\"ResourceQuota\" \"lockstep\""));
+    let less = json!({"networkPolicy": {"enabled": false}, "metrics": {"enabled": true, "rules": false}});
+    let less = render(helm().unwrap(), "lockstep-system", &less);
+    for (name, kept) in [("NetworkPolicy", false), ("PrometheusRule", false), ("PodMonitor", true)] {
+        assert_eq!(less.contains_key(&format!("\"{name}\" \"lockstep\"")), kept, "{name}");
+    }
     let container = &pod["containers"][0];
+    assert_eq!(container["image"], format!("example.com/lockstep@sha256:{}", "0a".repeat(32)));
+    assert_eq!(container["imagePullPolicy"], "Always");
     assert_eq!(container["env"].as_array().unwrap().last(), Some(&values["extraEnv"][0]));
     assert_eq!(container["args"], json!(["run", "--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""]));
     assert_eq!(container["resources"], json!({"limits": {"memory": "1Gi"}}));
@@ -171,19 +262,24 @@ fn values_that_only_the_chart_has_are_rendered() {
 
 #[test]
 fn helm_lint_passes_and_bad_values_are_rejected() {
-    let test = "helm_lint_passes_and_bad_values_are_rejected";
-    let Some(mut lint) = helm(test) else { return };
+    let Some(mut lint) = helm() else { return };
     run(lint.args(["lint", "--strict", "--namespace", "lockstep-system"]).arg(chart()));
     let template = |namespace: &str, value: &str| {
-        let mut template = helm(test).unwrap();
+        let mut template = helm().unwrap();
         template.args(["template", "lockstep", "--namespace", namespace, "--set", value]);
         output(template.arg(chart()), "")
     };
     for bad in [
         "domain=Not-A-Domain",
         "suffix=-",
-        "image=a b",
+        "image.repository=a b",
+        "image.pullPolicy=Sometimes",
+        "image=lockstep:1",
         "replicas=two",
+        "metrics.runbookUrl=x y",
+        "metrics.unknown=1",
+        "commonLabels.app\\.kubernetes\\.io/name=other",
+        "networkPolicy.apiServerCIDRs[0]=10.0.0.1",
         "replicas=0",
         "unknown=1",
         "exemptUsers[0]=a\\,b",
@@ -201,51 +297,124 @@ fn helm_lint_passes_and_bad_values_are_rejected() {
         assert!(taken.status.success(), "{good}: {}", String::from_utf8_lossy(&taken.stderr));
     }
     // Lockstep's namespace has neither sources nor targets, so it must not be one that people use.
-    let refused = template("default", "replicas=2");
-    let text = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && text.contains("--create-namespace"), "{text}");
+    for namespace in ["default", "kube-system"] {
+        let refused = template(namespace, "replicas=2");
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && text.contains("--create-namespace"), "{text}");
+    }
 }
 
 /// Installs or upgrades the chart. The image does not exist: on a cluster with nodes, no pod may start and write a CA
 /// bundle of its own.
-fn upgrade(test: &str, cluster: &Cluster, namespace: &str, value: &str) {
-    let values = format!("domain={},image=localhost/none:none,{value}", cluster.domain());
-    let mut helm = helm(test).unwrap();
+fn upgrade(cluster: &Cluster, namespace: &str, value: &str) {
+    let values =
+        format!("domain={},image.repository=localhost/none,image.tag=none,{value}", cluster.domain());
+    let mut helm = helm().unwrap();
     helm.args(["upgrade", "--install", "lockstep", "--namespace", namespace, "--set", &values]);
     run(helm.arg(chart()));
 }
 
 #[tokio::test]
 async fn disruption_budget_allows_one_replica_at_a_time_even_if_there_is_only_one() {
-    let test = "disruption_budget_allows_one_replica_at_a_time_even_if_there_is_only_one";
-    if helm(test).is_none() {
+    if helm().is_none() {
         return;
     }
     let cluster = Cluster::new("budget").await;
     let namespace = cluster.namespace("own").await;
     for (replicas, kept) in [(1, 0), (2, 1), (3, 2)] {
-        upgrade(test, &cluster, &namespace, &format!("replicas={replicas}"));
+        upgrade(&cluster, &namespace, &format!("replicas={replicas}"));
         let path = format!("/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/lockstep");
-        let status = eventually("the PodDisruptionBudget counts the pods", || async {
+        let counted = eventually("the PodDisruptionBudget counts the pods", || async {
             let status = cluster.get(&path).await?["status"].clone();
             (status["expectedPods"] == replicas).then_some(status)
-        })
-        .await;
+        });
+        let status = within(CONTROLLERS, counted).await;
         assert_eq!(status["desiredHealthy"], kept, "{status:#}");
     }
-    run(helm(test).unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
+    run(helm().unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
     cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
+}
+
+/// Runs `helm test` and plays the kubelet: the pod ends in this phase. Returns whether Helm says that the test passed.
+async fn helm_test(mut helm: Command, cluster: &Cluster, namespace: &str, phase: &str) -> bool {
+    helm.args(["test", "lockstep", "--timeout", "60s", "--namespace", namespace]);
+    let test = tokio::task::spawn_blocking(move || output(&mut helm, ""));
+    let path = format!("/api/v1/namespaces/{namespace}/pods/lockstep-test");
+    eventually("the pod of the test", || async { cluster.get(&path).await }).await;
+    // Its ServiceAccount sees what it needs. No replica runs, so the check itself fails.
+    let kubeconfig = cluster.plane.service_account(namespace, "lockstep-test").expect("a kubeconfig");
+    let mut check = Command::new(env!("CARGO_BIN_EXE_lockstep"));
+    check.args(["check", "--lockstep-namespace", namespace, "--domain", &cluster.domain(), "-n", namespace]);
+    let printed = output(check.env("KUBECONFIG", kubeconfig), "");
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    assert!(printed.contains("✗ the API server cannot reach the guard"), "{printed}");
+    assert!(!printed.contains("cannot be read") && !printed.contains("the pods in"), "{printed}");
+    cluster.merge(&format!("{path}/status"), &json!({"status": {"phase": phase}})).await;
+    test.await.expect("helm ends").status.success()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_3_and_4_install_upgrade_roll_back_test_and_uninstall_and_touch_nothing_else() {
+    for major in [3, 4] {
+        if helm_of_version(major).is_none() {
+            return;
+        }
+        let cluster = Cluster::new(&format!("helm{major}")).await;
+        let namespace = cluster.namespace_with("own", json!({"team": "platform"}), json!({})).await;
+        let own = format!("/api/v1/namespaces/{namespace}");
+        cluster.post(&format!("{own}/configmaps"), &json!({"metadata": {"name": "precious"}})).await;
+        let before = (cluster.get(&own).await, cluster.configmap(&namespace, "precious").await);
+        let chart = chart().display().to_string();
+        let helm = || helm_of_version(major).unwrap();
+        let helm_in_namespace =
+            |arguments: &[&str]| run(helm().args(arguments).args(["--namespace", &namespace]));
+        let values = format!("domain={},image.repository=localhost/none,image.tag=none", cluster.domain());
+
+        let notes = helm_in_namespace(&["install", "lockstep", &chart, "--set", &values]);
+        let wait = format!("kubectl -n {namespace} rollout status deployment lockstep");
+        assert!(notes.contains(&wait) && notes.contains("failed calling webhook"), "Helm {major}: {notes}");
+        let deployment = format!("/apis/apps/v1/namespaces/{namespace}/deployments/lockstep");
+        let policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+        let policy = format!("{policy}/lockstep.{}", cluster.domain());
+        let state = async || {
+            let replicas = cluster.get(&deployment).await.expect("the Deployment")["spec"]["replicas"].take();
+            (replicas, cluster.get(&policy).await.is_some())
+        };
+        assert_eq!(state().await, (json!(2), false), "Helm {major}: installed");
+        let more = format!("{values},replicas=3,policy=true");
+        helm_in_namespace(&["upgrade", "lockstep", &chart, "--set", &more]);
+        assert_eq!(state().await, (json!(3), true), "Helm {major}: upgraded");
+        helm_in_namespace(&["rollback", "lockstep", "1"]);
+        assert_eq!(state().await, (json!(2), false), "Helm {major}: rolled back");
+
+        assert!(helm_test(helm(), &cluster, &namespace, "Succeeded").await, "Helm {major}");
+        let binding = format!("lockstep.{}-test", cluster.domain());
+        let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        cluster.wait_gone(&format!("{bindings}/{binding}")).await;
+        assert!(!helm_test(helm(), &cluster, &namespace, "Failed").await, "Helm {major}");
+
+        helm_in_namespace(&["uninstall", "lockstep"]);
+        let configurations = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+        let configuration = format!("{configurations}/lockstep.{}", cluster.domain());
+        for path in [&deployment, &configuration] {
+            cluster.wait_gone(path).await;
+        }
+        let after = (cluster.get(&own).await, cluster.configmap(&namespace, "precious").await);
+        assert_eq!(after, before, "Helm {major} changed something that was there");
+        // What a test that has failed leaves, for people to look at.
+        run(cluster.plane.kubectl().args(["delete", "--ignore-not-found", "clusterrolebinding", &binding]));
+        cluster.delete(&own).await;
+    }
 }
 
 #[tokio::test]
 async fn upgrade_keeps_the_ca_bundle_and_uninstall_removes_everything() {
-    let test = "upgrade_keeps_the_ca_bundle_and_uninstall_removes_everything";
-    if helm(test).is_none() {
+    if helm().is_none() {
         return;
     }
     let cluster = Cluster::new("helm").await;
     let namespace = cluster.namespace("own").await;
-    upgrade(test, &cluster, &namespace, "secrets=false");
+    upgrade(&cluster, &namespace, "secrets=false");
     let paths = ["validating", "mutating"].map(|kind| {
         let group = "/apis/admissionregistration.k8s.io/v1";
         format!("{group}/{kind}webhookconfigurations/lockstep.{}", cluster.domain())
@@ -255,13 +424,13 @@ async fn upgrade_keeps_the_ca_bundle_and_uninstall_removes_everything() {
         let patch = format!("{path}?fieldManager=lockstep");
         cluster.try_request("PATCH", &patch, Some(("application/json-patch+json", &bundle))).await.unwrap();
     }
-    upgrade(test, &cluster, &namespace, "secrets=true");
+    upgrade(&cluster, &namespace, "secrets=true");
     for path in &paths {
         let webhook = cluster.get(path).await.unwrap()["webhooks"][0].clone();
         assert_eq!(webhook["clientConfig"]["caBundle"], "Y2E=", "{webhook:#}");
         assert_eq!(webhook["rules"][0]["resources"], json!(["configmaps", "secrets"]), "{webhook:#}");
     }
-    run(helm(test).unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
+    run(helm().unwrap().args(["uninstall", "lockstep", "--namespace", &namespace]));
     for path in &paths {
         cluster.wait_gone(path).await;
     }

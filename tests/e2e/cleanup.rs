@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap, eventually, run, secret};
+use crate::harness::{CONTROLLERS, Cluster, DEADLINE, configmap, eventually, run, secret, within};
 
 #[tokio::test]
 async fn deleted_source_takes_its_companions_with_it() {
@@ -15,12 +15,14 @@ async fn deleted_source_takes_its_companions_with_it() {
             cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
         }
         cluster.delete_with(&configmap(&home, "colors"), propagation).await;
-        for namespace in [&home, &away] {
-            cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
-        }
+        // The garbage collector decides when the source goes, unless it is deleted in the background.
+        let limit = if propagation == "Background" { DEADLINE } else { CONTROLLERS };
+        within(limit, cluster.wait_gone(&configmap(&away, "colors-synced"))).await;
+        cluster.wait_collected(&configmap(&home, "colors-synced")).await;
         // In the source's own namespace the garbage collector deletes the companion. Lockstep deletes an orphan, unless it
         // restored the ownerReference before it saw the source go.
-        let deletes = cluster.audit(&home).iter().filter(|(verb, ..)| verb == "delete").count();
+        let deletes =
+            cluster.complete_audit(&home).await.iter().filter(|(verb, ..)| verb == "delete").count();
         assert!(deletes == 0 || propagation == "Orphan", "{propagation}");
     }
 }
@@ -102,7 +104,7 @@ async fn companions_of_a_terminating_source_are_not_written() {
     cluster.wait_data(&home, "beacon-synced", json!({"sky": "red"})).await;
     assert_eq!(cluster.configmap(&home, "colors-synced").await.unwrap()["data"]["sky"], "mine");
     cluster.merge(&configmap(&home, "colors"), &json!({"metadata": {"finalizers": null}})).await;
-    cluster.wait_gone(&configmap(&home, "colors-synced")).await;
+    cluster.wait_collected(&configmap(&home, "colors-synced")).await;
 }
 
 /// What an exempt user removes from a companion.
@@ -220,9 +222,8 @@ async fn companions_of_a_source_recreated_with_a_malformed_policy_are_deleted() 
     cluster.delete(&configmap(&home, "colors")).await;
     source().annotate("protect", "perhaps").create().await;
     lockstep.resume();
-    for namespace in [&home, &away] {
-        cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
-    }
+    cluster.wait_gone(&configmap(&away, "colors-synced")).await;
+    cluster.wait_collected(&configmap(&home, "colors-synced")).await;
     lockstep.wait_metric("lockstep_troubles{reason=\"malformed\"}", 1.0).await;
 }
 
@@ -296,9 +297,8 @@ async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_wri
         cluster.wait_data(namespace, "beacon-synced", json!({"sky": "blue"})).await;
     }
     kubectl(&cluster, &format!("-n {home} delete cm beacon"));
-    for namespace in [&home, &away] {
-        cluster.wait_gone(&configmap(namespace, "beacon-synced")).await;
-    }
+    cluster.wait_gone(&configmap(&away, "beacon-synced")).await;
+    cluster.wait_collected(&configmap(&home, "beacon-synced")).await;
     for (path, version) in versions {
         let now = cluster.get(path).await.unwrap_or_else(|| panic!("{path} was deleted"));
         assert_eq!(now["metadata"]["resourceVersion"], version, "{path} was written again");
@@ -306,7 +306,8 @@ async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_wri
     assert_eq!(lockstep.metric("lockstep_companion_writes_total{action=\"released\"}"), 0.0);
     for namespace in [&home, &away] {
         for name in ["colors-synced", "frozen-synced", "login-synced"] {
-            let audit = cluster.audit(namespace).into_iter().filter(|(.., of, _)| of == name);
+            let audit = cluster.complete_audit(namespace).await;
+            let audit = audit.into_iter().filter(|(.., of, _)| of == name);
             let writes: Vec<String> = audit.map(|(verb, ..)| verb).filter(|verb| verb != "get").collect();
             assert_eq!(writes, ["create", "patch"], "{namespace}/{name}");
         }
@@ -352,7 +353,7 @@ async fn companion_stays_when_its_source_that_says_keep_is_unlabelled_or_its_tar
     for namespace in [&home, &away, &selected] {
         cluster.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
     }
-    lockstep.wait_metric("lockstep_companion_writes_total{action=\"deleted\"}", 0.0).await;
+    assert_eq!(lockstep.metric("lockstep_companion_writes_total{action=\"deleted\"}"), 0.0);
 
     // It belongs to nobody: the source that waits for the name finds it, and takes it over only if it says so.
     let found = ("create".to_owned(), "colors-synced".to_owned(), 409);

@@ -60,8 +60,8 @@ fn admission_configuration(dir: &Path, address: &str, (certificate, key): &(Stri
 struct TempDir(PathBuf);
 
 impl TempDir {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("client-ca-{}", std::process::id()));
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
         std::fs::create_dir(&path).expect("a directory");
         Self(path)
     }
@@ -73,21 +73,42 @@ impl Drop for TempDir {
     }
 }
 
+/// A control plane of its own whose API server presents a certificate to the guard of its only test.
+pub struct VerifiedCluster {
+    pub cluster: Cluster,
+    ca: ClientCa,
+    ca_file: String,
+    _dir: TempDir,
+}
+
+impl VerifiedCluster {
+    /// `None` on an existing cluster. Each test has a `network` of its own.
+    pub async fn new(test: &str, network: u8) -> Option<Self> {
+        let (dir, ca) = (TempDir::new(test), ClientCa::new());
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let address = format!("127.{network}.{high}.{low}:9443");
+        let configuration = admission_configuration(&dir.0, &address, &ca.issue());
+        let flag = format!("--admission-control-config-file={}", configuration.display());
+        let mut cluster = Cluster::on(dedicated_control_plane(&[&flag])?, test).await;
+        cluster.address = address;
+        let ca_file = dir.0.join("ca.crt");
+        std::fs::write(&ca_file, ca.0.pem()).expect("a file");
+        let ca_file = ca_file.to_str().expect("a path").to_owned();
+        Some(Self { cluster, ca, ca_file, _dir: dir })
+    }
+
+    /// The flags with which the guard takes reviews from this API server alone.
+    pub fn flags(&self) -> [&str; 2] {
+        ["--client-ca", &self.ca_file]
+    }
+}
+
 #[tokio::test]
 async fn reviews_need_a_client_certificate_and_probes_do_not() {
-    let (dir, ca) = (TempDir::new(), ClientCa::new());
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let address = format!("127.201.{high}.{low}:9443");
-    let configuration = admission_configuration(&dir.0, &address, &ca.issue());
-    let flag = format!("--admission-control-config-file={}", configuration.display());
-    let Some(plane) = dedicated_control_plane("client_ca", &[&flag]) else { return };
-    let mut cluster = Cluster::on(plane, "clientca").await;
-    cluster.address = address;
-    let ca_file = dir.0.join("ca.crt");
-    std::fs::write(&ca_file, ca.0.pem()).expect("a file");
+    let Some(verified) = VerifiedCluster::new("clientca", 201).await else { return };
+    let VerifiedCluster { cluster, ca, .. } = &verified;
     // The API server presents its certificate to both webhooks: otherwise this would not become ready.
-    let flags = ["--client-ca", ca_file.to_str().expect("a path")];
-    let (_installed, _lockstep) = cluster.install_and_start(&flags).await;
+    let (_installed, _lockstep) = cluster.install_and_start(&verified.flags()).await;
     let (home, away, alice) = cluster.alice().await;
     cluster.make_sources(&home, &away, &[]).await;
     cluster.wait_companions(&home, &away).await;

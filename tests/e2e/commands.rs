@@ -494,6 +494,12 @@ async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
     // Lockstep's namespace is shared by all tests, so other instances' pods could be there on a real node.
     assert!(absent.out.contains("Kubernetes v1."), "{}", absent.out);
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
+    // Until the first replica is ready, the guard refuses by failurePolicy: that is no reason to uninstall it.
+    let starting = cluster.command(&admin, "check");
+    let (_, remedy) =
+        starting.out.split_once("✗ the API server cannot reach the guard").expect(&starting.out);
+    let wait = "kubectl -n lockstep-system rollout status deployment lockstep";
+    assert!(starting.code == 1 && remedy.contains(wait), "{}", starting.out);
     let mut lockstep = cluster.start_guard(&[]).await;
     let good = cluster.command(&admin, "check");
     assert_eq!(good.code, 0, "{}{}", good.out, good.err);

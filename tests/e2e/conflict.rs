@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, configmap, eventually};
+use crate::harness::{Cluster, RETRY, configmap, eventually, within};
 
 /// Creates a ConfigMap without Lockstep's marks.
 async fn foreign(cluster: &Cluster, namespace: &str, name: &str) -> Value {
@@ -26,7 +26,7 @@ async fn foreign_object_at_the_companions_name_is_a_conflict_and_is_left_alone()
 
     // No watch sees the foreign object go; a retry finds the name free.
     cluster.delete(&configmap(&home, "colors-synced")).await;
-    cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    within(RETRY, cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"}))).await;
     lockstep.wait_metric("lockstep_conflicts", 0.0).await;
 }
 
@@ -111,7 +111,7 @@ async fn conflicts_of_a_source_in_many_places_are_one_event_and_one_log_line() {
     assert!(note.starts_with(&format!("12 places: {names} and 9 more. ")), "{note}");
     // Retries do not tell it again.
     let gets = || lockstep.metric("lockstep_api_calls_total{verb=\"get\",code=\"200\"}");
-    eventually("retries", || async { (gets() >= 24.0).then_some(()) }).await;
+    within(RETRY, eventually("retries", || async { (gets() >= 24.0).then_some(()) })).await;
     let events = cluster.events(&home, "colors").await;
     assert_eq!(events.iter().filter(|(reason, _)| reason == "Conflict").count(), 1, "{events:?}");
     let log = lockstep.log();

@@ -7,9 +7,10 @@ use std::{
     sync::OnceLock,
 };
 
+use controlplane::skip;
 use serde_json::Value;
 
-use crate::harness::{DEADLINE, run, shared};
+use crate::harness::{CONTROLLERS, run, shared};
 
 const CRDS: [(&str, &str); 4] = [
     ("github.com/cert-manager/cert-manager", "deploy/crds/cert-manager.io_certificates.yaml"),
@@ -25,13 +26,11 @@ const CRDS: [(&str, &str); 4] = [
 ];
 
 /// Whether the cluster has the CRDs. They are installed into a control plane of our own, never into an existing cluster.
-pub fn available(test: &str) -> bool {
+pub fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     let available = *AVAILABLE.get_or_init(|| if shared().is_existing() { found() } else { install() });
     if !available {
-        eprintln!(
-            "{test} is skipped in part: the existing cluster has no cert-manager or no Prometheus operator"
-        );
+        skip("the existing cluster has no cert-manager or no Prometheus operator");
     }
     available
 }
@@ -56,7 +55,7 @@ fn install() -> bool {
                  prometheusrules.monitoring.coreos.com";
     let found =
         || shared().kubectl().args(["get", kinds]).output().is_ok_and(|output| output.status.success());
-    assert!(controlplane::eventually(DEADLINE, found), "the API server does not serve {kinds}");
+    assert!(controlplane::eventually(CONTROLLERS, found), "the API server does not serve {kinds}");
     true
 }
 

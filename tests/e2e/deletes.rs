@@ -6,9 +6,10 @@ use controlplane::poll;
 use k8s_openapi::jiff::Timestamp;
 use lockstep::hold::{HeldDeletes, Release};
 use serde_json::{Value, json};
+use tokio::time::MissedTickBehavior;
 
 use crate::{
-    harness::{Cluster, InstalledManifests, LARGE_DEADLINE, Lockstep, eventually},
+    harness::{Cluster, InstalledManifests, LARGE_DEADLINE, Lockstep, TAKEOVER, eventually, within},
     users::User,
 };
 
@@ -28,6 +29,10 @@ struct Scene {
 
 impl Scene {
     async fn set(test: &str, flags: &[&str]) -> Self {
+        Self::with_lease(test, "4s", flags).await
+    }
+
+    async fn with_lease(test: &str, duration: &str, flags: &[&str]) -> Self {
         let cluster = Cluster::new(test).await;
         // Only the RBAC for this instance's Lease is needed; without a guard the webhooks have to go.
         let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
@@ -45,7 +50,7 @@ impl Scene {
         let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
         let mut scene = Self { cluster, home, away, replicas: Vec::new(), person, _installed };
         for _ in 0..2 {
-            scene.add_replica(flags).await;
+            scene.add_replica(duration, flags).await;
         }
         for n in 0..MANY {
             scene.create(n).await;
@@ -58,8 +63,8 @@ impl Scene {
         self.cluster.plane.service_account("lockstep-system", "lockstep").expect("a kubeconfig")
     }
 
-    async fn add_replica(&mut self, flags: &[&str]) {
-        let flags = [&["--no-webhook", "--lease-duration", "4s"], flags].concat();
+    async fn add_replica(&mut self, lease: &str, flags: &[&str]) {
+        let flags = [&["--no-webhook", "--lease-duration", lease], flags].concat();
         let mut replica = Lockstep::spawn(&self.cluster.domain(), &self.kubeconfig(), &flags);
         replica.wait_ready().await;
         self.replicas.push(replica);
@@ -171,7 +176,7 @@ async fn hold_survives_the_kill_of_the_leader_and_ends_when_it_was_to_end() {
     scene.wait_hold("three are left", |hold| hold.companions == 3).await;
     let leader = scene.wait_leader(&[0, 1]).await;
     scene.replicas[leader].kill();
-    let next = scene.wait_leader(&[1 - leader]).await;
+    let next = within(TAKEOVER, scene.wait_leader(&[1 - leader])).await;
     scene.replicas[next].wait_log("this one goes on until").await;
     scene.replicas[next].wait_metric("lockstep_deletes_held", 1.0).await;
     let taken_over = scene.hold().await.expect("a hold");
@@ -264,7 +269,7 @@ async fn removed_or_broken_annotation_or_lease_does_not_release_and_is_written_b
     scene.replicas[1 - leader].wait_log("the leader holds deletes of").await;
     scene.replicas[leader].kill();
     scene.annotate(json!({&key: null})).await;
-    let next = scene.wait_leader(&[1 - leader]).await;
+    let next = within(TAKEOVER, scene.wait_leader(&[1 - leader])).await;
     scene.wait_hold("the next leader knows it", again).await;
     scene.replicas[next].wait_metric("lockstep_deletes_held", 1.0).await;
     assert_eq!(scene.companions().await, MANY + 1);
@@ -286,15 +291,17 @@ async fn sources_that_come_back_end_the_hold_and_it_is_recorded() {
 
 #[tokio::test]
 async fn lease_that_is_annotated_ten_times_a_second_loses_neither_annotation_nor_leader() {
-    let mut scene = Scene::set("busy", &[]).await;
+    // The default duration of a Lease: of a shorter one, a busy machine leaves too little time for conflicts.
+    let mut scene = Scene::with_lease("busy", "15s", &[]).await;
     let leader = scene.wait_leader(&[0, 1]).await;
     let spec = |lease: &Value, field: &str| lease["spec"][field].clone();
     let before = scene.cluster.get(&scene.lease_path()).await.expect("the Lease");
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // A hold is written in between.
     let hold = scene.have_an_accident().await;
     let mut renewals = std::collections::BTreeSet::new();
-    for n in 0..150 {
+    for n in 0..300 {
         ticks.tick().await;
         scene.annotate(json!({format!("a.test/n{n}"): n.to_string()})).await;
         let lease = scene.cluster.get(&scene.lease_path()).await.expect("the Lease");

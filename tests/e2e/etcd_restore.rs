@@ -3,7 +3,9 @@
 use controlplane::ControlPlane;
 use serde_json::json;
 
-use crate::harness::{Cluster, InstalledManifests, Lockstep, configmap, dedicated_control_plane, eventually};
+use crate::harness::{
+    Cluster, InstalledManifests, Lockstep, TAKEOVER, configmap, dedicated_control_plane, eventually, within,
+};
 
 /// `early` has a companion in the backup, `half` is in the backup without its companion, `erased` comes after it.
 struct Restored {
@@ -57,6 +59,16 @@ impl Restored {
         write(&cluster, &home, 300).await;
         cluster.source(&home, "marker").create().await;
         mirrored("marker").await;
+        if replicas.len() > 1 {
+            // The Lease shows a restore to replicas that have seen it renewed since the backup, the standby, too.
+            let renewed =
+                async || cluster.get(&lease(&cluster)).await.expect("the Lease")["spec"]["renewTime"].clone();
+            for _ in 0..2 {
+                let before = renewed().await;
+                eventually("the Lease is renewed", || async { (renewed().await != before).then_some(()) })
+                    .await;
+            }
+        }
 
         if overtaken {
             replicas.iter().for_each(Lockstep::pause);
@@ -89,7 +101,7 @@ impl Restored {
             leader.kill();
         }
         cluster.merge(&configmap(home, "after"), &json!({"data": {"sky": "red"}})).await;
-        cluster.wait_data(home, "after-synced", json!({"sky": "red"})).await;
+        within(TAKEOVER, cluster.wait_data(home, "after-synced", json!({"sky": "red"}))).await;
         for erased in ["erased", "marker"] {
             assert_eq!(cluster.get(&configmap(home, &format!("{erased}-synced"))).await, None);
         }
@@ -104,6 +116,12 @@ impl Restored {
             );
         }
     }
+}
+
+/// The path of the Lease.
+fn lease(cluster: &Cluster) -> String {
+    let name = format!("lockstep.{}", cluster.domain());
+    format!("/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/{name}")
 }
 
 /// Changes a ConfigMap that is neither source nor companion, so that versions run ahead.
@@ -121,19 +139,19 @@ async fn write(cluster: &Cluster, home: &str, changes: usize) {
 
 #[tokio::test]
 async fn recent_backup_that_the_watches_are_ahead_of_is_noticed_without_leader_election() {
-    let Some(plane) = dedicated_control_plane("restore", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     Restored::with(plane, "recent", 1, &[], false).await.assert_in_step().await;
 }
 
 #[tokio::test]
 async fn recent_backup_is_noticed_although_versions_have_overtaken_the_watches() {
-    let Some(plane) = dedicated_control_plane("overtaken", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     Restored::with(plane, "overtaken", 2, &[], true).await.assert_in_step().await;
 }
 
 #[tokio::test]
 async fn backup_restored_with_bumped_revision_is_noticed() {
-    let Some(plane) = dedicated_control_plane("bumped", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let flags = ["--bump-revision", "1000000000", "--mark-compacted"];
     Restored::with(plane, "bumped", 2, &flags, false).await.assert_in_step().await;
 }

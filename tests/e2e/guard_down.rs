@@ -192,10 +192,10 @@ async fn garbage_collector_and_namespace_controller_are_not_blocked() {
     let _installed = setup.install_unreachable_webhooks().await;
     for name in ["background", "foreground", "orphan"] {
         alice.succeeds(&format!("delete cm {name}-parent -n {home} --cascade={name} --wait=false"));
-        cluster.wait_gone(&configmap(home, &format!("{name}-parent"))).await;
+        cluster.wait_collected(&configmap(home, &format!("{name}-parent"))).await;
     }
     for name in ["background", "background-synced", "foreground", "foreground-synced"] {
-        cluster.wait_gone(&configmap(home, name)).await;
+        cluster.wait_collected(&configmap(home, name)).await;
     }
     let orphan = cluster.configmap(home, "orphan").await.expect("the orphan stays");
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
@@ -219,5 +219,5 @@ async fn garbage_collector_and_namespace_controller_are_not_blocked() {
     }
 
     cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
-    cluster.wait_gone(&format!("/api/v1/namespaces/{home}")).await;
+    cluster.wait_collected(&format!("/api/v1/namespaces/{home}")).await;
 }

@@ -13,12 +13,26 @@ use std::{
     time::Duration,
 };
 
-use controlplane::{ControlPlane, LockstepProcess, Signal, poll};
+use controlplane::{ControlPlane, LockstepProcess, Signal, poll, skip};
 use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 use serde_json::{Value, json};
 
-/// How long a test waits for a condition. It is far more than needed, for machines that are busy.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+/// How long a test waits for a condition, unless it says [`within`]. Lockstep acts within a second; the rest is for
+/// machines that are busy. A wake-up that is lost must not pass: no resync comes to the rescue, see [`Lockstep::spawn`].
+pub const DEADLINE: Duration = Duration::from_secs(10);
+/// For what controllers of Kubernetes do: they collect garbage, empty namespaces, count quotas and serve new kinds.
+pub const CONTROLLERS: Duration = Duration::from_secs(60);
+/// Until another replica leads, if the leader did not release its Lease of four seconds.
+pub const TAKEOVER: Duration = Duration::from_secs(20);
+/// For a write that is retried "at least once a minute", because no watch shows when it would succeed.
+pub const RETRY: Duration = Duration::from_secs(90);
+/// Until an API server that was away is back, and Lockstep's watches with it.
+pub const OUTAGE: Duration = Duration::from_secs(60);
+/// For a companion that was healed more than a few times: its heals back off. A delete with `--cascade` is two heals, of the
+/// finalizer and of the deleted companion.
+pub const MANY_HEALS: Duration = Duration::from_secs(60);
+/// Until a process that was asked to stop has finished its writes and ended.
+const SHUTDOWN: Duration = Duration::from_secs(30);
 /// How long a hundred megabytes may take on a busy machine.
 pub const LARGE_DEADLINE: Duration = Duration::from_secs(240);
 
@@ -38,7 +52,7 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
     let mut apply = plane.kubectl();
     apply.arg("apply");
-    for file in ["base/namespace.yaml", "base/rbac.yaml", "components/secrets/rbac.yaml"] {
+    for file in ["components/namespace/namespace.yaml", "base/rbac.yaml", "components/secrets/rbac.yaml"] {
         apply.arg("-f").arg(deploy.join(file));
     }
     run(&mut apply);
@@ -46,11 +60,9 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
 }
 
 /// A control plane for one test, which may stop and start it; `None` on an existing cluster.
-pub fn dedicated_control_plane(test: &str, apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
+pub fn dedicated_control_plane(apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
     if shared().is_existing() {
-        eprintln!(
-            "{test} is skipped: it stops and starts a control plane, and LOCKSTEP_TEST_KUBECONFIG is set"
-        );
+        skip("it stops and starts a control plane, and LOCKSTEP_TEST_KUBECONFIG is set");
         return None;
     }
     Some(Box::leak(Box::new(boot(apiserver_flags))))
@@ -80,12 +92,36 @@ pub fn output(command: &mut Command, input: &str) -> Output {
 
 /// What `lockstep manifests` prints.
 pub fn manifests(flags: &[&str]) -> String {
-    run(Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("manifests").args(flags))
+    manifests_of(program(), flags)
+}
+
+/// This build of Lockstep.
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_lockstep"))
+}
+
+fn manifests_of(program: &Path, flags: &[&str]) -> String {
+    run(Command::new(program).arg("manifests").args(flags))
+}
+
+tokio::task_local! {
+    static LIMIT: Duration;
+}
+
+/// Lets each wait in `work` last this long instead of [`DEADLINE`].
+pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> T {
+    LIMIT.scope(limit, work).await
+}
+
+/// How long a wait may last here.
+pub fn deadline() -> Duration {
+    LIMIT.try_with(|limit| *limit).unwrap_or(DEADLINE)
 }
 
 /// Waits for a condition: `None` means not yet.
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, condition: impl FnMut() -> F) -> T {
-    poll(DEADLINE, condition).await.unwrap_or_else(|| panic!("not within {DEADLINE:?}: {what}"))
+    let limit = deadline();
+    poll(limit, condition).await.unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
 }
 
 /// A client for a kubeconfig.
@@ -135,7 +171,7 @@ impl Cluster {
     /// As [`Self::new`], for a test that reads the audit log; `None` on an existing cluster.
     pub async fn audited(test: &str) -> Option<Self> {
         if shared().is_existing() {
-            eprintln!("{test} is skipped: it reads the audit log, and LOCKSTEP_TEST_KUBECONFIG is set");
+            skip("it reads the audit log, and LOCKSTEP_TEST_KUBECONFIG is set");
             return None;
         }
         Some(Self::new(test).await)
@@ -188,14 +224,27 @@ impl Cluster {
         path: &str,
         body: Option<(&str, &Value)>,
     ) -> Result<Value, u16> {
-        let mut request = http::Request::builder().method(method).uri(path);
-        if let Some((kind, _)) = body {
-            request = request.header("content-type", kind);
-        }
-        let bytes = body.map(|(_, body)| serde_json::to_vec(body).unwrap()).unwrap_or_default();
-        match self.client.request::<Value>(request.body(bytes).unwrap()).await {
-            Ok(value) => Ok(value),
-            Err(kube::Error::Api(status)) => Err(status.code),
+        let (kind, bytes) = match body {
+            Some((kind, body)) => (kind, serde_json::to_vec(body).unwrap()),
+            None => ("application/json", Vec::new()),
+        };
+        let answer = self.try_text(method, path, kind, bytes).await.map_err(|(code, _)| code)?;
+        Ok(serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{method} {path}: {error}")))
+    }
+
+    /// As [`Self::try_request`], but with any body, with the message of a refusal, and with the answer as it is: an object
+    /// may be nested more deeply than a [`Value`] can be.
+    pub async fn try_text(
+        &self,
+        method: &str,
+        path: &str,
+        kind: &str,
+        body: Vec<u8>,
+    ) -> Result<String, (u16, String)> {
+        let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
+        match self.client.request_text(request.body(body).unwrap()).await {
+            Ok(text) => Ok(text),
+            Err(kube::Error::Api(status)) => Err((status.code, status.message)),
             Err(error) => panic!("{method} {path}: {error}"),
         }
     }
@@ -275,9 +324,15 @@ impl Cluster {
         self.wait(namespace, name, &data.to_string(), |object| object["data"] == data).await
     }
 
+    /// Waits until Lockstep has deleted an object.
     pub async fn wait_gone(&self, path: &str) {
         eventually(&format!("{path} is gone"), || async { self.get(path).await.is_none().then_some(()) })
             .await;
+    }
+
+    /// Waits until Kubernetes has deleted an object: the garbage collector with its owner, or the namespace controller.
+    pub async fn wait_collected(&self, path: &str) {
+        within(CONTROLLERS, self.wait_gone(path)).await;
     }
 
     /// Waits for an Event with this reason on a source, and returns its note.
@@ -337,6 +392,19 @@ impl Cluster {
             .collect()
     }
 
+    /// As [`Self::audit`], with every request that was answered before this call. The log is written a moment after the
+    /// response, so a test that looks for what must not be there has to wait.
+    pub async fn complete_audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let marker = format!("{}-marker-{}", self.id, NEXT.fetch_add(1, Ordering::Relaxed));
+        assert_eq!(self.get(&format!("/api/v1/namespaces/{marker}")).await, None);
+        eventually("a later request is in the audit log", || async {
+            self.audit_log().contains(&marker).then_some(())
+        })
+        .await;
+        self.audit(namespace)
+    }
+
     /// As [`Self::audit`], once there are this many entries: the log is written shortly after the response.
     pub async fn audit_of(&self, namespace: &str, entries: usize) -> Vec<(String, String, u64)> {
         eventually(&format!("{entries} entries for {namespace} in the audit log"), || async {
@@ -353,12 +421,29 @@ impl Cluster {
         installed
     }
 
+    /// As [`Self::install`], with the timeouts that users have.
+    pub fn install_unchanged(&self, flags: &[&str]) -> InstalledManifests {
+        let installed =
+            InstalledManifests { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
+        pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &self.manifests_of(program(), flags));
+        installed
+    }
+
     /// Applies the manifests again with other flags.
     pub fn apply(&self, flags: &[&str]) {
-        let text = manifests(&[&["--domain", &self.domain(), "--secrets"], flags].concat());
+        self.apply_those_of(program(), flags);
+    }
+
+    /// As [`Self::apply`], with the manifests that another build of Lockstep prints.
+    pub fn apply_those_of(&self, program: &Path, flags: &[&str]) {
+        let text = self.manifests_of(program, flags);
         // Ten seconds more: a webhook that fails open on a timeout must not do so because this machine is busy.
         let text = text.replace("timeoutSeconds: ", "timeoutSeconds: 1");
         pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &text);
+    }
+
+    fn manifests_of(&self, program: &Path, flags: &[&str]) -> String {
+        manifests_of(program, &[&["--domain", &self.domain(), "--secrets"], flags].concat())
     }
 
     /// Starts a mirror for this test and waits until it is ready.
@@ -458,6 +543,26 @@ impl Drop for InstalledManifests {
     }
 }
 
+/// A metric that docs/reference.md does not know would be zero forever, and nobody would notice that a test asks for it.
+fn assert_documented(series: &str) {
+    let reference = include_str!("../../docs/reference.md");
+    let (_, rest) = reference.split_once("\n## Metrics\n").expect("a section about metrics");
+    let (section, _) = rest.split_once("\n## ").expect("another section");
+    let (family, labels) = series.split_once('{').unwrap_or((series, ""));
+    let family = family.trim_end_matches("_count");
+    let labels: Vec<(&str, &str)> =
+        labels.trim_end_matches('}').split(',').filter_map(|label| label.split_once('=')).collect();
+    let names: Vec<&str> = labels.iter().map(|(name, _)| *name).collect();
+    let heading =
+        if names.is_empty() { family.to_owned() } else { format!("{family}{{{}}}", names.join(",")) };
+    assert!(section.contains(&format!("`{heading}`")), "{heading} is not documented");
+    for (name, value) in labels {
+        let listed = !["code", "manager", "watch"].contains(&name);
+        let value = value.trim_matches('"');
+        assert!(!listed || section.contains(&format!("`{value}`")), "{name}={value} is not documented");
+    }
+}
+
 /// The path of a ConfigMap.
 pub fn configmap(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/{name}")
@@ -504,12 +609,21 @@ impl Source<'_> {
 }
 
 /// A running Lockstep. It is killed when dropped; a test that fails shows its log.
-pub struct Lockstep(LockstepProcess);
+pub struct Lockstep(pub LockstepProcess);
 
 impl Lockstep {
+    /// Starts it without resyncs, which would hide that an event enqueues nothing, unless a flag asks for them.
     pub fn spawn(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
+        let resync: &[&str] = if flags.contains(&"--resync") { &[] } else { &["--resync", "1h"] };
+        let all = [&["--domain", domain, "--kinds", "configmaps,secrets"], resync, flags].concat();
+        let process = LockstepProcess::start(program(), kubeconfig, &all);
+        Self(process.expect("lockstep starts"))
+    }
+
+    /// As users start it: with resyncs, and with a drain when it is asked to stop.
+    pub fn spawn_with_defaults(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
         let all = [&["--domain", domain, "--kinds", "configmaps,secrets"], flags].concat();
-        let process = LockstepProcess::start(Path::new(env!("CARGO_BIN_EXE_lockstep")), kubeconfig, &all);
+        let process = LockstepProcess::start_behind_a_service(program(), kubeconfig, &all);
         Self(process.expect("lockstep starts"))
     }
 
@@ -534,6 +648,21 @@ impl Lockstep {
         self.0.wait_ready(LARGE_DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Where it serves health and metrics, whether or not it is ready.
+    pub fn ops_address(&self) -> String {
+        let find = || {
+            let log = self.log();
+            let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.find_map(|line| Some(line.get("ops")?.as_str()?.to_owned()))
+        };
+        let mut address = None;
+        controlplane::eventually(DEADLINE, || {
+            address = find();
+            address.is_some()
+        });
+        address.unwrap_or_else(|| panic!("lockstep does not say where it serves metrics:\n{}", self.log()))
+    }
+
     pub fn readyz(&self) -> String {
         self.0.http_get("/readyz")
     }
@@ -544,6 +673,7 @@ impl Lockstep {
 
     /// The value of a metric, with its labels as they are printed; zero if there is no such series.
     pub fn metric(&self, name: &str) -> f64 {
+        assert_documented(name);
         self.0.metric(name)
     }
 
@@ -574,7 +704,7 @@ impl Lockstep {
 
     /// SIGTERM; returns its exit status.
     pub async fn stop(&mut self) -> ExitStatus {
-        self.0.stop(DEADLINE).await.unwrap_or_else(|error| panic!("{error}"))
+        self.0.stop(SHUTDOWN).await.unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

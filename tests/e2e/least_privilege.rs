@@ -14,7 +14,7 @@ const OWN_NAMESPACE: &str = "lockstep-system";
 #[tokio::test]
 async fn roles_grant_exactly_the_verbs_that_are_called() {
     // Without streaming lists Lockstep calls every verb that it ever uses.
-    let Some(plane) = dedicated_control_plane("privilege", &["--feature-gates=WatchList=false"]) else {
+    let Some(plane) = dedicated_control_plane(&["--feature-gates=WatchList=false"]) else {
         return;
     };
     let cluster = Cluster::on(plane, "privilege").await;

@@ -1,6 +1,7 @@
 //! End-to-end tests on a real control plane: the behaviour that docs/reference.md and docs/security.md promise. Tests
 //! run in parallel, each with a domain and namespaces of its own. See tests/README.md.
 
+mod as_shipped;
 mod browser;
 mod cert_rotation;
 mod certs;
@@ -15,6 +16,7 @@ mod deletes;
 mod etcd_restore;
 mod fixture;
 mod flags;
+mod flux;
 mod guard;
 mod guard_and_policy;
 mod guard_down;
@@ -31,16 +33,20 @@ mod memory;
 mod migrate;
 mod mirroring;
 mod mistakes;
+mod monitoring;
 mod mutants;
 mod odd_objects;
 mod other_admission;
 mod peer;
 mod policy;
 mod privilege_escalation;
+mod prometheus;
 mod protected_namespaces;
 mod readme;
 mod recipes;
 mod refused_sources;
+mod restores;
+mod second_opinions;
 mod shutdown;
 mod slow_webhook;
 mod startup_errors;

@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     crds,
-    harness::{Cluster, Lockstep, dedicated_control_plane, eventually, manifests, output, pipe, run, shared},
+    harness::{
+        Cluster, Lockstep, configmap, dedicated_control_plane, eventually, manifests, output, pipe, run,
+        secret, shared,
+    },
 };
 
 /// The documents of a YAML text by kind and name, as kubectl parses them.
@@ -41,12 +44,14 @@ fn kustomize(components: &[&str]) -> String {
     built
 }
 
-const EVERYTHING: &[&str] = &["--secrets", "--policy", "--cert-manager", "--monitoring"];
+const EVERYTHING: &[&str] =
+    &["--create-namespace", "--secrets", "--policy", "--cert-manager", "--monitoring"];
 
 #[test]
 fn manifests_print_what_kustomize_builds() {
-    let cases: [(&[&str], &[&str]); 5] = [
+    let cases: [(&[&str], &[&str]); 6] = [
         (&[], &[]),
+        (&["--create-namespace"], &["namespace"]),
         (&["--secrets"], &["secrets"]),
         (&["--policy"], &["policy"]),
         (&["--secrets", "--policy"], &["secrets", "policy"]),
@@ -55,20 +60,22 @@ fn manifests_print_what_kustomize_builds() {
     let with_crds: [(&[&str], &[&str]); 4] = [
         (&["--cert-manager"], &["cert-manager"]),
         (&["--monitoring"], &["monitoring"]),
-        (EVERYTHING, &["secrets", "policy", "cert-manager", "monitoring"]),
-        (EVERYTHING, &["monitoring", "cert-manager", "policy", "secrets"]),
+        (EVERYTHING, &["namespace", "secrets", "policy", "cert-manager", "monitoring"]),
+        (EVERYTHING, &["monitoring", "cert-manager", "policy", "secrets", "namespace"]),
     ];
-    let with_crds = with_crds.into_iter().filter(|_| crds::available("manifests_are_what_kustomize_builds"));
+    let with_crds = with_crds.into_iter().filter(|_| crds::available());
     for (flags, components) in cases.into_iter().chain(with_crds) {
         let (printed, built) = (documents(&manifests(flags)), documents(&kustomize(components)));
         assert_eq!(printed, built, "{flags:?}");
+        // `kubectl delete` of the output deletes what it contains.
+        let has_namespace = printed.values().any(|document| document["kind"] == "Namespace");
+        assert_eq!(has_namespace, flags.contains(&"--create-namespace"), "{flags:?}");
     }
 }
 
 /// An API server that admits critical pods only where a quota names their priority, as on GKE.
 #[tokio::test]
 async fn pods_are_critical_even_where_such_pods_need_a_quota() {
-    let test = "pods_are_critical_even_where_such_pods_need_a_quota";
     let limited = json!({"resource": "pods", "matchScopes": [
         {"scopeName": "PriorityClass", "operator": "In", "values": ["system-cluster-critical"]},
     ]});
@@ -83,7 +90,7 @@ async fn pods_are_critical_even_where_such_pods_need_a_quota() {
     let file = std::env::temp_dir().join(format!("admission-{}.json", std::process::id()));
     fs::write(&file, admission.to_string()).unwrap();
     let flag = format!("--admission-control-config-file={}", file.display());
-    let Some(plane) = dedicated_control_plane(test, &[&flag]) else { return };
+    let Some(plane) = dedicated_control_plane(&[&flag]) else { return };
     let cluster = Cluster::on(plane, "critical").await;
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"},
@@ -106,8 +113,10 @@ async fn pods_are_critical_even_where_such_pods_need_a_quota() {
     fs::remove_file(file).unwrap();
 }
 
-#[test]
-fn api_server_accepts_every_combination_of_flags() {
+#[tokio::test]
+async fn api_server_accepts_every_combination_of_flags() {
+    let cluster = Cluster::new("flags").await;
+    let namespace = cluster.namespace("own").await;
     let odd = "--exempt-user=o'brien \\ ü: #x,alice";
     for flags in [
         &[][..],
@@ -122,21 +131,58 @@ fn api_server_accepts_every_combination_of_flags() {
             "--suffix=.copy",
             "--webhook-url=https://[::1]:9443",
         ],
-        &["--policy", "--domain=x", "--namespace=default"],
+        &["--policy", "--domain=x", &format!("--namespace={namespace}")],
         &[odd, "--exempt-group=ops", "--image=registry.example.com:5000/a/lockstep:1@sha256:0"],
     ] {
         pipe(shared().kubectl().args(["apply", "--dry-run=server", "-f", "-"]), &manifests(flags));
     }
-    if crds::available("api_server_accepts_every_combination_of_flags") {
+    if crds::available() {
         for flags in [
             &["--cert-manager"][..],
             &["--monitoring"],
-            &[EVERYTHING, &["--namespace=default", "--domain=x"]].concat(),
+            &[EVERYTHING, &[&format!("--namespace={namespace}"), "--domain=x"]].concat(),
         ] {
             let apply = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
             pipe(shared().kubectl().args(apply), &manifests(flags));
         }
     }
+}
+
+/// Other teams use the namespace, and it was there before Lockstep.
+#[tokio::test]
+async fn existing_namespace_and_its_content_survive_install_and_uninstall() {
+    let cluster = Cluster::new("precious").await;
+    let labels = json!({"team": "platform", "pod-security.kubernetes.io/enforce": "privileged"});
+    let namespace = cluster.namespace_with("platform", labels, json!({"contact": "ann"})).await;
+    let precious = [configmap(&namespace, "precious"), secret(&namespace, "precious")];
+    for path in &precious {
+        let (collection, name) = path.rsplit_once('/').unwrap();
+        cluster.post(collection, &json!({"metadata": {"name": name}})).await;
+    }
+    let path = format!("/api/v1/namespaces/{namespace}");
+    let state = async || {
+        let mut objects = vec![];
+        for path in [&path, &precious[0], &precious[1]] {
+            objects.push(cluster.get(path).await);
+        }
+        objects
+    };
+    let before = state().await;
+    let flags = ["--domain", &cluster.domain(), "--namespace", &namespace, "--secrets", "--policy"];
+    // The image does not exist: on a cluster with nodes, no pod may start.
+    let text = manifests(&[&flags[..], &["--image", "localhost/none:none"]].concat());
+    let created = pipe(cluster.plane.kubectl().args(["apply", "-o", "name", "-f", "-"]), &text);
+    let created: Vec<&str> = created.lines().collect();
+    assert!(created.len() >= 15 && created.contains(&"deployment.apps/lockstep"), "{created:?}");
+    assert_eq!(state().await, before, "installing changed something that was there");
+
+    pipe(cluster.plane.kubectl().args(["delete", "--wait", "-f", "-"]), &text);
+    assert_eq!(state().await, before, "uninstalling changed something that was there");
+    for name in created {
+        let get = ["get", name, "--namespace", &namespace, "--ignore-not-found", "-o", "name"];
+        assert_eq!(run(cluster.plane.kubectl().args(get)), "", "left behind");
+    }
+    cluster.delete(&path).await;
 }
 
 /// The alerts name kubectl commands; the API server must support their field selectors.
@@ -157,12 +203,12 @@ fn field_selectors_in_alert_descriptions_are_supported() {
 
 #[tokio::test]
 async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificates() {
-    if !crds::available("lockstep_with_certificate_files_needs_no_permission_to_write_certificates") {
+    if !crds::available() {
         return;
     }
     let cluster = Cluster::new("files").await;
     let namespace = cluster.ns("own");
-    let _installed = cluster.install(&["--namespace", &namespace, "--cert-manager"]);
+    let _installed = cluster.install(&["--namespace", &namespace, "--create-namespace", "--cert-manager"]);
     let dir = std::env::temp_dir().join(&cluster.id);
     run(std::process::Command::new(env!("CARGO_BIN_EXE_lockstep")).arg("certs").arg("--dir").arg(&dir));
     let kubeconfig = cluster.plane.service_account(&namespace, "lockstep").expect("a kubeconfig");
@@ -202,7 +248,7 @@ fn webhooks_have_short_timeouts_and_cover_every_namespace() {
 async fn applying_again_keeps_the_ca_bundle_even_if_the_address_changes() {
     let cluster = Cluster::new("again").await;
     // A separate namespace: without --webhook-url there is a Deployment, whose name tests would share.
-    let namespace = cluster.ns("own");
+    let namespace = cluster.namespace("own").await;
     let _installed = cluster.install(&["--namespace", &namespace, "--webhook-url", "https://127.0.0.1:1"]);
     let paths = ["validating", "mutating"].map(|kind| {
         let group = "/apis/admissionregistration.k8s.io/v1";

@@ -70,7 +70,7 @@ async fn mirror_large_sources(cluster: &Cluster, namespace: &str, sources: std::
 #[tokio::test]
 async fn sources_of_100_mb_stay_within_the_bound_with_lists_in_pages() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Some(plane) = dedicated_control_plane("hoard", &["--feature-gates=WatchList=false"]) else { return };
+    let Some(plane) = dedicated_control_plane(&["--feature-gates=WatchList=false"]) else { return };
     let cluster = Cluster::on(plane, "hoard").await;
     let (greedy, modest) = (cluster.namespace("greedy").await, cluster.namespace("modest").await);
     hoard(&cluster, &greedy, 100).await;
@@ -95,7 +95,7 @@ async fn sources_of_100_mb_stay_within_the_bound_with_lists_in_pages() {
 async fn hostile_inputs_side_by_side_fit_into_the_shipped_limit_while_others_are_served() {
     assert!(include_str!("../../deploy/base/deployment.yaml").contains("memory: 256Mi"));
     let _turn = ONE_AT_A_TIME.lock().await;
-    let Some(plane) = dedicated_control_plane("siege", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Arc::new(Cluster::on(plane, "siege").await);
     let greedy = cluster.namespace("greedy").await;
     let (home, away, alice) = cluster.alice().await;

@@ -431,7 +431,7 @@ async fn what_the_person_may_not_do_is_said_before_anything_is_written() {
 
 #[tokio::test]
 async fn every_command_of_the_page_prints_what_it_says_and_a_running_tool_is_refused() {
-    let Some(plane) = dedicated_control_plane("migrating", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "migrating").await.with_domain("workshop.io");
     let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
     for name in ["platform", "team-a", "team-b"] {

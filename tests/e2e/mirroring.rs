@@ -112,7 +112,7 @@ async fn change_of_source_content_or_policy_reaches_each_companion_in_one_write(
     cluster.merge(&path, &json!({"metadata": {"annotations": {"unrelated": "1"}}})).await;
     cluster.merge(&path, &json!({"data": {"sea": "grey"}})).await;
     cluster.wait_data(&a, "colors-synced", json!({"sea": "grey"})).await;
-    assert_eq!(cluster.audit_of(&a, 4).await.len(), 4);
+    assert_eq!(cluster.complete_audit(&a).await.len(), 4);
 }
 
 #[tokio::test]
@@ -169,8 +169,7 @@ async fn keys_companion_name_copy_labels_and_copy_annotations_take_effect() {
 #[tokio::test]
 async fn new_or_newly_matching_namespace_gets_its_companions() {
     let cluster = Cluster::new("appears").await;
-    // A resync would hide that a namespace enqueues nobody.
-    let _lockstep = cluster.start_mirror_with(&["--resync", "1h"]).await;
+    let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
     let late = cluster.ns("late");
     cluster
@@ -202,16 +201,17 @@ async fn terminating_namespace_is_skipped_without_retries() {
     cluster.wait_data(&going, "early-synced", json!({"sky": "blue"})).await;
 
     cluster.delete(&format!("/api/v1/namespaces/{going}")).await;
-    cluster.wait_gone(&configmap(&going, "early-synced")).await;
-    let before = cluster.audit(&going).len();
+    cluster.wait_collected(&configmap(&going, "early-synced")).await;
+    let before = cluster.complete_audit(&going).await.len();
     cluster.source(&home, "late").annotate("target-namespaces", &format!(".,{going}")).create().await;
     // The Event is written after all writes of the reconcile.
     cluster.wait_event(&home, "late", "Mirrored").await;
-    assert_eq!(cluster.audit(&going).len(), before, "no request to the terminating namespace");
+    let requests = cluster.complete_audit(&going).await;
+    assert_eq!(requests.len(), before, "no request to the terminating namespace: {requests:?}");
     assert_eq!(lockstep.metric("lockstep_troubles{reason=\"forbidden\"}"), 0.0);
 
     cluster.merge(&configmap(&going, "held"), &json!({"metadata": {"finalizers": null}})).await;
-    cluster.wait_gone(&format!("/api/v1/namespaces/{going}")).await;
+    cluster.wait_collected(&format!("/api/v1/namespaces/{going}")).await;
     let again = cluster.namespace("going").await;
     cluster.wait_data(&again, "late-synced", json!({"sky": "blue"})).await;
 }
@@ -251,6 +251,9 @@ async fn source_without_annotations_uses_built_in_defaults_and_is_never_written(
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.source(&home, "beacon").annotate("target-namespaces", &away).create().await;
     cluster.wait_data(&away, "beacon-synced", json!({"sky": "blue"})).await;
+    // The Event is written after all writes of the reconcile.
+    let note = cluster.wait_event(&home, "colors", "Mirrored").await;
+    assert!(note.starts_with("created 1: "), "{note}");
     assert!(cluster.configmap(&away, "colors-synced").await.is_none());
     let now = cluster.configmap(&home, "colors").await.unwrap();
     assert_eq!(now["metadata"]["resourceVersion"], created["metadata"]["resourceVersion"]);

@@ -10,7 +10,7 @@ fn every_mutant_applies_and_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let has_git = Command::new("git").arg("--version").output().is_ok();
     if !has_git {
-        println!("every_mutant_applies_and_names_tests_that_exist: skipped in part, there is no git");
+        controlplane::skip("in part: there is no git");
     }
     let mut mutants = 0;
     for file in fs::read_dir(root.join("tests/mutants")).expect("a directory") {

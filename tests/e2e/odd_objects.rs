@@ -8,6 +8,8 @@ use crate::harness::{Cluster, configmap, eventually, secret};
 const OBJECTS: usize = 150;
 /// The API server stores this time as none, and sends it as null.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+/// The API server sends it with the year 10000.
+const LATE_TIME: &str = "9999-12-31T23:59:59-23:59";
 
 /// Values that the API server accepts where it expects a text, and some that it does not.
 fn text(rng: &mut Rng) -> Value {
@@ -58,8 +60,12 @@ fn odd_object(cluster: &Cluster, rng: &mut Rng, name: &str, is_secret: bool) -> 
     }
     labels[cluster.key("managed")] = "true".into();
     let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "no-such-uid", "controller": null}]);
-    let managed = json!([{"manager": null, "operation": "Update", "apiVersion": "v1", "time": ZERO_TIME,
-        "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:labels": {}}}}]);
+    let managed = |time: &str, fields: Value| {
+        json!([{"manager": null, "operation": "Update", "apiVersion": "v1",
+        "time": time, "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": fields}}])
+    };
+    let deep = (0..300).fold(json!({}), |inner, _| json!({"f:a": inner}));
+    let managed = [managed(ZERO_TIME, json!({"f:labels": {}})), managed(LATE_TIME, deep)];
     let mut metadata = json!({"name": name, "labels": labels});
     let optional = [
         (
@@ -72,7 +78,7 @@ fn odd_object(cluster: &Cluster, rng: &mut Rng, name: &str, is_secret: bool) -> 
         ),
         ("finalizers", one_of(rng, &[Value::Null, json!([])])),
         ("ownerReferences", one_of(rng, &[Value::Null, json!([]), owner])),
-        ("managedFields", one_of(rng, &[Value::Null, json!([]), managed])),
+        ("managedFields", one_of(rng, &[Value::Null, json!([]), managed[0].clone(), managed[1].clone()])),
         ("creationTimestamp", one_of(rng, &[Value::Null, json!("2020-01-01T00:00:00Z")])),
         ("deletionTimestamp", one_of(rng, &[Value::Null])),
         ("uid", one_of(rng, &[Value::Null, json!("")])),
@@ -141,11 +147,19 @@ async fn write(cluster: &Cluster, rng: &mut Rng, home: &str, seed: u64, number: 
         ("DELETE", &path, None),
     ];
     for (method, path, body) in requests {
-        let outcome = cluster.try_request(method, path, body).await;
-        // The API server reports a webhook that fails as its own error.
+        let (kind, bytes) = body
+            .map_or(("application/json", Vec::new()), |(kind, body)| (kind, body.to_string().into_bytes()));
+        let outcome = cluster.try_text(method, path, kind, bytes).await;
         let shown =
             || format!("seed {seed}: {method} {path} {}", body.map_or(&Value::Null, |(_, body)| body));
-        assert!(outcome != Err(500), "{}", shown());
+        assert_no_webhook_failed(&outcome, shown);
+    }
+}
+
+/// The API server answers 500 if a webhook fails, and also for some objects that it has stored itself and cannot read.
+fn assert_no_webhook_failed(outcome: &Result<String, (u16, String)>, shown: impl Fn() -> String) {
+    if let Err((code, message)) = outcome {
+        assert!(*code != 500 || !message.contains("webhook"), "{message}\n{}", shown());
     }
 }
 
@@ -160,6 +174,65 @@ async fn odd_but_legal_objects_never_fail_the_webhook() {
     for number in 0..OBJECTS {
         write(&cluster, &mut rng, &home, seed, number).await;
     }
+}
+
+/// What JSON allows, and what it does not: the API server takes some of these texts and refuses others.
+const ODD_JSON: &[&str] = &[
+    "null",
+    "1e999",
+    "-0",
+    "18446744073709551616",
+    "\"\\ud800\"",
+    "\"\\u0000\"",
+    "\"\\udc00\\ud800\"",
+    "\"\u{202e}\u{feff}\u{10ffff}\"",
+    "\u{feff}",
+    "\"immutable\":false,",
+    "\"data\":null,",
+    "\"data\":{},\"data\":",
+    "\"metadata\":{},",
+    "\"unknown\":[[[[1.5e300]]]],",
+    "{}",
+    "[]",
+    "\"a\":null,",
+];
+
+/// A JSON text with a few odd tokens, and a field that is nested deeply.
+fn odd_text(object: &Value, rng: &mut Rng) -> String {
+    let mut text = object.to_string();
+    for _ in 0..rng.usize(..4) {
+        let places: Vec<usize> =
+            text.char_indices().filter(|(_, c)| "{}[]:,\"".contains(*c)).map(|(at, _)| at).collect();
+        let at = places[rng.usize(..places.len())] + usize::from(rng.bool());
+        text.insert_str(at, rng.choice(ODD_JSON).copied().unwrap_or_default());
+    }
+    if rng.u32(..10) == 0 {
+        let depth = rng.usize(..5000);
+        text = text.replacen('{', &format!("{{\"deep\":{}1{},", "[".repeat(depth), "]".repeat(depth)), 1);
+    }
+    text
+}
+
+#[tokio::test]
+async fn odd_json_that_the_api_server_takes_never_fails_the_webhook() {
+    let cluster = Cluster::new("odd-json").await;
+    let home = cluster.namespace("home").await;
+    let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
+    let seed = std::env::var("LOCKSTEP_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    let mut rng = Rng::with_seed(seed);
+    let mut taken = 0;
+    for number in 0..2 * OBJECTS {
+        let is_secret = rng.bool();
+        let kind = if is_secret { "secrets" } else { "configmaps" };
+        let object = odd_object(&cluster, &mut rng, &format!("text-{number}"), is_secret);
+        let text = odd_text(&object, &mut rng);
+        let path = format!("/api/v1/namespaces/{home}/{kind}");
+        let outcome = cluster.try_text("POST", &path, "application/json", text.clone().into_bytes()).await;
+        assert_no_webhook_failed(&outcome, || format!("seed {seed}: {text:.4000}"));
+        taken += usize::from(outcome.is_ok());
+    }
+    assert!((1..2 * OBJECTS).contains(&taken), "seed {seed}: {taken} are taken");
 }
 
 #[tokio::test]

@@ -42,8 +42,16 @@ impl Cluster {
         let configuration = self.get(&path).await.expect("the webhook configuration");
         let bundle = configuration["webhooks"][0]["clientConfig"]["caBundle"].clone();
         let bundle: ByteString = serde_json::from_value(bundle).expect("a caBundle");
+        Peer::trusting(&bundle.0, &self.address, identity)
+    }
+}
+
+impl Peer {
+    /// A peer that trusts these certificates, which are PEM, of a server at this address. It may have a client
+    /// certificate and its key.
+    pub fn trusting(bundle: &[u8], address: &str, identity: Option<(&str, &str)>) -> Self {
         let mut roots = RootCertStore::empty();
-        for root in CertificateDer::pem_slice_iter(&bundle.0) {
+        for root in CertificateDer::pem_slice_iter(bundle) {
             roots.add(root.expect("a certificate")).expect("a certificate");
         }
         let config = ClientConfig::builder().with_root_certificates(roots);
@@ -56,27 +64,31 @@ impl Cluster {
                 config.with_client_auth_cert(vec![certificate], key).expect("a client certificate")
             }
         };
-        Peer { address: self.address.clone(), config: Arc::new(config), from: None }
+        Self { address: address.to_owned(), config: Arc::new(config), from: None }
     }
-}
 
-impl Peer {
     /// As another host, which has this address.
     pub fn at(self, address: Ipv4Addr) -> Self {
         Self { from: Some(address), ..self }
     }
 
-    async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
-        let host = self.address.rsplit_once(':').expect("a port").0.to_owned();
-        let name = ServerName::try_from(host).expect("a host");
-        let stream = match self.from {
-            None => TcpStream::connect(&self.address).await?,
+    /// Connects without TLS.
+    pub async fn connect_plain(&self) -> std::io::Result<TcpStream> {
+        match self.from {
+            None => TcpStream::connect(&self.address).await,
             Some(from) => {
                 let socket = TcpSocket::new_v4()?;
                 socket.bind(SocketAddr::from((from, 0)))?;
-                socket.connect(self.address.parse().expect("an address")).await?
+                socket.connect(self.address.parse().expect("an address")).await
             }
-        };
+        }
+    }
+
+    pub async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        let host = self.address.rsplit_once(':').expect("a port").0.to_owned();
+        let name = ServerName::try_from(host).expect("a host");
+        let stream = self.connect_plain().await?;
+        stream.set_nodelay(true)?;
         TlsConnector::from(self.config.clone()).connect(name, stream).await
     }
 
@@ -101,6 +113,22 @@ impl Peer {
             (None, Err(error)) => Err(error),
             (None, Ok(_)) => Err(std::io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+
+    /// Sends a review whose second half follows later, and waits for the answer.
+    pub async fn slow_review(&self, body: &str, pause: std::time::Duration) {
+        let mut stream = self.connect().await.expect("a connection");
+        let (first, second) = body.split_at(body.len() / 2);
+        let head = format!(
+            "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + first).as_bytes()).await.expect("it is sent");
+        stream.flush().await.expect("it is sent");
+        tokio::time::sleep(pause).await;
+        stream.write_all(second.as_bytes()).await.expect("it is sent");
+        drop(stream.read_to_end(&mut Vec::new()).await);
     }
 
     pub async fn review(&self, review: &str) -> std::io::Result<(u16, String)> {

@@ -308,10 +308,10 @@ async fn garbage_collector_and_namespace_controller_are_allowed() {
     let _installed = setup.install_policy(&[]).await;
     for name in ["background", "foreground", "orphan"] {
         alice.succeeds(&format!("delete cm {name} -n {home} --cascade={name} --wait=false"));
-        cluster.wait_gone(&configmap(home, name)).await;
+        cluster.wait_collected(&configmap(home, name)).await;
     }
     for name in ["background-synced", "foreground-synced"] {
-        cluster.wait_gone(&configmap(home, name)).await;
+        cluster.wait_collected(&configmap(home, name)).await;
     }
     let orphan = cluster.configmap(home, "orphan-synced").await.expect("the orphan stays");
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
@@ -322,7 +322,7 @@ async fn garbage_collector_and_namespace_controller_are_allowed() {
     }
 
     cluster.admin().succeeds(&format!("delete namespace {home} --wait=false"));
-    cluster.wait_gone(&format!("/api/v1/namespaces/{home}")).await;
+    cluster.wait_collected(&format!("/api/v1/namespaces/{home}")).await;
 }
 
 #[tokio::test]
@@ -342,7 +342,7 @@ async fn terminating_namespace_is_not_protected() {
         cluster.admin().kubectl(&line).output().expect("kubectl").status.success().then_some(())
     })
     .await;
-    cluster.wait_gone(&format!("/api/v1/namespaces/{home}")).await;
+    cluster.wait_collected(&format!("/api/v1/namespaces/{home}")).await;
 }
 
 #[tokio::test]

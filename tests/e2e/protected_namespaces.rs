@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Cluster, configmap, eventually};
+use crate::harness::{Cluster, configmap};
 
 #[tokio::test]
 async fn locksteps_own_namespace_has_neither_sources_nor_targets() {
@@ -116,7 +116,7 @@ async fn namespace_made_anew_with_exclude_or_without_accept_from_gets_no_compani
         cluster.wait_data(&cluster.ns(name), "colors-synced", json!({"sky": "blue"})).await;
         let path = format!("/api/v1/namespaces/{}", cluster.ns(name));
         cluster.delete(&path).await;
-        cluster.wait_gone(&path).await;
+        cluster.wait_collected(&path).await;
     }
     // `open` is made last: once it has its companion, the others have been seen.
     cluster.namespace_with("plain", json!({cluster.key("exclude"): "true"}), json!({})).await;
@@ -124,17 +124,14 @@ async fn namespace_made_anew_with_exclude_or_without_accept_from_gets_no_compani
     cluster.namespace_with("excluded", json!({}), elsewhere).await;
     cluster.namespace("open").await;
     cluster.wait_data(&cluster.ns("open"), "colors-synced", json!({"sky": "blue"})).await;
-    let created = |name: &str| {
-        let audit = cluster.audit(&cluster.ns(name)).into_iter();
+    let created = async |name: &str| {
+        let audit = cluster.complete_audit(&cluster.ns(name)).await.into_iter();
         audit.filter(|(verb, _, code)| verb == "create" && *code == 201).count()
     };
-    eventually("both companions of open are in the audit log", || async {
-        (created("open") == 2).then_some(())
-    })
-    .await;
+    assert_eq!(created("open").await, 2);
     for name in ["plain", "excluded"] {
         assert!(cluster.configmap(&cluster.ns(name), "colors-synced").await.is_none(), "{name}");
-        assert_eq!(created(name), 1, "not even for a moment: {name}");
+        assert_eq!(created(name).await, 1, "not even for a moment: {name}");
     }
 }
 
@@ -150,5 +147,8 @@ async fn default_targets_of_a_namespace_have_no_effect_until_the_guard_stamps_th
     let _lockstep = cluster.start_mirror().await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
+    // The Event is written after all writes of the reconcile.
+    let note = cluster.wait_event(&home, "colors", "Mirrored").await;
+    assert!(note.starts_with("created 1: "), "{note}");
     assert!(cluster.configmap(&away, "colors-synced").await.is_none());
 }

@@ -64,10 +64,17 @@ pub fn printed(user: &User, command: &str) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A text without what differs from run to run: times, the name of the leader, and the spaces that align columns.
+/// A text without what differs from run to run: times, the name of the leader, the spaces that align columns, and the
+/// namespace that only kubectl from 1.34 on names when it deletes something.
 fn comparable(text: &str) -> String {
     let mut lines = Vec::new();
     for line in text.trim_end().lines() {
+        let line = match line.split_once("\" deleted from ") {
+            Some((object, rest)) if rest.ends_with(" namespace") => {
+                &line[..object.len() + "\" deleted".len()]
+            }
+            _ => line,
+        };
         let mut words: Vec<&str> =
             line.split_whitespace().map(|word| if is_time(word) { "TIME" } else { word }).collect();
         if let Some(at) = words.iter().position(|word| *word == "leader").filter(|at| at + 1 < words.len()) {
@@ -87,7 +94,7 @@ fn is_time(word: &str) -> bool {
 
 /// Runs the commands of a page as a cluster's admin, in a directory that has its manifests.
 async fn run_page(test: &str, page: &str, at_least: usize) {
-    let Some(plane) = dedicated_control_plane(test, &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, test).await.with_domain("workshop.io");
     let (_installed, _lockstep) = cluster.install_and_start(&[DEPUTIES]).await;
     let (admin, steps) = (cluster.admin(), steps(page));

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Cluster, configmap, secret};
+use crate::harness::{CONTROLLERS, Cluster, RETRY, configmap, eventually, secret, within};
 
 #[tokio::test]
 async fn long_names_companions_as_sources_and_malformed_annotations_are_refused() {
@@ -27,11 +27,8 @@ async fn long_names_companions_as_sources_and_malformed_annotations_are_refused(
         assert!(note.contains(text), "{note}");
         lockstep.wait_metric(&format!("lockstep_troubles{{reason=\"{reason}\"}}"), 1.0).await;
     }
-    assert!(
-        cluster.audit(&home).iter().all(|(verb, ..)| verb == "get"),
-        "nothing was written: {:?}",
-        cluster.audit(&home)
-    );
+    let requests = cluster.complete_audit(&home).await;
+    assert!(requests.iter().all(|(verb, ..)| verb == "get"), "something was written: {requests:?}");
 
     // A source that becomes faulty keeps its companion, which is updated again once the source is repaired.
     cluster.source(&home, "colors").create().await;
@@ -104,7 +101,7 @@ async fn unmirrorable_secret_types_reserved_names_and_missing_type_keys_are_refu
     for name in ["token-synced", "bootstrap-synced", "tls-synced"] {
         assert!(cluster.get(&secret(&home, name)).await.is_none(), "{name}");
     }
-    assert!(cluster.audit(&home).is_empty(), "{:?}", cluster.audit(&home));
+    assert_eq!(cluster.complete_audit(&home).await, [], "there is nothing to ask or to write");
 }
 
 #[tokio::test]
@@ -126,11 +123,11 @@ async fn invalid_companion_is_not_retried_until_the_source_changes() {
     lockstep.wait_metric("lockstep_troubles{reason=\"invalid\"}", 1.0).await;
     // Many reconciles later, there was still only one attempt.
     let looks = lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}");
-    crate::harness::eventually("ten more looks", || async {
+    eventually("ten more looks", || async {
         (lockstep.metric("lockstep_reconciles_total{result=\"trouble\"}") >= looks + 10.0).then_some(())
     })
     .await;
-    assert_eq!(cluster.audit_of(&home, 1).await, [("create".to_owned(), "colors-synced".to_owned(), 422)]);
+    assert_eq!(cluster.complete_audit(&home).await, [("create".to_owned(), "colors-synced".to_owned(), 422)]);
 
     let smaller = json!({"metadata": {"annotations": {"example.com/large": "small"}}});
     cluster.merge(&configmap(&home, "colors"), &smaller).await;
@@ -148,21 +145,21 @@ async fn exceeded_quota_is_reported_and_retried() {
     cluster.post(&quotas, &quota).await;
     let probe = format!("/api/v1/namespaces/{away}/configmaps?dryRun=All");
     let object = json!({"metadata": {"name": "probe"}});
-    crate::harness::eventually("the quota counts", || async {
+    let counts = eventually("the quota counts", || async {
         let answer = cluster.try_request("POST", &probe, Some(("application/json", &object))).await;
         let counted = cluster.get(&format!("{quotas}/none")).await?["status"]["used"].is_object();
         (counted && answer == Err(403)).then_some(())
-    })
-    .await;
+    });
+    within(CONTROLLERS, counts).await;
     cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     let note = cluster.wait_event(&home, "colors", "Forbidden").await;
     assert!(note.contains("exceeded quota: none"), "{note}");
     // It is warned about once, with the target, however often the write is retried.
     let refused = || lockstep.metric("lockstep_api_calls_total{verb=\"create\",code=\"403\"}");
-    crate::harness::eventually("retries", || async { (refused() >= 3.0).then_some(()) }).await;
+    within(RETRY, eventually("retries", || async { (refused() >= 3.0).then_some(()) })).await;
     let log = lockstep.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN")).collect();
     assert!(warnings.len() == 1 && warnings[0].contains(&format!("{away}/colors-synced")), "{warnings:#?}");
     cluster.delete(&format!("{quotas}/none")).await;
-    cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
+    within(RETRY, cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"}))).await;
 }

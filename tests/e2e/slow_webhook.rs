@@ -19,7 +19,7 @@ use tokio_rustls::{
 use crate::harness::{Cluster, configmap, eventually};
 
 /// A validating webhook that allows every request, but answers only after [`SlowWebhook::release`].
-struct SlowWebhook {
+pub struct SlowWebhook {
     address: SocketAddr,
     certificate: String,
     released: watch::Sender<bool>,
@@ -28,7 +28,7 @@ struct SlowWebhook {
 }
 
 impl SlowWebhook {
-    async fn start(host: &str) -> Arc<Self> {
+    pub async fn start(host: &str) -> Arc<Self> {
         let listener = TcpListener::bind((host, 0)).await.expect("a port");
         let pair = rcgen::generate_simple_self_signed([host.to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::try_from(pair.signing_key.serialize_der()).expect("a key");
@@ -83,7 +83,7 @@ impl SlowWebhook {
         stream.shutdown().await.ok()
     }
 
-    fn release(&self) {
+    pub fn release(&self) {
         self.released.send_replace(true);
     }
 
@@ -92,7 +92,7 @@ impl SlowWebhook {
     }
 
     /// The configuration that sends every write of this test's companions in one namespace here.
-    fn configuration(&self, cluster: &Cluster, namespace: &str) -> Value {
+    pub fn configuration(&self, cluster: &Cluster, namespace: &str) -> Value {
         json!({
             "metadata": {"name": format!("slow-{}", cluster.id)},
             "webhooks": [{

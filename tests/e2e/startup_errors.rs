@@ -61,6 +61,17 @@ fn invalid_webhook_url_fails_with_one_message() {
     assert!(output.stdout.is_empty());
 }
 
+#[test]
+fn namespaces_that_every_cluster_has_are_refused_for_lockstep() {
+    for name in ["default", "kube-system"] {
+        let output = lockstep(&["manifests", "--namespace", name], "");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains("a namespace of its own, such as `lockstep-system`"), "{text}");
+        assert!(output.stdout.is_empty());
+    }
+}
+
 #[tokio::test]
 async fn unreachable_api_server_is_logged_once_and_retried_until_stopped() {
     let kubeconfig = std::env::temp_dir().join(format!("unreachable-{}", std::process::id()));

@@ -152,6 +152,9 @@ async fn deputy_mirrors_a_certificate_into_every_namespace_that_accepts() {
         })
         .await;
     }
+    // The Event is written after all writes of the reconcile.
+    let note = cluster.wait_event(&home, "tls", "Mirrored").await;
+    assert!(note.starts_with("created 3: "), "{note}");
     assert!(cluster.get(&secret(&shut, "tls-synced")).await.is_none());
     deputy.succeeds(&format!("delete secret tls -n {home}"));
     for namespace in &open {

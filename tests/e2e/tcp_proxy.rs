@@ -18,10 +18,16 @@ use tokio::{
 use crate::harness::Cluster;
 
 pub struct TcpProxy {
-    /// Addresses, and whether each is ready.
-    backends: Vec<(String, AtomicBool)>,
+    backends: Vec<Backend>,
     next: AtomicUsize,
     stalled: watch::Sender<bool>,
+}
+
+struct Backend {
+    address: String,
+    ready: AtomicBool,
+    /// How often all connections to it were closed.
+    cuts: watch::Sender<u64>,
 }
 
 impl Cluster {
@@ -29,7 +35,7 @@ impl Cluster {
     /// is not on this machine.
     pub async fn api_server_proxy(&self) -> Option<(Arc<TcpProxy>, PathBuf)> {
         if self.plane.is_existing() {
-            eprintln!("{} is skipped: it needs an API server on this machine", self.id);
+            controlplane::skip("it needs an API server on this machine, and LOCKSTEP_TEST_KUBECONFIG is set");
             return None;
         }
         let server = self.plane.server_url();
@@ -54,7 +60,12 @@ impl TcpProxy {
     /// Listens at an address. No backend is ready yet.
     pub async fn start(address: &str, backends: &[String]) -> Arc<Self> {
         let listener = TcpListener::bind(address).await.expect("an address");
-        let backends = backends.iter().map(|backend| (backend.clone(), AtomicBool::new(false))).collect();
+        let backend = |address: &String| Backend {
+            address: address.clone(),
+            ready: AtomicBool::new(false),
+            cuts: watch::Sender::new(0),
+        };
+        let backends = backends.iter().map(backend).collect();
         let stalled = watch::Sender::new(false);
         let proxy = Arc::new(Self { backends, next: AtomicUsize::new(0), stalled });
         let balancer = proxy.clone();
@@ -62,9 +73,11 @@ impl TcpProxy {
             while let Ok((mut client, _)) = listener.accept().await {
                 let (backend, mut stalled) = (balancer.next_backend(), balancer.stalled.subscribe());
                 tokio::spawn(async move {
-                    let mut backend = TcpStream::connect(backend?).await.ok()?;
+                    let (address, mut cuts) = backend?;
+                    let mut backend = TcpStream::connect(address).await.ok()?;
                     tokio::select! {
                         biased;
+                        _ = cuts.changed() => return None,
                         _ = stalled.wait_for(|stalled| *stalled) => {}
                         done = copy_bidirectional(&mut client, &mut backend) => return done.ok(),
                     }
@@ -77,15 +90,23 @@ impl TcpProxy {
         proxy
     }
 
-    fn next_backend(&self) -> Option<String> {
-        let ready = self.backends.iter().filter(|(_, ready)| ready.load(Ordering::SeqCst));
-        let ready: Vec<&String> = ready.map(|(address, _)| address).collect();
+    /// The address of the next backend that is ready, and a receiver that changes when its connections are closed.
+    fn next_backend(&self) -> Option<(String, watch::Receiver<u64>)> {
+        let is_ready = |backend: &&Backend| backend.ready.load(Ordering::SeqCst);
+        let ready: Vec<&Backend> = self.backends.iter().filter(is_ready).collect();
         let index = self.next.fetch_add(1, Ordering::SeqCst).checked_rem(ready.len())?;
-        Some(ready[index].clone())
+        Some((ready[index].address.clone(), ready[index].cuts.subscribe()))
     }
 
     pub fn set_ready(&self, backend: usize, ready: bool) {
-        self.backends[backend].1.store(ready, Ordering::SeqCst);
+        self.backends[backend].ready.store(ready, Ordering::SeqCst);
+    }
+
+    /// Sends nothing more to a backend, and closes its connections. For tests/histories.
+    #[allow(dead_code)]
+    pub fn remove(&self, backend: usize) {
+        self.set_ready(backend, false);
+        self.backends[backend].cuts.send_modify(|cuts| *cuts += 1);
     }
 
     /// Stops forwarding without closing any connection.

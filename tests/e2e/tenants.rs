@@ -149,10 +149,7 @@ async fn replica_cut_off_while_a_namespace_was_made_anew_still_protects_companio
     cluster.delete(&path).await;
     let deleted = cluster.get(&path).await.expect("it is held")["metadata"]["deletionTimestamp"].clone();
     let deleted: Timestamp = deleted.as_str().expect("a time").parse().expect("a time");
-    eventually("the companion is deleted with its namespace", || async {
-        cluster.configmap(&away, "colors-synced").await.is_none().then_some(())
-    })
-    .await;
+    cluster.wait_collected(&configmap(&away, "colors-synced")).await;
     let (admin, key) = (cluster.admin(), cluster.key("copy-labels"));
     let probe = format!("annotate --overwrite --dry-run=server configmap colors -n {home} {key}=a");
     eventually("the guard knows that the namespace is terminating", || async {
@@ -167,7 +164,7 @@ async fn replica_cut_off_while_a_namespace_was_made_anew_still_protects_companio
     })
     .await;
     cluster.merge(&configmap(&away, "held"), &json!({"metadata": {"finalizers": null}})).await;
-    cluster.wait_gone(&path).await;
+    cluster.wait_collected(&path).await;
     cluster.namespace("away").await;
     let editor = json!([crate::users::all_verbs()]);
     cluster.grant(&alice.name, &alice.subject(), Some(&away), editor).await;

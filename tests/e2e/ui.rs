@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use controlplane::skip;
 use serde_json::{Value, json};
 
 use crate::{
@@ -44,7 +45,7 @@ impl Drop for Ui {
 
 #[tokio::test]
 async fn heal_of_an_edit_behind_the_guard_appears_without_a_reload() {
-    let Some(browser) = Browser::start("heal_of_an_edit_behind_the_guard", 1280, 800) else { return };
+    let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-heal").await;
     let (_installed, _lockstep) = cluster.install_and_start(&["--exempt-group", "system:masters"]).await;
     let (home, away, _alice) = cluster.alice().await;
@@ -79,7 +80,7 @@ async fn heal_of_an_edit_behind_the_guard_appears_without_a_reload() {
 
 #[tokio::test]
 async fn empty_cell_says_why_by_keyboard_alone() {
-    let Some(browser) = Browser::start("empty_cell_says_why", 1280, 800) else { return };
+    let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-why").await;
     let _lockstep = cluster.start_mirror().await;
     let (away, home) = (cluster.namespace("away").await, cluster.namespace("home").await);
@@ -122,7 +123,7 @@ async fn empty_cell_says_why_by_keyboard_alone() {
 
 #[tokio::test]
 async fn hostile_names_and_messages_are_text() {
-    let Some(browser) = Browser::start("hostile_names_and_messages", 1280, 800) else { return };
+    let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-hostile").await;
     let _lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -157,7 +158,7 @@ async fn hostile_names_and_messages_are_text() {
 
 #[tokio::test]
 async fn person_with_few_rights_is_told_what_they_do_not_see() {
-    let Some(browser) = Browser::start("person_with_few_rights", 1280, 800) else { return };
+    let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-rights").await;
     let _lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -229,7 +230,7 @@ impl Cluster {
 
 #[tokio::test]
 async fn denial_appears_with_its_reason() {
-    let Some(browser) = Browser::start("denial_appears", 1280, 800) else { return };
+    let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-denial").await;
     let (_installed, lockstep) = cluster.install_and_start(&[]).await;
     let (home, away, alice) = cluster.alice().await;
@@ -237,8 +238,7 @@ async fn denial_appears_with_its_reason() {
     cluster.wait_companions(&home, &away).await;
     let own = cluster.namespace("own").await;
     let Some(_proxy) = cluster.replica(&own, "lockstep-0", &lockstep).await else {
-        eprintln!("denial_appears_with_its_reason is skipped: this machine has no address but loopback");
-        return;
+        return skip("this machine has no address but loopback");
     };
 
     let ui = Ui::start(&cluster, &cluster.admin(), &["--lockstep-namespace", &own]);
@@ -262,9 +262,8 @@ const EVERYWHERE: &str = "*-dev,*-staging,*-prod,*-load,sandbox-*";
 /// 23 sources and 50 namespaces. `LOCKSTEP_SCREENSHOTS` is a directory for pictures of it (`make screenshots`).
 #[tokio::test]
 async fn thousand_companions_are_one_picture_that_follows_one_change() {
-    let test = "thousand_companions_are_one_picture";
-    let Some(browser) = Browser::start(test, 1440, 900) else { return };
-    let Some(plane) = dedicated_control_plane(test, &[]) else { return };
+    let Some(browser) = Browser::start(1440, 900) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "ui-shop").await.with_domain("workshop.io");
     let (_installed, lockstep) = cluster.install_and_start(&["--exempt-group", "system:masters"]).await;
     fill_shop(&cluster).await;

@@ -14,11 +14,11 @@ use lockstep::{
 };
 use serde_json::json;
 
-use crate::harness::{Cluster, client_for, configmap, dedicated_control_plane, eventually};
+use crate::harness::{Cluster, OUTAGE, client_for, configmap, dedicated_control_plane, eventually, within};
 
 #[tokio::test]
 async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwards() {
-    let Some(plane) = dedicated_control_plane("outage", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "outage").await;
     let lockstep = cluster.start_mirror().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
@@ -47,7 +47,7 @@ async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwa
 
 #[tokio::test]
 async fn source_created_as_soon_as_a_restarted_api_server_is_ready_is_mirrored_at_once() {
-    let Some(plane) = dedicated_control_plane("restart", &[]) else { return };
+    let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "restart").await;
     let lockstep = cluster.start_mirror().await;
     let home = cluster.namespace("home").await;
@@ -56,10 +56,10 @@ async fn source_created_as_soon_as_a_restarted_api_server_is_ready_is_mirrored_a
     let logged = lockstep.log().len();
     plane.apiserver().unwrap().kill().unwrap();
     // Long enough for a backoff that grows to ten seconds.
-    eventually("the outage lasts", || async {
+    let lasts = eventually("the outage lasts", || async {
         (lockstep.metric("lockstep_watch_age_seconds{watch=\"namespaces\"}") > 15.0).then_some(())
-    })
-    .await;
+    });
+    within(OUTAGE, lasts).await;
     plane.apiserver().unwrap().restart().unwrap();
     plane.wait_ready().unwrap();
     let ready = Instant::now();
@@ -74,7 +74,7 @@ async fn source_created_as_soon_as_a_restarted_api_server_is_ready_is_mirrored_a
 
 #[tokio::test]
 async fn server_without_streaming_lists_is_listed_in_pages() {
-    let Some(plane) = dedicated_control_plane("pages", &["--feature-gates=WatchList=false"]) else { return };
+    let Some(plane) = dedicated_control_plane(&["--feature-gates=WatchList=false"]) else { return };
     let cluster = Cluster::on(plane, "pages").await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "early").create().await;

@@ -9,7 +9,7 @@ use controlplane::Node;
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{eventually, run, secret},
+    harness::{CONTROLLERS, RETRY, TAKEOVER, eventually, run, secret, within},
     installation::{Installation, NAMESPACE, Pod},
     report,
     traffic::Traffic,
@@ -62,11 +62,11 @@ pub async fn kill_each_container(installation: &Installation, node: &Node) {
         let guarded = start.elapsed();
         wait_mirrored(installation, &namespace, name).await;
         let mirrored = start.elapsed();
-        eventually("the container runs again", || async {
+        let runs = eventually("the container runs again", || async {
             let pods = installation.pods().await;
             pods.iter().any(|now| now.name == pod.name && now.restarts == pod.restarts + 1).then_some(())
-        })
-        .await;
+        });
+        within(CONTROLLERS, runs).await;
         report(&format!(
             "{name}'s container killed: the guard refuses again after {guarded:.1?}, a source is mirrored after {mirrored:.1?}"
         ));
@@ -85,7 +85,8 @@ async fn wait_mirrored(installation: &Installation, namespace: &str, name: &str)
         installation.cluster.try_request("POST", &path, Some(("application/json", &source))).await.ok()
     })
     .await;
-    installation.cluster.wait_data(namespace, &format!("{name}-synced"), json!({"sky": "blue"})).await;
+    let companion = format!("{name}-synced");
+    within(TAKEOVER, installation.cluster.wait_data(namespace, &companion, json!({"sky": "blue"}))).await;
 }
 
 /// Deletes the Secret with the CA: it is restored, and the API server trusts the guard all the time.
@@ -133,12 +134,12 @@ pub struct Tokens {
 impl Tokens {
     /// Waits until every replica uses a new token; it reads the file once a minute.
     pub async fn wait_renewed(&self, installation: &Installation) {
-        eventually("every replica uses a new token", || async {
+        let renewed = eventually("every replica uses a new token", || async {
             let used = used_tokens(installation, &self.pods);
             let renewed = |pod: &Pod| used.difference(&self.seen).any(|[name, _]| *name == pod.name);
             self.pods.iter().all(renewed).then_some(())
-        })
-        .await;
+        });
+        within(RETRY, renewed).await;
         assert_eq!(installation.pods().await, self.pods, "a replica was restarted");
         report("every replica uses its new token");
     }

@@ -6,7 +6,7 @@ use controlplane::{ControlPlane, Node};
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Cluster, configmap, eventually, manifests, pipe, run},
+    harness::{CONTROLLERS, Cluster, TAKEOVER, configmap, eventually, manifests, pipe, run, within},
     report,
 };
 
@@ -37,7 +37,7 @@ impl Installation {
         let flags = ["--secrets"].into_iter().chain(image.into_iter().flatten()).map(str::to_owned).collect();
         let installation = Self { plane, cluster: Cluster::on(plane, "node").await, flags };
         let start = Instant::now();
-        pipe(plane.kubectl().args(["apply", "-f", "-"]), &installation.manifests());
+        pipe(plane.kubectl().args(["apply", "-f", "-"]), &installation.manifests(&["--create-namespace"]));
         installation.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
         let took = start.elapsed();
         assert_eq!(installation.pods().await.len(), 2);
@@ -46,20 +46,20 @@ impl Installation {
         (installation, took)
     }
 
-    /// The manifests that were applied.
-    pub fn manifests(&self) -> String {
-        manifests(&self.flags.iter().map(String::as_str).collect::<Vec<_>>())
+    /// The manifests with the flags of the installation, and more flags.
+    pub fn manifests(&self, flags: &[&str]) -> String {
+        manifests(&self.flags.iter().map(String::as_str).chain(flags.iter().copied()).collect::<Vec<_>>())
     }
 
     /// Waits until the API server calls the guard, which refuses a forged companion.
     pub async fn wait_webhook(&self, namespace: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All");
         let forged = json!({"metadata": {"name": "x", "labels": {"workshop.io/companion": "true"}}});
-        eventually("the guard refuses", || async {
+        let refuses = eventually("the guard refuses", || async {
             let answer = self.cluster.try_request("POST", &path, Some(("application/json", &forged))).await;
             (answer.expect_err("a forged companion was accepted") == 403).then_some(())
-        })
-        .await;
+        });
+        within(CONTROLLERS, refuses).await;
     }
 
     /// Runs a kubectl command as the admin, which must succeed; its arguments must not contain spaces.
@@ -69,27 +69,27 @@ impl Installation {
 
     /// The pods, once there are exactly two and both are ready.
     pub async fn pods(&self) -> Vec<Pod> {
-        eventually("two replicas are ready", || async {
+        let ready = eventually("two replicas are ready", || async {
             let list = self.cluster.get(PODS).await?;
             let pods: Vec<&Value> = list["items"].as_array()?.iter().collect();
             let ready = |pod: &&&Value| pod["status"]["containerStatuses"][0]["ready"] == true;
             let all = pods.len() == 2 && pods.iter().filter(ready).count() == 2;
             all.then(|| pods.into_iter().map(pod).collect())
-        })
-        .await
+        });
+        within(CONTROLLERS, ready).await
     }
 
     /// The pods of the leader and of the standby.
     pub async fn leader_and_standby(&self) -> [Pod; 2] {
-        eventually("one of the replicas leads", || async {
+        let leads = eventually("one of the replicas leads", || async {
             let lease = self.cluster.get(LEASE).await?;
             let holder = lease["spec"]["holderIdentity"].as_str()?.split('_').next()?.to_owned();
             let pods = self.pods().await;
             let (leader, standby): (Vec<Pod>, Vec<Pod>) =
                 pods.into_iter().partition(|pod| pod.name == holder);
             Some([leader.into_iter().next()?, standby.into_iter().next()?])
-        })
-        .await
+        });
+        within(TAKEOVER, leads).await
     }
 
     /// Whether a pod still exists, terminating or not.

@@ -8,6 +8,7 @@ mod harness;
 mod e2e_suite;
 mod failures;
 mod installation;
+mod release;
 mod rollout;
 mod traffic;
 mod uninstall;
@@ -20,7 +21,7 @@ use std::{
     time::Instant,
 };
 
-use controlplane::{ControlPlane, Node};
+use controlplane::{ControlPlane, Node, skip};
 
 use installation::Installation;
 
@@ -71,7 +72,7 @@ fn cluster() -> Option<(&'static ControlPlane, Option<&'static Node>, Option<Str
         },
         (Err(_), _) => "LOCKSTEP_TEST_IMAGE is not set: run `make test-node`".to_owned(),
     };
-    report(&format!("skipped, nothing was tested on a real node: {reason}"));
+    skip(&reason);
     None
 }
 

@@ -1,7 +1,7 @@
 //! A rollout of the Deployment under load: no request fails.
 
 use crate::{
-    harness::eventually,
+    harness::{CONTROLLERS, eventually, within},
     installation::{Installation, Pod},
     report,
     traffic::Traffic,
@@ -13,10 +13,9 @@ pub async fn restart(installation: &Installation) {
     installation.kubectl("rollout restart deployment/lockstep -n lockstep-system");
     installation.kubectl("rollout status deployment/lockstep -n lockstep-system --timeout=2m");
     for pod in &before {
-        eventually(&format!("{} is gone", pod.name), || async {
-            (!installation.exists(pod).await).then_some(())
-        })
-        .await;
+        let what = format!("{} is gone", pod.name);
+        let gone = eventually(&what, || async { (!installation.exists(pod).await).then_some(()) });
+        within(CONTROLLERS, gone).await;
     }
     let [edits, changes] = traffic.stop(installation).await;
     report(&format!(

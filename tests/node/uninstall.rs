@@ -1,4 +1,4 @@
-//! Uninstalling keeps the companions and removes everything else of Lockstep.
+//! Uninstalling keeps the companions and the namespace, and removes everything else of Lockstep.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     harness::{configmap, pipe},
-    installation::Installation,
+    installation::{Installation, NAMESPACE},
     report,
 };
 
@@ -30,9 +30,14 @@ pub async fn run(installation: &Installation) {
 
     let start = Instant::now();
     let mut delete = installation.plane.kubectl();
-    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &installation.manifests());
+    pipe(delete.args(["delete", "--timeout=90s", "-f", "-"]), &installation.manifests(&[]));
     report(&format!("uninstalled in {:.1?}", start.elapsed()));
 
+    // Only the namespace is left, which was not in the output, with what Lockstep itself has written there.
+    let left = ["lease.coordination.k8s.io/lockstep.workshop.io", "secret/lockstep.workshop.io"];
+    let get = format!("get {} -n {NAMESPACE} -o name", left.join(" "));
+    assert_eq!(installation.kubectl(&get).lines().collect::<Vec<_>>(), left);
+    installation.kubectl(&format!("delete namespace {NAMESPACE} --timeout=90s"));
     // Nothing of Lockstep is left or terminating.
     for kind in [
         "namespaces",
@@ -58,6 +63,6 @@ pub async fn run(installation: &Installation) {
         cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;
     }
     for namespace in [&home, &away] {
-        cluster.wait_gone(&format!("/api/v1/namespaces/{namespace}")).await;
+        cluster.wait_collected(&format!("/api/v1/namespaces/{namespace}")).await;
     }
 }

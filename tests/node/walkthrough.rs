@@ -50,7 +50,7 @@ pub async fn run(installation: &Installation) {
     assert!(edit.contains("denied the request") && edit.contains(&format!("{shop}/pass")), "{edit}");
 
     installation.kubectl(&format!("delete configmap/colors secret/pass -n {shop}"));
-    cluster.wait_gone(&configmap(&shop, "colors-synced")).await;
+    cluster.wait_collected(&configmap(&shop, "colors-synced")).await;
     cluster.wait_gone(&secret(&team, "pass-synced")).await;
     report("mirrored, refused through the Service, healed and cleaned up");
 }

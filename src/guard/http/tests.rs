@@ -14,6 +14,7 @@ use tower::{ServiceExt, service_fn};
 use super::*;
 use crate::{
     client,
+    content::Content,
     guard::request::Subjects,
     policy::Protect,
     testing::{
@@ -42,6 +43,11 @@ fn api_server(access: Access) -> kube::Client {
             Access::Denied => false,
             Access::Hangs => pending().await,
         };
+        // For the plan of a dry run: whether an object has the companion's name.
+        if request.method() == http::Method::GET {
+            let missing = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+            return Ok(http::Response::builder().status(404).body(Body::from(missing.to_string())).unwrap());
+        }
         assert_eq!(request.uri().path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
@@ -423,6 +429,59 @@ async fn review_without_a_client_certificate_is_a_401_if_one_is_required() {
         assert_eq!(status, expected, "{body}");
         assert_eq!(body.contains("allowed"), peer.verified, "{body}");
     }
+}
+
+/// A companion of `colors` in `home` with this data, as the mirror writes it, but with the UID of an earlier source.
+fn a_restored_companion(sky: &str) -> Value {
+    let data = json!({"sky": sky});
+    let checksum = Content { data: serde_json::from_value(data.clone()).unwrap(), ..Content::default() };
+    let annotations = json!({
+        "workshop.io/source": "home/colors",
+        "workshop.io/source-uid": "uid-before-the-disaster",
+        "workshop.io/source-checksum": checksum.digest().checksum(),
+        "workshop.io/protect": "edits",
+    });
+    let mut companion = object("colors-synced", "companion", &annotations);
+    companion["metadata"]["labels"]["workshop.io/source-namespace"] = "home".into();
+    companion["metadata"]["labels"]["workshop.io/source-name"] = "colors".into();
+    companion["data"] = data;
+    review_of("CREATE", &Value::Null, &companion)
+}
+
+#[tokio::test(start_paused = true)]
+async fn companion_is_restored_only_by_a_user_who_is_known_to_read_its_source() {
+    let peer = |verified| Peer { verified, ..Peer::default() };
+    for (access, peer, sky, expected) in [
+        (Access::Allowed, peer(true), "hush-blue", "allowed"),
+        (Access::Allowed, peer(true), "hush-bluf", "forged"),
+        (Access::Denied, peer(true), "hush-blue", "forged"),
+        (Access::Hangs, peer(true), "hush-blue", "forged"),
+        // Anybody can claim to be Alice.
+        (Access::Allowed, peer(false), "hush-blue", "forged"),
+    ] {
+        for dry_run in [false, true] {
+            let guard = guard(access);
+            let mut review = a_restored_companion(sky);
+            review["request"]["dryRun"] = dry_run.into();
+            let mut request = post_to("/validate", review.to_string());
+            request.extensions_mut().insert(peer);
+            let answer: Value = serde_json::from_str(&send(&guard, request).await.1).unwrap();
+            assert_eq!(reason(&answer["response"]), expected, "{sky} {}", peer.verified);
+        }
+    }
+}
+
+#[tokio::test]
+async fn right_and_wrong_guess_of_a_user_who_may_not_read_the_source_cause_the_same_answer_and_calls() {
+    let guess = |sky: &'static str| async move {
+        let guard = guard(Access::Denied);
+        let mut request = post_to("/validate", a_restored_companion(sky).to_string());
+        request.extensions_mut().insert(Peer { verified: true, ..Peer::default() });
+        let answer = send(&guard, request).await;
+        assert!(counted(&guard, "lockstep_access_reviews_total{result=\"denied\"} 1"), "{sky}");
+        answer
+    };
+    assert_eq!(guess("hush-blue").await, guess("hush-bluf").await);
 }
 
 #[tokio::test(start_paused = true)]

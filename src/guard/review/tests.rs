@@ -1,9 +1,11 @@
 //! The rows of the table "What the guard says" in `docs/reference.md`.
 
+mod restores;
+
 use super::*;
 use crate::{
     guard::request::{KUBERNETES_CLEANUP_USERS, User},
-    object::Kind,
+    object::{Kind, OwnerReference},
     testing::{
         CREATED, DELETED, OWN_NAMESPACE, ObjectBuilder, cluster::Cluster, companion, configmap, keys,
         namespace, object, source,
@@ -47,6 +49,10 @@ fn outcome(cluster: &Cluster, verdict: &Verdict) -> Result<Vec<String>, Denial> 
         Verdict::Deny(denial) => Err(denial.clone()),
         Verdict::CheckAccess { then, .. } => {
             cluster.world.read(|world| then.clone().decide(world, Scope::All))
+        }
+        Verdict::CheckRestore { restored, otherwise } => {
+            let right = cluster.world.read(|world| restored.is_right(world));
+            if right { Ok(Vec::new()) } else { Err(otherwise.clone()) }
         }
         Verdict::Allow { warnings } => Ok(warnings.clone()),
     }
@@ -183,7 +189,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
         |new| drop(new.metadata.labels.insert("team".into(), "a".into())),
         |new| annotate(new, "example.com/note", "x"),
         |new| new.metadata.finalizers.push("example.com/hold".into()),
-        |new| new.metadata.owner_references.clear(),
+        |new| new.metadata.owner_references = vec![OwnerReference::default()],
         |new| annotate(new, "source", "away/other"),
     ];
     for edit in edits {

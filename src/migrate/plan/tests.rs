@@ -277,7 +277,7 @@ fn what_cannot_be_said_with_our_annotations_is_left_to_a_person() {
         (
             Tool::Replicator,
             replicator("home/db", &[("replicate-to-matching", "a>5")]),
-            "replicate-to-matching: `a>5` is not a label key",
+            "replicate-to-matching: `a>5` is not a requirement such as",
         ),
         (
             Tool::Replicator,

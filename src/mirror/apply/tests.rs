@@ -229,6 +229,26 @@ async fn nothing_is_released_while_the_source_is_there_or_has_changed() {
     assert!(cluster.companion(&at).is_some());
 }
 
+#[tokio::test]
+async fn released_companion_shows_first_that_it_stays() {
+    let (mut cluster, _, applier) = fixture(1 << 20, "blue");
+    let PlannedWrite { at, .. } = write_to("a");
+    let draft = || source("home", "colors").data("text", "blue");
+    cluster.put(draft().annotate("target-namespaces", "a"));
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    cluster.show();
+    cluster.put(draft().annotate("target-namespaces", "b").annotate("when-removed", "keep"));
+    let release = PlannedWrite { removal: Some(Removal::Release), ..write_to("a") };
+    let done = applier.apply(&release, NEW).await.unwrap().expect("released");
+    assert!(matches!(done.applied, Applied::Released(_)));
+    // Otherwise, a replica that sees this late would take it for a companion that somebody else took the marks off.
+    assert!(cluster.was_marked_to_stay(&at));
+    assert_eq!(
+        cluster.object(&at).unwrap().metadata.annotations.keys().find(|key| keys().is_ours(key)),
+        None
+    );
+}
+
 /// An API server with an admission plugin that puts our label back.
 struct Relabelling(Store);
 

@@ -1,6 +1,6 @@
 //! What holds for every plan after random histories. Few names are used, so that operations collide.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use proptest::{prelude::*, sample::select};
 
@@ -163,6 +163,16 @@ pub(crate) fn history() -> impl Strategy<Value = Vec<ClusterOperation>> {
 
 fn key((kind, namespace, name): Place) -> ObjectKey {
     ObjectKey::new(kind, namespace, name)
+}
+
+/// The source of which an operation says `when-removed: keep`.
+fn says_keep(operation: &ClusterOperation) -> Option<ObjectKey> {
+    match operation {
+        ClusterOperation::Source { at, policy, .. } | ClusterOperation::SourceAnew { at, policy, .. } => {
+            policy.contains(&("when-removed", "keep")).then(|| key(*at))
+        }
+        _ => None,
+    }
 }
 
 fn draft((kind, namespace, name): Place) -> ObjectBuilder {
@@ -344,7 +354,7 @@ proptest! {
             let is_open = |at: &ObjectKey| !held.contains(at) && failed.iter().all(|(other, _)| other != at);
             // A lost companion that was found is deleted by the next plan.
             let found = cluster.plan(&key);
-            cluster.apply(&key, Plan { changes: only_lost(found.changes), troubles: Vec::new() });
+            cluster.apply(&key, Plan { changes: only_lost(found.changes), ..Plan::default() });
             let again = cluster.plan(&key);
             let left = again.changes.iter().any(|change| is_open(&change.at));
             prop_assert!(!left, "{key}: {:?}", planned(&again));
@@ -508,6 +518,7 @@ proptest! {
             ClusterOperation::Namespace(_, state) => !matches!(state, NamespaceState::Terminating),
             _ => true,
         };
+        let kept_once: HashSet<ObjectKey> = history.iter().filter_map(says_keep).collect();
         let mut cluster = run(history.into_iter().filter(is_possible).collect(), just_reconcile);
         // Sources may have owners, too.
         cluster.collect_garbage();
@@ -520,8 +531,10 @@ proptest! {
                 .is_none_or(|source| !source.metadata.labels.contains_key(&full("managed")));
             let is_a_source =
                 meta.labels.contains_key(&full("managed")) && !meta.annotations.contains_key(&full("source"));
-            // Without our label it is left alone. One that was released is not known to be created for the source.
-            let stays = cluster.was_marked_to_stay(&at) && !meta.labels.contains_key(&full("companion"));
+            // Without our label it is left alone if its marks said that it stays, or its source did when it no longer
+            // wanted it. One that was released is not known to be created for the source.
+            let to_stay = cluster.was_marked_to_stay(&at) || kept_once.contains(&source);
+            let stays = to_stay && !meta.labels.contains_key(&full("companion"));
             let kept = is_a_source || stays || !meta.finalizers.is_empty();
             prop_assert!(!gone || kept, "{at} outlives {source}");
         }

@@ -59,11 +59,15 @@ fn companions_are_released_when_their_source_is_deleted_or_unlabelled() {
 #[test]
 fn companion_is_released_where_a_target_no_longer_matches() {
     // In the second case the companion still has an ownerReference and no mark: the source says what happens to it.
+    // In the third, patterns that need consent do not reach the source's own namespace.
+    let patterns = kept().annotate("target-namespaces", "*").annotate("consent", "required");
     for (before, after, at) in [
         (kept(), kept().annotate("target-namespaces", "."), away()),
         (colors(), kept().annotate("target-namespaces", "away"), home()),
+        (kept(), patterns, home()),
     ] {
         let mut cluster = two_namespaces();
+        cluster.namespace(namespace("away").annotate("accept-from", "home"));
         let key = cluster.put(before);
         cluster.reconcile(&key);
         cluster.put(after);

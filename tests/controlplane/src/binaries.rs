@@ -7,6 +7,7 @@ use std::{env, fmt, fs};
 use crate::Error;
 use crate::beside::Beside;
 use crate::compile::{self, BinarySet, compiled};
+use crate::versions::{self, DEFAULT, Minor};
 
 /// The oldest Kubernetes that Lockstep supports.
 const OLDEST_SUPPORTED: [u32; 3] = [1, 30, 0];
@@ -31,7 +32,7 @@ pub struct Binaries {
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose {
     /// Tests and benchmarks. They need all binaries, and for the same results everywhere those of the pinned versions,
-    /// unless `KUBEBUILDER_ASSETS` names others.
+    /// unless `KUBEBUILDER_ASSETS` names others or `LOCKSTEP_TEST_KUBERNETES` another minor version.
     Tests,
     /// Somebody wants to see Lockstep run. Any supported version that is there already will do, even without a controller
     /// manager, which setup-envtest does not install: it would take almost as long to compile as all of them.
@@ -56,22 +57,46 @@ impl Binaries {
             Beside::run_alone(command)?;
             return Ok(binaries);
         }
-        compile::compiled_beside(BinarySet::ControlPlane, command).map(|dir| Self { dir })
+        let minor = versions::asked_for()?.unwrap_or(DEFAULT);
+        compile::compiled_beside(BinarySet::ControlPlane(minor), command).map(|dir| Self { dir })
     }
 
     fn present(purpose: Purpose) -> Result<Option<Self>, Error> {
         let assets = from_env("KUBEBUILDER_ASSETS");
-        let cached = compile::cached(BinarySet::ControlPlane)?;
-        choose(purpose, assets, cached, envtest_store().as_deref())
+        let asked_for = versions::asked_for()?;
+        if let (Some(assets), Some(minor)) = (&assets, asked_for) {
+            return Err(Error::TwoVersions { dir: assets.clone(), version: minor.name });
+        }
+        let cached = compile::cached(BinarySet::ControlPlane(asked_for.unwrap_or(DEFAULT)))?;
+        let envtest = envtest_store().filter(|_| asked_for.is_none());
+        choose(purpose, assets, cached, envtest.as_deref())
     }
 
-    /// The binaries of the pinned versions, from the cache or compiled now. Compiling takes minutes, is announced on
-    /// stderr, and happens once per version and user.
+    /// The binaries of the minor version that `LOCKSTEP_TEST_KUBERNETES` names, or else of the default, from the cache or
+    /// compiled now. Compiling takes minutes, is announced on stderr, and happens once per version and user.
     ///
     /// # Errors
-    /// [`Error::NoGo`] without a Go toolchain, [`Error::Build`] when it fails.
+    /// [`Error::UnknownVersion`] when it cannot be built, [`Error::NoGo`] without a Go toolchain, [`Error::Build`] when
+    /// it fails.
     pub fn build() -> Result<Self, Error> {
-        compiled(BinarySet::ControlPlane).map(|dir| Self { dir })
+        Self::of(versions::asked_for()?.unwrap_or(DEFAULT))
+    }
+
+    /// Those of a minor version, like `1.30`, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_version(name: &str) -> Result<Self, Error> {
+        Self::of(versions::named(name).ok_or_else(|| Error::UnknownVersion { name: name.to_owned() })?)
+    }
+
+    /// Those of the version that the node has, in the same way.
+    pub(crate) fn build_for_node() -> Result<Self, Error> {
+        Self::of(DEFAULT)
+    }
+
+    fn of(minor: Minor) -> Result<Self, Error> {
+        compiled(BinarySet::ControlPlane(minor)).map(|dir| Self { dir })
     }
 
     /// kubelet, kube-scheduler, kube-proxy and `pause`, in the same way.
@@ -96,6 +121,22 @@ impl Binaries {
     /// As for [`build`](Self::build).
     pub fn build_helm() -> Result<Self, Error> {
         compiled(BinarySet::Helm).map(|dir| Self { dir })
+    }
+
+    /// `helm` in version 3, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_helm3() -> Result<Self, Error> {
+        compiled(BinarySet::Helm3).map(|dir| Self { dir })
+    }
+
+    /// `flux`, which applies and prunes as Flux does, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_flux() -> Result<Self, Error> {
+        compiled(BinarySet::Flux).map(|dir| Self { dir })
     }
 
     /// The directory.

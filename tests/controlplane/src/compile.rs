@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs::{self, File, TryLockError};
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -9,62 +10,94 @@ use std::time::Instant;
 use crate::beside::Beside;
 use crate::display::Display;
 use crate::progress::{self, Progress};
+use crate::versions::{DEFAULT, Minor};
 use crate::{Error, display, go};
-
-const GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.mod"));
-const GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/go.sum"));
 
 const HELM_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm/go.mod"));
 const HELM_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm/go.sum"));
+
+const HELM3_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm3/go.mod"));
+const HELM3_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../helm3/go.sum"));
+
+const FLUX_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/go.mod"));
+const FLUX_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/go.sum"));
+const FLUX_MAIN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/main.go"));
 
 const PAUSE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/pause/main.go"));
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
 const ETCD: &str = "go.etcd.io/etcd/server/v3";
 const HELM: &str = "helm.sh/helm/v4";
+const HELM3: &str = "helm.sh/helm/v3";
+const FLUX: &str = "github.com/fluxcd/pkg/ssa";
 
 /// Binaries that are compiled together and share a directory of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BinarySet {
-    /// etcd, kube-apiserver, kube-controller-manager and kubectl.
-    ControlPlane,
+    /// kube-apiserver, kube-controller-manager and kubectl of a minor version, and etcd.
+    ControlPlane(Minor),
     /// kubelet, kube-scheduler, kube-proxy, and the program of pause containers.
     Node,
     /// etcdctl and etcdutl.
     EtcdTools,
     /// helm, from a separate Go module, so that it does not change the control plane's dependencies.
     Helm,
+    /// Helm 3, from a Go module of its own.
+    Helm3,
+    /// A program with Flux's code for applying and pruning, from a Go module of its own.
+    Flux,
 }
 
 impl BinarySet {
     /// The name of its directory in the cache.
     fn name(self) -> Result<String, Error> {
-        let kubernetes = pinned(KUBERNETES)?;
+        Ok(match self {
+            Self::ControlPlane(_) => {
+                format!("{}-etcd{}", self.pinned(KUBERNETES)?, etcd_version()?.trim_start_matches('v'))
+            }
+            Self::Node => format!("{}-node", self.pinned(KUBERNETES)?),
+            Self::EtcdTools => format!("etcd-tools-{}", etcd_version()?),
+            Self::Helm => format!("helm-{}", self.pinned(HELM)?),
+            Self::Helm3 => format!("helm-{}", self.pinned(HELM3)?),
+            Self::Flux => format!("flux-ssa-{}-{}", self.pinned(FLUX)?, fingerprint(FLUX_MAIN)),
+        })
+    }
+
+    /// `go.mod` and `go.sum` of the Go module.
+    fn module(self) -> (&'static str, &'static str) {
         match self {
-            Self::ControlPlane => Ok(format!("{kubernetes}-etcd{}", pinned(ETCD)?.trim_start_matches('v'))),
-            Self::Node => Ok(format!("{kubernetes}-node")),
-            Self::EtcdTools => Ok(format!("etcd-tools-{}", pinned(ETCD)?)),
-            Self::Helm => Ok(format!("helm-{}", pinned(HELM)?)),
+            Self::ControlPlane(minor) => (minor.go_mod, minor.go_sum),
+            Self::Node | Self::EtcdTools => (DEFAULT.go_mod, DEFAULT.go_sum),
+            Self::Helm => (HELM_GO_MOD, HELM_GO_SUM),
+            Self::Helm3 => (HELM3_GO_MOD, HELM3_GO_SUM),
+            Self::Flux => (FLUX_GO_MOD, FLUX_GO_SUM),
         }
     }
 
-    /// The files of the Go module.
-    fn files(self) -> &'static [(&'static str, &'static str)] {
-        match self {
-            Self::ControlPlane | Self::Node | Self::EtcdTools => {
-                &[("go.mod", GO_MOD), ("go.sum", GO_SUM), ("pause/main.go", PAUSE)]
-            }
-            Self::Helm => &[("go.mod", HELM_GO_MOD), ("go.sum", HELM_GO_SUM)],
-        }
+    /// The version of a module in its `go.mod`, like `v1.36.3`.
+    fn pinned(self, module: &'static str) -> Result<&'static str, Error> {
+        let lines = self.module().0.lines().map(|line| line.trim_start().trim_start_matches("require "));
+        let mut versions = lines.filter_map(|line| line.strip_prefix(module)?.split_whitespace().next());
+        versions.find(|version| version.starts_with('v')).ok_or(Error::NotPinned(module))
+    }
+
+    /// Whether etcd is compiled with it. Other control planes get the same etcd.
+    fn has_etcd(self) -> bool {
+        self == Self::ControlPlane(DEFAULT)
     }
 
     /// The Go packages.
     fn packages(self) -> Vec<String> {
         let (programs, other): (&[&str], &[&str]) = match self {
-            Self::ControlPlane => (&["kube-apiserver", "kube-controller-manager", "kubectl"], &[ETCD]),
+            Self::ControlPlane(_) => (
+                &["kube-apiserver", "kube-controller-manager", "kubectl"],
+                if self.has_etcd() { &[ETCD] } else { &[] },
+            ),
             Self::Node => (&["kubelet", "kube-proxy", "kube-scheduler"], &["./pause"]),
             Self::EtcdTools => (&[], &["go.etcd.io/etcd/etcdctl/v3", "go.etcd.io/etcd/etcdutl/v3"]),
             Self::Helm => (&[], &["helm.sh/helm/v4/cmd/helm"]),
+            Self::Helm3 => (&[], &["helm.sh/helm/v3/cmd/helm"]),
+            Self::Flux => (&[], &["lockstep.test/flux"]),
         };
         let programs = programs.iter().map(|name| format!("{KUBERNETES}/cmd/{name}"));
         programs.chain(other.iter().map(ToString::to_string)).collect()
@@ -73,28 +106,40 @@ impl BinarySet {
     /// What the progress bar is called.
     fn title(self) -> &'static str {
         match self {
-            Self::ControlPlane => "control plane",
+            Self::ControlPlane(_) => "control plane",
             Self::Node => "node",
             Self::EtcdTools => "etcd tools",
             Self::Helm => "helm",
+            Self::Helm3 => "helm 3",
+            Self::Flux => "flux",
         }
     }
 
     fn announce(self) -> Result<String, Error> {
-        let (kubernetes, etcd) = (pinned(KUBERNETES)?, pinned(ETCD)?);
-        Ok(match self {
-            Self::ControlPlane => format!(
-                "building Kubernetes {kubernetes} and etcd {etcd} with Go, once: about six minutes on two cores"
-            ),
-            Self::Node => format!(
-                "building the kubelet of Kubernetes {kubernetes} with Go, once: about three minutes on two cores"
-            ),
-            Self::EtcdTools => format!("building etcdctl and etcdutl {etcd} with Go, once: about one minute"),
-            Self::Helm => {
-                format!("building Helm {} with Go, once: about three minutes on two cores", pinned(HELM)?)
+        let (what, time) = match self {
+            Self::ControlPlane(_) => {
+                let etcd =
+                    if self.has_etcd() { format!(" and etcd {}", etcd_version()?) } else { String::new() };
+                (format!("Kubernetes {}{etcd}", self.pinned(KUBERNETES)?), "six minutes on two cores")
             }
-        })
+            Self::Node => (
+                format!("the kubelet of Kubernetes {}", self.pinned(KUBERNETES)?),
+                "three minutes on two cores",
+            ),
+            Self::EtcdTools => (format!("etcdctl and etcdutl {}", etcd_version()?), "one minute"),
+            Self::Helm => (format!("Helm {}", self.pinned(HELM)?), "three minutes on two cores"),
+            Self::Helm3 => (format!("Helm {}", self.pinned(HELM3)?), "three minutes on two cores"),
+            Self::Flux => (format!("Flux's ssa {}", self.pinned(FLUX)?), "three minutes on two cores"),
+        };
+        Ok(format!("building {what} with Go, once: about {time}"))
     }
+}
+
+/// Changes with a program of ours. Another version of Rust may compute another one, and then it is compiled again.
+fn fingerprint(program: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(program.as_bytes());
+    format!("{:016x}", hasher.finish())
 }
 
 /// The directory with the compiled binaries: from the cache, or compiled now, which takes minutes.
@@ -134,6 +179,13 @@ fn compiled_while(
     if let Some(finished) = cached(set)? {
         return Ok(finished);
     }
+    let etcd = match set {
+        // Before the lock, which the other build takes, too.
+        BinarySet::ControlPlane(_) if !set.has_etcd() => {
+            Some(compiled(BinarySet::ControlPlane(DEFAULT))?.join("etcd"))
+        }
+        _ => None,
+    };
     let cache = cache_dir()?;
     let name = set.name()?;
     let finished = cache.join(&name);
@@ -143,7 +195,11 @@ fn compiled_while(
         let scratch = cache.join(format!("{name}.unfinished"));
         let binaries = compile(set, &scratch, &mut display, go_on);
         display.end();
-        fs::rename(binaries?, &finished).map_err(Error::at(&finished))?;
+        let binaries = binaries?;
+        if let Some(etcd) = etcd {
+            fs::hard_link(&etcd, binaries.join("etcd")).map_err(Error::at(&etcd))?;
+        }
+        fs::rename(binaries, &finished).map_err(Error::at(&finished))?;
         fs::remove_dir_all(&scratch).map_err(Error::at(&scratch))?;
         display.line(&format!("controlplane: built: {}", finished.display()));
     }
@@ -168,14 +224,16 @@ fn compile(
     for dir in [&binaries, &scratch.join("pause")] {
         fs::create_dir_all(dir).map_err(Error::at(dir))?;
     }
-    for (name, content) in set.files() {
+    let (go_mod, go_sum) = set.module();
+    let program = if set == BinarySet::Flux { ("main.go", FLUX_MAIN) } else { ("pause/main.go", PAUSE) };
+    for (name, content) in [("go.mod", go_mod), ("go.sum", go_sum), program] {
         let path = scratch.join(name);
         fs::write(&path, content).map_err(Error::at(&path))?;
     }
 
     let linker_flags = match set {
-        BinarySet::ControlPlane | BinarySet::Node => linker_flags(pinned(KUBERNETES)?),
-        BinarySet::Helm | BinarySet::EtcdTools => "-s -w".to_owned(),
+        BinarySet::ControlPlane(_) | BinarySet::Node => linker_flags(set.pinned(KUBERNETES)?),
+        BinarySet::Helm | BinarySet::Helm3 | BinarySet::EtcdTools | BinarySet::Flux => "-s -w".to_owned(),
     };
     let packages = set.packages();
     let flags = ["-mod=readonly", "-trimpath", "-ldflags", &linker_flags];
@@ -213,7 +271,7 @@ fn compile(
         go_on()
     })?;
 
-    if set == BinarySet::ControlPlane {
+    if set.has_etcd() {
         // Go names a program after its package.
         let server = binaries.join("server");
         fs::rename(&server, binaries.join("etcd")).map_err(Error::at(&server))?;
@@ -232,14 +290,9 @@ fn linker_flags(version: &str) -> String {
     )
 }
 
-/// The version of a module in `go.mod`, like `v1.36.3`.
-fn pinned(module: &'static str) -> Result<&'static str, Error> {
-    let go_mod = if module == HELM { HELM_GO_MOD } else { GO_MOD };
-    go_mod
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix(module)?.split_whitespace().next())
-        .find(|version| version.starts_with('v'))
-        .ok_or(Error::NotPinned(module))
+/// The version of etcd, which every control plane shares.
+fn etcd_version() -> Result<&'static str, Error> {
+    BinarySet::ControlPlane(DEFAULT).pinned(ETCD)
 }
 
 /// Our directory in `$XDG_CACHE_HOME`, if that is absolute, or in `~/.cache`.
@@ -280,11 +333,27 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_go_mod() {
-        for module in [KUBERNETES, ETCD, HELM] {
-            let version = pinned(module).unwrap();
+        let plane = BinarySet::ControlPlane(DEFAULT);
+        let modules = [
+            (plane, KUBERNETES),
+            (plane, ETCD),
+            (BinarySet::Helm, HELM),
+            (BinarySet::Helm3, HELM3),
+            (BinarySet::Flux, FLUX),
+        ];
+        for (set, module) in modules {
+            let version = set.pinned(module).unwrap();
             assert_eq!(version.split('.').count(), 3, "{module} {version}");
         }
-        assert!(matches!(pinned("example.com/unknown"), Err(Error::NotPinned(_))));
+        assert!(matches!(plane.pinned("example.com/unknown"), Err(Error::NotPinned(_))));
+    }
+
+    #[test]
+    fn control_planes_of_two_minors_have_directories_of_their_own() {
+        let oldest = BinarySet::ControlPlane(crate::versions::named("1.30").unwrap());
+        let name = oldest.name().unwrap();
+        assert!(name.starts_with("v1.30.") && name.contains("-etcd3."), "{name}");
+        assert_ne!(name, BinarySet::ControlPlane(DEFAULT).name().unwrap());
     }
 
     #[test]

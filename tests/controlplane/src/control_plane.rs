@@ -255,6 +255,19 @@ impl ControlPlane {
         Ok(file)
     }
 
+    /// The revision of etcd at which a backup was taken.
+    ///
+    /// # Errors
+    /// As for [`back_up`](Self::back_up).
+    pub fn backup_revision(&self, backup: &Path) -> Result<u64, Error> {
+        let mut status = Command::new(Binaries::build_etcd_tools()?.program("etcdutl"));
+        let status =
+            status.args(["snapshot", "status", "--write-out=json"]).arg(backup).env_clear().output()?;
+        let text = String::from_utf8_lossy(&status.stdout).into_owned();
+        let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        status["revision"].as_u64().ok_or(Error::Tool(text))
+    }
+
     /// Stops everything, restores etcd from a backup with these flags of `etcdutl snapshot restore`, and starts
     /// everything again.
     ///

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use crate::versions::versions;
+
 /// Why a control plane could not be built, booted or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -40,8 +42,30 @@ pub enum Error {
     Tool(String),
 
     /// `go.mod` does not say which version of a module to build.
-    #[error("neither tests/controlplane/go.mod nor tests/helm/go.mod pins {0}")]
+    #[error("the go.mod of the tests that should pin {0} does not")]
     NotPinned(&'static str),
+
+    /// There is no module that pins this version of Kubernetes.
+    #[error(
+        "Kubernetes {name:?} cannot be built: LOCKSTEP_TEST_KUBERNETES and `controlplane build` take {}",
+        versions().collect::<Vec<_>>().join(", ")
+    )]
+    UnknownVersion {
+        /// What somebody asked for.
+        name: String,
+    },
+
+    /// Two variables name different binaries.
+    #[error(
+        "KUBEBUILDER_ASSETS={} and LOCKSTEP_TEST_KUBERNETES={version} name different binaries: unset one of them",
+        dir.display()
+    )]
+    TwoVersions {
+        /// The directory in `KUBEBUILDER_ASSETS`.
+        dir: PathBuf,
+        /// The minor version.
+        version: &'static str,
+    },
 
     /// There is no place to cache the built binaries in.
     #[error("neither XDG_CACHE_HOME nor HOME says where to cache the control plane's binaries")]

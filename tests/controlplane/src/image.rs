@@ -1,5 +1,6 @@
 //! Writes an image of one static program as an OCI archive, reproducibly, without a container engine or a registry.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -7,6 +8,7 @@ use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
 use crate::Error;
+use crate::archive::{Tar, gzip};
 
 /// Labels of the Lockstep image, as in the `Dockerfile`.
 const LABELS: [(&str, &str); 3] = [
@@ -24,11 +26,34 @@ const USER: &str = "65532:65532";
 pub struct Image {
     /// Such as `lockstep:0.1.0`.
     name: String,
+    /// In OCI terms, such as `amd64`.
+    architecture: String,
     /// The name of the program in `/`.
     program: &'static str,
     command: &'static [&'static str],
-    labels: &'static [(&'static str, &'static str)],
-    content: Vec<u8>,
+    labels: BTreeMap<String, String>,
+    /// The files in `/`: name, mode and content.
+    files: Vec<(String, u32, Vec<u8>)>,
+    /// The Unix time of the files.
+    modified: u64,
+    /// As RFC 3339 writes it.
+    created: Option<String>,
+    is_compressed: bool,
+}
+
+/// What an image has only in a release.
+#[derive(Clone, Debug)]
+pub struct ReleasedImage<'a> {
+    /// In OCI terms, such as `amd64`.
+    pub architecture: &'a str,
+    /// More labels.
+    pub labels: &'a [(&'a str, &'a str)],
+    /// More files in `/`.
+    pub files: &'a [(&'a str, &'a [u8])],
+    /// The Unix time of the files.
+    pub modified: u64,
+    /// The time of the image, as RFC 3339 writes it.
+    pub created: &'a str,
 }
 
 impl Image {
@@ -37,12 +62,29 @@ impl Image {
     /// # Errors
     /// When the binary cannot be read.
     pub fn lockstep(binary: &Path, name: &str) -> Result<Self, Error> {
-        Self::read(binary, name, "lockstep", &["run"], &LABELS)
+        let mut image = Self::read(binary, name, "lockstep", &["run"])?;
+        image.labels.extend(LABELS.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        Ok(image)
+    }
+
+    /// The same image as it is released: with more labels and files, and compressed, so that registries store it as it is
+    /// in the archive.
+    #[must_use]
+    pub fn released(mut self, release: &ReleasedImage<'_>) -> Self {
+        self.architecture = release.architecture.to_owned();
+        let labels = release.labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        self.labels.extend(labels);
+        let files = release.files.iter().map(|(name, content)| ((*name).to_owned(), 0o644, content.to_vec()));
+        self.files.extend(files);
+        self.modified = release.modified;
+        self.created = Some(release.created.to_owned());
+        self.is_compressed = true;
+        self
     }
 
     /// The image of the pause container, which keeps the namespaces of a pod open.
     pub(crate) fn pause(binary: &Path, name: &str) -> Result<Self, Error> {
-        Self::read(binary, name, "pause", &[], &[])
+        Self::read(binary, name, "pause", &[])
     }
 
     fn read(
@@ -50,13 +92,22 @@ impl Image {
         name: &str,
         program: &'static str,
         command: &'static [&'static str],
-        labels: &'static [(&'static str, &'static str)],
     ) -> Result<Self, Error> {
         let content = fs::read(binary).map_err(Error::at(binary))?;
         // A colon before the last slash belongs to a port.
         let tagged = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
         let name = if tagged { name.to_owned() } else { format!("{name}:latest") };
-        Ok(Self { name, program, command, labels, content })
+        Ok(Self {
+            name,
+            architecture: architecture().to_owned(),
+            program,
+            command,
+            labels: BTreeMap::new(),
+            files: vec![(program.to_owned(), 0o755, content)],
+            modified: 0,
+            created: None,
+            is_compressed: false,
+        })
     }
 
     /// Writes the archive, for `ctr images import` and `docker load`.
@@ -64,35 +115,45 @@ impl Image {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&self, archive: &Path) -> Result<(), Error> {
-        fs::write(archive, self.archive()).map_err(Error::at(archive))
+        fs::write(archive, self.archive()?).map_err(Error::at(archive))
     }
 
-    fn archive(&self) -> Vec<u8> {
-        let mut layer = Tar::default();
-        layer.file(self.program, 0o755, &self.content);
+    fn archive(&self) -> Result<Vec<u8>, Error> {
+        let mut layer = Tar::new(self.modified);
+        for (name, mode, content) in &self.files {
+            layer.file(name, *mode, content);
+        }
         let layer = layer.end();
-        let config = json!({
-            "architecture": architecture(),
+        let mut config = json!({
+            "architecture": self.architecture,
             "os": "linux",
             "config": {
                 "User": USER,
                 "Entrypoint": [format!("/{}", self.program)],
                 "Cmd": self.command,
-                "Labels": self.labels.iter().copied().collect::<std::collections::BTreeMap<_, _>>(),
+                "Labels": self.labels,
             },
+            // Of the layer before it is compressed.
             "rootfs": { "type": "layers", "diff_ids": [sha256(&layer)] },
             "history": [{ "created_by": "controlplane image" }],
         });
+        if let Some(created) = &self.created {
+            config["created"] = json!(created);
+        }
+        let (layer, layer_type) = match self.is_compressed {
+            true => (gzip(&layer)?, "application/vnd.oci.image.layer.v1.tar+gzip"),
+            false => (layer, "application/vnd.oci.image.layer.v1.tar"),
+        };
         let config = config.to_string().into_bytes();
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
-            "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)],
+            "layers": [descriptor(layer_type, &layer)],
         });
         let manifest = manifest.to_string().into_bytes();
         let mut entry = descriptor("application/vnd.oci.image.manifest.v1+json", &manifest);
-        entry["platform"] = json!({ "architecture": architecture(), "os": "linux" });
+        entry["platform"] = json!({ "architecture": self.architecture, "os": "linux" });
         entry["annotations"] = json!({
             "io.containerd.image.name": full_name(&self.name),
             "org.opencontainers.image.ref.name": self.name.rsplit_once(':').map(|(_, tag)| tag),
@@ -105,14 +166,14 @@ impl Image {
         // For engines that do not support OCI archives.
         let docker = json!([{ "Config": blob(&config), "RepoTags": [self.name], "Layers": [blob(&layer)] }]);
 
-        let mut archive = Tar::default();
+        let mut archive = Tar::new(0);
         archive.file("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#);
         archive.file("index.json", 0o644, index.to_string().as_bytes());
         archive.file("manifest.json", 0o644, docker.to_string().as_bytes());
         for content in [&config, &manifest, &layer] {
             archive.file(&blob(content), 0o644, content);
         }
-        archive.end()
+        Ok(archive.end())
     }
 }
 
@@ -148,56 +209,17 @@ fn full_name(name: &str) -> String {
     }
 }
 
-// ---------------------------------------------------------------- tar
-
-const BLOCK: usize = 512;
-
-/// Builds a tar file of regular files with short names, owned by root, dated 1970.
-#[derive(Default)]
-struct Tar(Vec<u8>);
-
-impl Tar {
-    fn file(&mut self, name: &str, mode: u32, content: &[u8]) {
-        let mut header = [0; BLOCK];
-        let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
-        put(0, name);
-        put(100, &format!("{mode:07o}"));
-        put(108, "0000000");
-        put(116, "0000000");
-        put(124, &format!("{:011o}", content.len()));
-        put(136, "00000000000");
-        // The checksum field counts as blanks.
-        put(148, "        ");
-        put(156, "0");
-        put(257, "ustar\x0000");
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        self.0.extend(header);
-        self.0.extend(content);
-        self.0.resize(self.0.len().next_multiple_of(BLOCK), 0);
-    }
-
-    fn end(mut self) -> Vec<u8> {
-        self.0.resize(self.0.len() + 2 * BLOCK, 0);
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 
     const DOCKERFILE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Dockerfile"));
 
+    /// An image whose program is any file.
     fn image() -> Image {
-        Image {
-            name: "lockstep:1".to_owned(),
-            program: "lockstep",
-            command: &["run"],
-            labels: &LABELS,
-            content: b"binary".repeat(100),
-        }
+        Image::lockstep(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/go.sum")), "lockstep:1").unwrap()
     }
 
     #[test]
@@ -225,11 +247,28 @@ mod tests {
 
     #[test]
     fn archive_unpacks_and_every_digest_is_right() {
-        let dir = std::env::temp_dir().join(format!("image-{}", std::process::id()));
+        assert_unpacks(&image(), "plain");
+        let released = image().released(&ReleasedImage {
+            architecture: "arm64",
+            labels: &[("org.opencontainers.image.version", "1")],
+            files: &[("lockstep.cdx.json", b"{}")],
+            modified: 1_000_000_000,
+            created: "2001-09-09T01:46:40Z",
+        });
+        let config = assert_unpacks(&released, "released");
+        assert_eq!(config["architecture"], "arm64");
+        assert_eq!(config["created"], "2001-09-09T01:46:40Z");
+        assert_eq!(config["config"]["Labels"]["org.opencontainers.image.version"], "1");
+        assert_eq!(config["config"]["Labels"].as_object().unwrap().len(), LABELS.len() + 1);
+    }
+
+    /// Writes the archive twice, unpacks it with tar, follows every digest, and returns the configuration.
+    fn assert_unpacks(image: &Image, name: &str) -> Value {
+        let dir = std::env::temp_dir().join(format!("image-{name}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let archive = dir.join("image.tar");
-        image().write(&archive).unwrap();
-        assert_eq!(fs::read(&archive).unwrap(), image().archive(), "the archive is not reproducible");
+        image.write(&archive).unwrap();
+        assert!(fs::read(&archive).unwrap() == image.archive().unwrap(), "the archive is not reproducible");
         let tar = |args: &[&str], file: &Path| {
             assert!(Command::new("tar").args(args).arg(file).current_dir(&dir).status().unwrap().success());
         };
@@ -254,10 +293,21 @@ mod tests {
                 "Config": config, "RepoTags": ["lockstep:1"], "Layers": [layer],
             })
         );
-        assert_eq!(json(&config)["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
-        tar(&["-xf"], &dir.join(layer));
-        assert_eq!(fs::read(dir.join("lockstep")).unwrap(), image().content);
+        let layer = dir.join(layer);
+        if image.is_compressed {
+            let unpacked = Command::new("gzip").arg("-dc").arg(&layer).output().unwrap().stdout;
+            fs::write(&layer, unpacked).unwrap();
+        }
+        assert_eq!(json(&config)["rootfs"]["diff_ids"][0], sha256(&fs::read(&layer).unwrap()));
+        tar(&["-xf"], &layer);
+        for (name, mode, content) in &image.files {
+            let file = dir.join(name);
+            assert!(fs::read(&file).unwrap() == *content, "{name}");
+            assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, *mode, "{name}");
+        }
+        let config = json(&config);
         fs::remove_dir_all(dir).unwrap();
+        config
     }
 
     #[test]

@@ -8,19 +8,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! etcd, kube-apiserver, kube-controller-manager and kubectl are compiled from the Go modules that `go.mod` pins, the only
-//! place to change a version. The first build takes minutes and is cached for the user; a boot takes seconds. No process
-//! and no file outlives the process that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. Linux
-//! only.
+//! etcd, kube-apiserver, kube-controller-manager and kubectl are compiled from the Go modules that `go.mod` pins, or for
+//! another minor version of Kubernetes from those of `versions/*/go.mod`; there is no other place to change a version.
+//! The first build takes minutes and is cached for the user; a boot takes seconds. No process and no file outlives the
+//! process that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. Linux only.
 //!
 //! | variable | effect |
 //! | --- | --- |
 //! | `KUBEBUILDER_ASSETS` | a directory with the binaries, used instead of building them |
+//! | `LOCKSTEP_TEST_KUBERNETES` | a minor version of Kubernetes, like `1.30`, instead of the default |
 //! | `LOCKSTEP_TEST_KUBECONFIG` | an existing cluster, used instead of booting one |
 //!
 //! | module | what it does |
 //! | --- | --- |
 //! | `binaries`, `compile` | find or compile the binaries |
+//! | `versions` | the minor versions of Kubernetes that can be compiled |
 //! | `go`, `beside` | run Go, and cargo at the same time |
 //! | `progress`, `display` | how far Go is, and how that is shown |
 //! | `pki`, `port`, `files`, `kubeconfig` | create certificates, ports and files |
@@ -29,7 +31,8 @@
 //! | `users`, `kubectl` | kubeconfigs of users, and kubectl with them |
 //! | `control_plane` | puts these together |
 //! | `lockstep` | a `lockstep run` process for harness, demo and benchmark |
-//! | `image` | an OCI archive of a static program |
+//! | `skip` | counts tests that are skipped |
+//! | `image`, `archive` | an OCI archive of a static program; tar and gzip, reproducibly |
 //! | `node` | a real node, for root on a machine with containerd, runc and iptables |
 //! | `node/preflight` | what this machine lacks to run a node |
 //! | `node/sandbox`, `node/cgroups` | the node's namespaces, network and cgroups |
@@ -40,6 +43,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the control plane for tests, demo and benchmarks runs on Linux only");
 
+mod archive;
 mod beside;
 mod binaries;
 mod cleanup;
@@ -59,15 +63,20 @@ mod pki;
 mod port;
 mod process;
 mod progress;
+mod skip;
 mod users;
+mod versions;
 mod wait;
 
+pub use archive::{Tar, gzip};
 pub use binaries::{Binaries, Purpose};
 pub use control_plane::ControlPlane;
 pub use error::Error;
-pub use image::Image;
+pub use image::{Image, ReleasedImage};
 pub use lockstep::LockstepProcess;
 pub use node::Node;
 pub use process::Process;
 pub use rustix::process::Signal;
+pub use skip::skip;
+pub use versions::versions;
 pub use wait::{eventually, poll};

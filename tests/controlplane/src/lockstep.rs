@@ -19,6 +19,9 @@ use crate::wait::poll;
 /// A request to a paused process gets no answer.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The variable for `--drain`.
+const DRAIN: &str = "LOCKSTEP_DRAIN";
+
 /// A running Lockstep. Dropping it kills it and removes its log.
 #[derive(Debug)]
 pub struct LockstepProcess {
@@ -35,12 +38,40 @@ impl LockstepProcess {
     /// # Errors
     /// When the program or its log file cannot be opened.
     pub fn start(program: &Path, kubeconfig: &Path, flags: &[&str]) -> Result<Self, Error> {
+        Self::start_in(program, kubeconfig, flags, &[])
+    }
+
+    /// As [`start`](Self::start), with these environment variables.
+    ///
+    /// # Errors
+    /// When the program or its log file cannot be opened.
+    pub fn start_in(
+        program: &Path,
+        kubeconfig: &Path,
+        flags: &[&str],
+        environment: &[(&str, String)],
+    ) -> Result<Self, Error> {
+        let mut command = command(program, kubeconfig, "127.0.0.1:0", flags);
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        Self::spawn(command)
+    }
+
+    /// As [`start`](Self::start), but it drains as users' replicas do when it is asked to stop.
+    ///
+    /// # Errors
+    /// When the program or its log file cannot be opened.
+    pub fn start_behind_a_service(program: &Path, kubeconfig: &Path, flags: &[&str]) -> Result<Self, Error> {
+        let mut command = command(program, kubeconfig, "127.0.0.1:0", flags);
+        command.env_remove(DRAIN);
+        Self::spawn(command)
+    }
+
+    fn spawn(mut command: Command) -> Result<Self, Error> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("lockstep-{}-{}.log", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let log = env::temp_dir().join(name);
-        let mut command = command(program, kubeconfig, "127.0.0.1:0", flags);
         command.args(["--log-format", "json"]).stderr(File::create(&log).map_err(Error::at(&log))?);
-        let child = command.spawn().map_err(Error::at(program))?;
+        let child = command.spawn().map_err(Error::at(Path::new(command.get_program())))?;
         Ok(Self { child, log: Some(log), ops: None })
     }
 
@@ -114,6 +145,14 @@ impl LockstepProcess {
         assert!(metrics.starts_with("HTTP/1.1 200"), "no metrics: {metrics}");
         let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.trim().parse().expect("a number"))
+    }
+
+    /// Whether it has ended, by itself or by a signal.
+    ///
+    /// # Errors
+    /// When the system cannot say.
+    pub fn has_ended(&mut self) -> Result<Option<ExitStatus>, Error> {
+        Ok(self.child.try_wait()?)
     }
 
     /// What it has logged so far; empty in the foreground.
@@ -204,6 +243,6 @@ fn command(program: &Path, kubeconfig: &Path, ops: &str, flags: &[&str]) -> Comm
     // As in deploy/base/deployment.yaml.
     command.env("MALLOC_ARENA_MAX", "1");
     // No Service routes to this process, so there is nothing to drain; as a variable, so that a flag overrides it.
-    command.env("LOCKSTEP_DRAIN", "0s").stdin(Stdio::null());
+    command.env(DRAIN, "0s").stdin(Stdio::null());
     command
 }

@@ -1,4 +1,5 @@
-//! `controlplane build` compiles the binaries. `controlplane prepare` finds those for tests or demo, or compiles them,
+//! `controlplane build` compiles the binaries, `controlplane versions` lists the minor versions of Kubernetes that it can
+//! compile. `controlplane prepare` finds those for tests or demo, or compiles them,
 //! while a command runs. `controlplane up` runs a control plane, optionally with a node, until it is killed. `controlplane
 //! preflight` fails and prints the reason if this machine cannot run a node. `controlplane image` writes an image archive.
 
@@ -18,6 +19,12 @@ fn main() -> ExitCode {
         ["build", "node"] => show(Binaries::build_node()),
         ["build", "etcd-tools"] => show(Binaries::build_etcd_tools()),
         ["build", "helm"] => show(Binaries::build_helm()),
+        ["build", "helm3"] => show(Binaries::build_helm3()),
+        ["build", "flux"] => show(Binaries::build_flux()),
+        ["build", version] => show(Binaries::build_version(version)),
+        ["versions"] => controlplane::versions()
+            .try_for_each(|version| writeln!(io::stdout(), "{version}"))
+            .map_err(Error::from),
         ["prepare", "tests", program, ref arguments @ ..] => prepare(Purpose::Tests, program, arguments),
         ["prepare", "demo", program, ref arguments @ ..] => prepare(Purpose::Demo, program, arguments),
         ["up"] => ControlPlane::start().and_then(|plane| wait_for_signal(&plane)),
@@ -36,8 +43,8 @@ fn main() -> ExitCode {
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [node|helm] | prepare tests|demo COMMAND… | up [demo | node [ARCHIVE…]] | preflight | \
-                 image BINARY ARCHIVE NAME"
+                "usage: controlplane build [1.30 | … | node | helm | helm3 | flux] | versions | prepare tests|demo COMMAND… | \
+                 up [demo | node [ARCHIVE…]] | preflight | image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);
         }

@@ -65,8 +65,8 @@ impl Node {
         if let Some(reason) = Self::unmet_requirement() {
             return Err(Error::NoNode(reason));
         }
-        // Not those of `KUBEBUILDER_ASSETS`: a kubelet must not be newer than its API server.
-        let (binaries, programs) = (Binaries::build()?, Binaries::build_node()?);
+        // Not those of `KUBEBUILDER_ASSETS` or of another minor: a kubelet must not be newer than its API server.
+        let (binaries, programs) = (Binaries::build_for_node()?, Binaries::build_node()?);
         let lock = compile::lock(Path::new(MACHINE_LOCK), "runs a node")?;
         let cleanup = Cleanup::start_locked(new_data_dir()?, lock)?;
         let dir = cleanup.dir().to_owned();

@@ -43,10 +43,16 @@ impl Sandbox {
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(arguments, &[])
+    }
+
+    /// As [`run`](Self::run), with these environment variables.
+    fn run_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
         // A background job of a script ignores SIGINT, and its children inherit that.
         let mut command = Command::new("/usr/bin/env");
         command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_controlplane")]).args(arguments);
         command.env("PATH", self.0.join("path")).env_remove("KUBEBUILDER_ASSETS");
+        command.env_remove("LOCKSTEP_TEST_KUBERNETES").envs(variables.iter().copied());
         command.env("XDG_CACHE_HOME", &self.0).env("XDG_DATA_HOME", self.0.join("data"));
         command.output().unwrap()
     }
@@ -187,4 +193,48 @@ fn nothing_is_built_for_the_demo_where_setup_envtest_has_installed_a_control_pla
 
     let tests = sandbox.prepare("tests", "exec /bin/sleep 600");
     assert!(text(&tests.stderr).contains("`go` is not in PATH"), "tests use the pinned versions");
+}
+
+#[test]
+fn another_minor_version_is_built_into_a_directory_of_its_own_with_the_same_etcd() {
+    let sandbox = Sandbox::new("minor");
+    sandbox.go(&format!("echo \"$*\" > bin/kube-apiserver; {BUILDS}").replace(": > bin/$name", ": >> bin/$name"));
+    let oldest = sandbox.run(&["build", "1.30"]);
+    assert!(oldest.status.success(), "{}", text(&oldest.stderr));
+    let dir = Path::new(text(&oldest.stdout));
+    for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kubectl"] {
+        assert!(dir.join(name).is_file(), "{name}");
+    }
+    assert!(fs::read_to_string(dir.join("kube-apiserver")).unwrap().contains("gitVersion=v1.30."));
+
+    // The default was built for its etcd, and is there now.
+    let default = sandbox.build();
+    assert_eq!(text(&default.stderr), "");
+    assert_ne!(text(&default.stdout), text(&oldest.stdout));
+    let asked = sandbox.run_with(&["build"], &[("LOCKSTEP_TEST_KUBERNETES", "1.30")]);
+    assert_eq!(text(&asked.stdout), text(&oldest.stdout));
+    let calls = fs::read_to_string(sandbox.calls()).unwrap();
+    assert_eq!(calls.lines().count(), 2, "{calls}");
+    let empty = sandbox.run_with(&["build"], &[("LOCKSTEP_TEST_KUBERNETES", "")]);
+    assert_eq!(text(&empty.stdout), text(&default.stdout));
+}
+
+#[test]
+fn unknown_version_or_two_at_once_is_refused_in_one_line() {
+    let sandbox = Sandbox::new("unknown");
+    let message = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let output = sandbox.run_with(arguments, variables);
+        assert!(!output.status.success());
+        let message = text(&output.stderr).to_owned();
+        assert_eq!(message.lines().count(), 1, "{message}");
+        message
+    };
+    let known = "take 1.30, 1.31, 1.32, 1.33, 1.34, 1.35, 1.36";
+    let named = message(&["build", "1.29"], &[]);
+    assert!(named.contains("Kubernetes \"1.29\" cannot be built") && named.ends_with(known), "{named}");
+    let asked = message(&["prepare", "tests", "/bin/true"], &[("LOCKSTEP_TEST_KUBERNETES", "v1.30.14")]);
+    assert!(asked.contains("Kubernetes \"v1.30.14\" cannot be built") && asked.ends_with(known), "{asked}");
+    let both = [("LOCKSTEP_TEST_KUBERNETES", "1.30"), ("KUBEBUILDER_ASSETS", "/usr/bin")];
+    let both = message(&["prepare", "tests", "/bin/true"], &both);
+    assert!(both.contains("KUBEBUILDER_ASSETS=/usr/bin and LOCKSTEP_TEST_KUBERNETES=1.30"), "{both}");
 }

@@ -69,7 +69,9 @@ fn control_plane_for_the_demo_runs_without_a_controller_manager_and_leaves_nothi
     for name in ["etcd", "kube-apiserver", "kubectl"] {
         symlink(built.dir().join(name), assets.join(name)).unwrap();
     }
-    let mut up = Up::start(&[&format!("KUBEBUILDER_ASSETS={}", assets.display()), "demo"]);
+    let variables =
+        [format!("KUBEBUILDER_ASSETS={}", assets.display()), "LOCKSTEP_TEST_KUBERNETES=".to_owned()];
+    let mut up = Up::start(&[&variables[0], &variables[1], "demo"]);
     let exports = up.exports().join("\n");
     let create = format!("{exports}\nkubectl create configmap colors");
     assert!(Command::new("sh").args(["-c", &create]).status().unwrap().success());

@@ -4,12 +4,12 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Write, stderr};
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use controlplane::{Node, eventually};
+use controlplane::{Node, eventually, skip};
 use rustix::process::{Pid, Signal, kill_process};
 
 use common::Up;
@@ -105,9 +105,7 @@ fn machine_is_unchanged_after_the_owner_of_a_node_is_killed() {
         Some(_) => Node::unmet_requirement(),
     };
     if let Some(reason) = reason {
-        // The test harness captures `eprintln!`.
-        drop(writeln!(stderr(), "node: skipped, no node was booted: {reason}"));
-        return;
+        return skip(&reason);
     }
 
     // Wait for a node of another process.

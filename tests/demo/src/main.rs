@@ -123,7 +123,13 @@ impl Demo {
         let plane = ControlPlane::start_for_demo()?;
         let [webhook, ops] = free_addresses()?;
         let manifests = Command::new(program)
-            .args(["manifests", "--secrets", "--webhook-url", &format!("https://{webhook}")])
+            .args([
+                "manifests",
+                "--create-namespace",
+                "--secrets",
+                "--webhook-url",
+                &format!("https://{webhook}"),
+            ])
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;

@@ -31,11 +31,56 @@ const DOMAIN: (&str, &str) = ("workshop.io", "{{ .Values.domain }}");
 const SUFFIX: (&str, &str) = ("-synced", "{{ .Values.suffix }}");
 const KINDS: (&str, &str) = ("resources: [configmaps]", "resources: {{ include \"lockstep.kinds\" . }}");
 const IMAGE: &str = concat!("image: lockstep:", env!("CARGO_PKG_VERSION"));
+/// The labels of every object.
+const LABELS: &str = "  labels:\n    app.kubernetes.io/name: lockstep";
+const COMMON_LABELS: (&str, &str) = (
+    LABELS,
+    concat!(
+        "  labels:\n    app.kubernetes.io/name: lockstep",
+        "\n    {{- include \"lockstep.commonLabels\" . }}"
+    ),
+);
+/// The end of the pod's metadata.
+const POD_LABELS: (&str, &str) = (
+    "        app.kubernetes.io/name: lockstep\n    spec:\n",
+    "        app.kubernetes.io/name: lockstep
+        {{- with .Values.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+",
+);
+const ACCOUNT: (&str, &str) = (
+    "kind: ServiceAccount\nmetadata:\n",
+    "kind: ServiceAccount
+metadata:
+  {{- with .Values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+",
+);
+const INGRESS: (&str, &str) = (
+    "  ingress:
+    - ports:
+        - port: 9443
+        - port: 8080
+",
+    "  ingress:
+    {{- include \"lockstep.ingress\" . | nindent 4 }}
+",
+);
 /// Prometheus templates have the syntax of Helm templates and are escaped.
-const LABELS: (&str, &str) = ("{{ $", "{{ \"{{\" }} $");
-const MONITORING_LABELS: (&str, &str) = (
-    "name: lockstep\nspec:\n",
-    "name: lockstep\n    {{- include \"lockstep.monitoringLabels\" . }}\nspec:\n",
+const ESCAPED: (&str, &str) = ("{{ $", "{{ \"{{\" }} $");
+const RUNBOOKS: (&str, &str) =
+    ("runbook_url: docs/operations.md", "runbook_url: {{ .Values.metrics.runbookUrl }}");
+const INTERVAL: (&str, &str) = ("interval: 30s", "interval: {{ .Values.metrics.interval }}");
+const METRICS_LABELS: (&str, &str) = (
+    LABELS,
+    "  labels:
+    app.kubernetes.io/name: lockstep
+    {{- include \"lockstep.commonLabels\" . }}
+    {{- include \"lockstep.metricsLabels\" . }}",
 );
 
 /// Path in the chart, and content.
@@ -49,25 +94,34 @@ pub fn generate() -> Vec<File> {
         ("templates/deployment.yaml", deployment()),
         (
             "templates/secrets.yaml",
-            only_with("secrets", &fill("components/secrets/rbac.yaml", &[NAMESPACE, DOMAIN])),
+            only_with(
+                ".Values.secrets",
+                &fill("components/secrets/rbac.yaml", &[NAMESPACE, DOMAIN, COMMON_LABELS]),
+            ),
         ),
-        ("templates/policy.yaml", only_with("policy", &policy())),
+        ("templates/policy.yaml", only_with(".Values.policy", &policy())),
         (
             "templates/certificates.yaml",
-            only_with("certManager", &fill("components/cert-manager/certificates.yaml", &[NAMESPACE])),
+            only_with(
+                ".Values.certManager",
+                &fill("components/cert-manager/certificates.yaml", &[NAMESPACE, COMMON_LABELS]),
+            ),
         ),
         (
             "templates/podmonitor.yaml",
             only_with(
-                "monitoring",
-                &fill("components/monitoring/podmonitor.yaml", &[NAMESPACE, MONITORING_LABELS]),
+                "and .Values.metrics.enabled .Values.metrics.podMonitor",
+                &fill("components/monitoring/podmonitor.yaml", &[NAMESPACE, METRICS_LABELS, INTERVAL]),
             ),
         ),
         (
             "templates/rules.yaml",
             only_with(
-                "monitoring",
-                &fill("components/monitoring/rules.yaml", &[NAMESPACE, DOMAIN, MONITORING_LABELS, LABELS]),
+                "and .Values.metrics.enabled .Values.metrics.rules",
+                &fill(
+                    "components/monitoring/rules.yaml",
+                    &[NAMESPACE, DOMAIN, METRICS_LABELS, ESCAPED, RUNBOOKS],
+                ),
             ),
         ),
         ("dashboard.json", read("components/monitoring/dashboard.json")),
@@ -81,7 +135,14 @@ fn rbac() -> String {
     };
     fill(
         "base/rbac.yaml",
-        &[NAMESPACE, (BUNDLE_RIGHTS, &ours(BUNDLE_RIGHTS)), (SECRET_RIGHTS, &ours(SECRET_RIGHTS)), DOMAIN],
+        &[
+            NAMESPACE,
+            COMMON_LABELS,
+            ACCOUNT,
+            (BUNDLE_RIGHTS, &ours(BUNDLE_RIGHTS)),
+            (SECRET_RIGHTS, &ours(SECRET_RIGHTS)),
+            DOMAIN,
+        ],
     )
 }
 
@@ -93,7 +154,10 @@ fn webhook() -> String {
   {{- end }}
 webhooks:
 ";
-    fill("base/webhook.yaml", &[NAMESPACE, DOMAIN, SUFFIX, KINDS, ("\nwebhooks:\n", annotation)])
+    fill(
+        "base/webhook.yaml",
+        &[NAMESPACE, DOMAIN, SUFFIX, KINDS, COMMON_LABELS, ("\nwebhooks:\n", annotation)],
+    )
 }
 
 fn policy() -> String {
@@ -101,7 +165,7 @@ fn policy() -> String {
     let groups = "group in {{ include \"lockstep.cel\" .Values.exemptGroups }}";
     fill(
         "components/policy/policy.yaml",
-        &[NAMESPACE, DOMAIN, KINDS, ("username in []", users), ("group in []", groups)],
+        &[NAMESPACE, DOMAIN, KINDS, COMMON_LABELS, ("username in []", users), ("group in []", groups)],
     )
 }
 
@@ -137,10 +201,19 @@ fn deployment() -> String {
         .collect();
     let pod = format!("      serviceAccountName: lockstep\n{pod}");
     let only_with_priority = |text: &str, indent: &str| {
-        let text = substitute(text, &[NAMESPACE, PRIORITY]);
+        let text = substitute(text, &[NAMESPACE, PRIORITY, COMMON_LABELS]);
         format!("{indent}{{{{- if .Values.priorityClassName }}}}\n{text}{indent}{{{{- end }}}}\n")
     };
     let quota = quota();
+    let (affinity, spread, policy) = (
+        part("      affinity:\n", "      topologySpreadConstraints:\n"),
+        part("      topologySpreadConstraints:\n", "      securityContext:\n"),
+        network_policy(),
+    );
+    let only_with_policy = format!(
+        "{{{{- if .Values.networkPolicy.enabled }}}}\n{}{{{{- end }}}}\n",
+        substitute(&policy, &[NAMESPACE, COMMON_LABELS, INGRESS])
+    );
     let end = format!(
         "{END_OF_CONTAINER}          {{{{- if .Values.certManager }}}}\n{VOLUMES}          {{{{- end }}}}\n"
     );
@@ -150,12 +223,18 @@ fn deployment() -> String {
             NAMESPACE,
             DOMAIN,
             SUFFIX,
+            (&policy, &only_with_policy),
+            COMMON_LABELS,
+            POD_LABELS,
+            (&affinity, &unless_given("affinity", &affinity)),
+            (&spread, &unless_given("topologySpreadConstraints", &spread)),
             ("replicas: 2", "replicas: {{ .Values.replicas }}"),
             ("    metadata:\n      labels:\n", pod_metadata),
             ("      serviceAccountName: lockstep\n", &pod),
             (&quota, &only_with_priority(&quota, "")),
             (POD_PRIORITY, &only_with_priority(POD_PRIORITY, "      ")),
-            (IMAGE, "image: {{ .Values.image }}"),
+            (IMAGE, "image: {{ include \"lockstep.image\" . }}"),
+            ("imagePullPolicy: IfNotPresent", "imagePullPolicy: {{ .Values.image.pullPolicy }}"),
             ("args: [run]", "args: [run{{ range .Values.extraArgs }}, {{ quote . }}{{ end }}]"),
             ("value: configmaps\n", &kinds),
             (AFTER_ENVIRONMENT, &after_environment),
@@ -172,6 +251,34 @@ fn quota() -> String {
     format!("{quota}---\n")
 }
 
+/// The NetworkPolicy with the separator before it: it is the last document.
+fn network_policy() -> String {
+    let text = read("base/deployment.yaml");
+    let (_, policy) = text.rsplit_once("---\n").expect("several documents");
+    assert!(policy.contains("kind: NetworkPolicy\n"), "{policy}");
+    format!("---\n{policy}")
+}
+
+/// The part of the Deployment from a line to another.
+fn part(from: &str, to: &str) -> String {
+    let text = read("base/deployment.yaml");
+    let (_, rest) = text.split_once(from).expect("the first line");
+    let (part, _) = rest.split_once(to).expect("the line after the last");
+    format!("{from}{part}")
+}
+
+/// A field of the pod, with this default.
+fn unless_given(value: &str, default: &str) -> String {
+    format!(
+        "      {{{{- if .Values.{value} }}}}
+      {value}:
+        {{{{- toYaml .Values.{value} | nindent 8 }}}}
+      {{{{- else }}}}
+{default}      {{{{- end }}}}
+"
+    )
+}
+
 /// A file of deploy/ with values filled in. It panics if a word to replace is missing: its value would have no effect.
 fn fill(path: &str, pairs: &[(&str, &str)]) -> String {
     let text = read(path);
@@ -181,8 +288,8 @@ fn fill(path: &str, pairs: &[(&str, &str)]) -> String {
     substitute(&text, pairs)
 }
 
-fn only_with(value: &str, text: &str) -> String {
-    format!("{{{{- if .Values.{value} }}}}\n{text}{{{{- end }}}}\n")
+fn only_with(condition: &str, text: &str) -> String {
+    format!("{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n")
 }
 
 fn read(path: &str) -> String {

@@ -1,0 +1,316 @@
+//! A replica: the world, queue, mirror and election of `lockstep run`, on the simulated API server.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use json_patch::Patch;
+use model::Writer;
+use tokio::sync::watch::channel;
+
+use super::{
+    scenario::Settings,
+    server::{Cluster, State},
+    watches::{Shown, WATCH_IDS},
+};
+use crate::{
+    client::Failure,
+    clock,
+    leader::{Candidate, ElectionConfig, LeaseAnnotations, LeaseApi, LeaseObject},
+    mirror::{
+        self, Tasks,
+        api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},
+        events::EventRecorder,
+        queue::Queue,
+        reconcile::Reconciler,
+        report::Reporter,
+    },
+    object::{Kind, Meta, Object, ObjectKey},
+    ops::{
+        health::{Condition, Readiness},
+        metrics::Metrics,
+    },
+    testing::{keys, rules, store::Place},
+    watch::Restores,
+    world::{
+        Companion, Scope, SharedWorld,
+        informer::{Informer, Informers},
+    },
+};
+
+pub struct Replica {
+    number: usize,
+    cluster: Cluster,
+    settings: Settings,
+    world: SharedWorld,
+    queue: Arc<Queue<ObjectKey>>,
+    informers: Vec<Informer>,
+    readiness: Readiness,
+    restores: Restores,
+    /// How many restores its watches have listed for.
+    known_restores: u64,
+    /// Empty until everything is listed.
+    tasks: FuturesUnordered<BoxFuture<'static, &'static str>>,
+    identity: String,
+    /// It does not run until then.
+    pub paused_until: Option<Instant>,
+}
+
+thread_local! {
+    /// Metrics are expensive to make, and nothing here looks at them.
+    static METRICS: RefCell<Metrics> = RefCell::new(Metrics::new());
+}
+
+impl Replica {
+    /// A process starts: its watches begin to list.
+    #[must_use]
+    pub fn start(number: usize, incarnation: usize, cluster: &Cluster) -> Self {
+        let metrics = METRICS.with_borrow(Metrics::clone);
+        let scope = Scope { keys: keys(), rules: rules(), kinds: Kind::ALL.to_vec() };
+        let settings = cluster.lock().settings.clone();
+        let world = SharedWorld::new(&scope, settings.source_cache);
+        let queue: Arc<Queue<ObjectKey>> = Arc::default();
+        let (requeue, restores) = (queue.clone(), Restores::default());
+        let readiness = Readiness::new(WATCH_IDS.map(|watch| Condition::Listed(watch.as_str())));
+        let informers = Informers {
+            scope,
+            world: world.clone(),
+            requeue: Arc::new(move |keys| requeue.push_all(keys)),
+            readiness: readiness.clone(),
+            metrics,
+            restores: restores.clone(),
+            observer: None,
+        };
+        cluster.lock().list_again(number);
+        Self {
+            number,
+            cluster: cluster.clone(),
+            settings,
+            world,
+            queue,
+            informers: WATCH_IDS.iter().map(|watch| informers.informer(*watch)).collect(),
+            readiness,
+            restores,
+            known_restores: 0,
+            tasks: FuturesUnordered::new(),
+            identity: format!("replica-{number}-{incarnation}"),
+            paused_until: None,
+        }
+    }
+
+    /// A watch shows something.
+    pub fn see(&mut self, watch: usize, shown: Shown) {
+        let companions = watch == 1 || watch == 3;
+        let listed = matches!(&shown, Shown::Event(crate::watch::Event::InitDone(_)));
+        match shown {
+            Shown::Event(event) => self.informers[watch].handle_event(event),
+            Shown::Restored => self.restores.report(self.known_restores, "versions have gone back"),
+        }
+        if listed && companions {
+            // It has not seen what happened to companions before.
+            self.cluster.lock().judge.memory_lost();
+        }
+        if listed && self.tasks.is_empty() && self.readiness.unmet().is_empty() {
+            self.start_mirror();
+        }
+    }
+
+    /// As `cli::run` and `Mirror::run` do.
+    fn start_mirror(&mut self) {
+        let metrics = METRICS.with_borrow(Metrics::clone);
+        let (annotations, number) = (LeaseAnnotations::default(), self.number);
+        let election = ElectionConfig {
+            namespace: "lockstep-system".to_owned(),
+            name: "lockstep".to_owned(),
+            identity: self.identity.clone(),
+            lease_duration: Duration::from_secs(self.settings.lease_seconds),
+            restore_annotation: "workshop.io/restore-noticed-at".to_owned(),
+            published: BTreeMap::new(),
+        };
+        let leases = Leases { number, cluster: self.cluster.clone() };
+        let (claim, candidate) = Candidate::new(
+            leases,
+            election,
+            annotations.clone(),
+            self.restores.clone(),
+            metrics.clone(),
+            self.readiness.clone(),
+        );
+        let settings = mirror::Settings {
+            keys: keys(),
+            workers: self.settings.workers,
+            writes: self.settings.writes,
+            resync: Duration::from_secs(self.settings.resync_seconds),
+            delete_grace: Duration::from_secs(self.settings.delete_grace_seconds),
+            instance_flags: String::new(),
+        };
+        let api = WhileLeading::of(Api { number, cluster: self.cluster.clone() }, claim.clone());
+        let reporter = Reporter::new(EventRecorder::discarding(metrics.clone()), metrics.clone());
+        let (world, queue) = (self.world.clone(), self.queue.clone());
+        let reconciler =
+            Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+        let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
+        self.tasks.extend(workers.into_iter().chain(others));
+        let (stop, stopped) = channel(false);
+        let election = candidate.run(stopped).map(move |()| {
+            drop(stop);
+            "election"
+        });
+        self.tasks.push(election.boxed());
+    }
+
+    /// Runs what can run now.
+    pub fn poll(&mut self, context: &mut Context<'_>) {
+        if let Poll::Ready(Some(task)) = self.tasks.poll_next_unpin(context) {
+            panic!("the {task} has ended");
+        }
+        if self.restores.count() > self.known_restores {
+            self.known_restores = self.restores.count();
+            let mut cluster = self.cluster.lock();
+            cluster.note(|| format!("replica {} notices a restore", self.number));
+            cluster.list_again(self.number);
+        }
+    }
+}
+
+/// The requests of a replica about companions.
+struct Api {
+    number: usize,
+    cluster: Cluster,
+}
+
+impl Api {
+    async fn request<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        at: &ObjectKey,
+        perform: impl FnOnce(&mut State, &Place) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.cluster.lock().check_claim(self.number, what, at);
+        let (place, number) = (Place::Object(at.clone()), self.number);
+        let outcome = self.cluster.request(self.number, REQUEST_TIMEOUT, move |state| {
+            let outcome = perform(state, &place);
+            if let Err(failure) = &outcome {
+                state.note(|| format!("replica {number}: {what} of {place}: {failure}"));
+            }
+            state.publish(Writer::Lockstep);
+            outcome
+        });
+        outcome.await
+    }
+}
+
+impl CompanionApi for Api {
+    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
+        let read = |state: &mut State, at: &Place| {
+            state.store.get(at).map(|object| Object::clone(object)).ok_or(Failure::NotFound)
+        };
+        self.request("a read", key, read).await
+    }
+
+    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
+        self.get(key).await.map(|object| object.metadata)
+    }
+
+    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+        let object: Object = serde_json::from_slice(&body).expect("an object");
+        let create = |state: &mut State, at: &Place| {
+            let uid = state.new_uid();
+            let created = state.store.create(at, object, uid, &keys().instance)?;
+            Ok(Object::clone(&created))
+        };
+        self.request("a create", at, create).await
+    }
+
+    async fn patch(&self, at: &ObjectKey, operations: Patch) -> Result<Object, Failure> {
+        let names_version = serde_json::json!(operations)[0]["path"] == "/metadata/resourceVersion";
+        if !names_version {
+            self.cluster.lock().wrong.push(format!("a patch of {at} names no version"));
+        }
+        let patch = |state: &mut State, at: &Place| {
+            let patched = state.store.patch(at, operations, &keys().instance)?;
+            Ok(Object::clone(&patched))
+        };
+        self.request("a patch", at, patch).await
+    }
+
+    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
+        let (uid, version) = (known.uid.clone(), known.resource_version.clone());
+        if uid.is_empty() || version.is_empty() {
+            self.cluster.lock().wrong.push(format!("a delete of {at} names no UID or version"));
+        }
+        let delete = move |state: &mut State, at: &Place| match state.store.delete(at, Some((&uid, &version)))
+        {
+            Ok(()) | Err(Failure::NotFound) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        self.request("a delete", at, delete).await
+    }
+}
+
+/// The requests of a replica about the Lease.
+struct Leases {
+    number: usize,
+    cluster: Cluster,
+}
+
+impl Leases {
+    async fn write(
+        &self,
+        timeout: Duration,
+        lease: &LeaseObject,
+        write: impl FnOnce(&mut State, LeaseObject) -> Result<LeaseObject, Failure> + Send + 'static,
+    ) -> Result<LeaseObject, Failure> {
+        let (lease, sent) = (lease.clone(), clock::now());
+        let written = self.cluster.request(self.number, timeout, move |state| write(state, lease)).await?;
+        let mut cluster = self.cluster.lock();
+        cluster.renewed(self.number, sent);
+        cluster.saw_lease(self.number, &written);
+        drop(cluster);
+        Ok(written)
+    }
+}
+
+fn store_lease(state: &mut State, mut lease: LeaseObject) -> LeaseObject {
+    state.store.skip_versions(1);
+    lease.0.metadata.resource_version = Some(state.store.version().to_string());
+    state.lease = Some(lease.clone());
+    lease
+}
+
+impl LeaseApi for Leases {
+    async fn get(&self, _: &str, timeout: Duration) -> Result<Option<LeaseObject>, Failure> {
+        let found = self.cluster.request(self.number, timeout, |state| Ok(state.lease.clone())).await?;
+        if let Some(lease) = &found {
+            self.cluster.lock().saw_lease(self.number, lease);
+        }
+        Ok(found)
+    }
+
+    async fn create(&self, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
+        let create = |state: &mut State, mut lease: LeaseObject| match state.lease {
+            Some(_) => Err(Failure::AlreadyExists),
+            None => {
+                lease.0.metadata.uid = Some(state.new_uid());
+                Ok(store_lease(state, lease))
+            }
+        };
+        self.write(timeout, lease, create).await
+    }
+
+    async fn replace(&self, _: &str, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
+        let replace = |state: &mut State, lease: LeaseObject| {
+            let known = state.lease.as_ref().ok_or(Failure::NotFound)?;
+            if known.0.metadata.resource_version != lease.0.metadata.resource_version {
+                return Err(Failure::Conflict);
+            }
+            Ok(store_lease(state, lease))
+        };
+        self.write(timeout, lease, replace).await
+    }
+}
