@@ -393,8 +393,9 @@ impl<L: LeaseApi> Candidate<L> {
 
     /// Carries out one action, and returns how long to wait before the next.
     async fn try_once(&mut self) -> Duration {
-        // The leader knows what it wrote; a standby reads the Lease before each decision.
-        if !self.is_holder()
+        // The leader knows what it wrote; a standby reads the Lease before each decision. After a conflict, the leader reads
+        // it after the pause: somebody who writes it all the time would change it again during the pause.
+        if (!self.is_holder() || self.conflicts > 0)
             && let Err(failure) = self.read().await
         {
             return self.log_failure(&failure);
@@ -423,10 +424,7 @@ impl<L: LeaseApi> Candidate<L> {
             // Another replica was faster, or the Lease was annotated or deleted.
             Err(Failure::Conflict | Failure::AlreadyExists | Failure::NotFound) => {
                 self.conflicts = self.conflicts.saturating_add(1);
-                match self.read().await {
-                    Ok(()) => conflict_pause(self.conflicts, self.config.lease_duration),
-                    Err(failure) => self.log_failure(&failure),
-                }
+                conflict_pause(self.conflicts, self.config.lease_duration)
             }
             Err(failure) => self.log_failure(&failure),
         }

@@ -210,6 +210,37 @@ async fn lease_that_somebody_writes_all_the_time_is_not_asked_for_in_a_hot_loop(
     assert!((100..=500).contains(&requests), "{requests} requests in a minute");
 }
 
+#[tokio::test(start_paused = true)]
+async fn leader_keeps_its_claim_although_somebody_annotates_the_lease_during_every_pause() {
+    let state = Arc::new(Mutex::new((0, None)));
+    let client = api_server(move |asked: ApiRequest| {
+        let (requests, read) = &mut *state.lock().unwrap();
+        *requests += 1;
+        let lease = |mut lease: Value| {
+            lease["metadata"]["resourceVersion"] = json!(requests.to_string());
+            (200, lease)
+        };
+        let answer = match asked.method {
+            Method::GET if *requests == 1 => refusal(404, "NotFound"),
+            Method::GET => {
+                *read = Some(clock::now());
+                lease(json!({"metadata": {"name": "lockstep"}, "spec": {"holderIdentity": "me"}}))
+            }
+            // The first renewal has bad luck several times.
+            Method::PUT if *requests < 14 => refusal(409, "Conflict"),
+            Method::PUT if read.is_none_or(|read| read < clock::now()) => refusal(409, "Conflict"),
+            _ => lease(asked.body),
+        };
+        async { answer }
+    });
+    let (annotations, metrics) = (LeaseAnnotations::default(), Metrics::new());
+    let (mut claim, _election) =
+        start(client, config(), annotations, Restores::default(), metrics, Readiness::new([]));
+    claim.acquired().await;
+    let lost = tokio::time::timeout(seconds(60), claim.lost()).await;
+    assert!(lost.is_err(), "the claim was lost");
+}
+
 #[tokio::test]
 async fn lease_deleted_while_another_replica_acquires_it_is_not_created_at_once() {
     let (sender, mut created) = tokio::sync::mpsc::unbounded_channel();
