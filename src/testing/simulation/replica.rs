@@ -164,6 +164,11 @@ impl Replica {
         self.tasks.push(election.boxed());
     }
 
+    /// Enqueues every source. The queue of a standby stays empty.
+    pub fn resync(&self) {
+        self.queue.push_all(self.world.all_sources());
+    }
+
     /// Runs what can run now.
     pub fn poll(&mut self, context: &mut Context<'_>) {
         if let Poll::Ready(Some(task)) = self.tasks.poll_next_unpin(context) {

@@ -22,8 +22,8 @@ use crate::clock;
 const SETTLING_TIME: Duration = Duration::from_secs(180);
 /// How often the judge is asked meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// For how long nothing is written after that: longer than a resync.
-const REST: Duration = Duration::from_secs(35);
+/// For how long nothing is written after that, although every source is enqueued as by a resync.
+const REST: Duration = Duration::from_secs(5);
 /// The judge does not insist on what Lockstep cannot know for sure, so something may follow. It ends within so many times
 /// of rest.
 const MAX_RESTS: usize = 3;
@@ -37,7 +37,7 @@ pub struct Outcome {
     pub digest: u64,
     pub changes: usize,
     pub writes: usize,
-    /// How long Lockstep took after the last entry.
+    /// How long Lockstep took after the last entry and the last fault.
     pub settled_after: Duration,
     pub trace: Vec<String>,
 }
@@ -102,6 +102,7 @@ impl Simulation {
                 break;
             }
             let before = self.cluster.lock().writes;
+            self.replicas.iter().flatten().for_each(Replica::resync);
             self.drive_until(clock::now() + REST).await;
             outcome.wrong = self.wrong();
             let state = self.cluster.lock();

@@ -115,14 +115,32 @@ impl Scenario {
         Ok(Self { settings, timeline })
     }
 
-    /// When the last entry happens.
+    /// When the last entry has happened and no fault lasts any more.
     #[must_use]
     pub fn length(&self) -> Duration {
-        Duration::from_millis(self.timeline.last().map_or(0, |entry| entry.at))
+        let end = |entry: &Entry| match &entry.what {
+            What::Step(_) => entry.at,
+            What::Fault(fault) => entry.at + fault.time(),
+        };
+        Duration::from_millis(self.timeline.iter().map(end).max().unwrap_or_default())
     }
 }
 
 impl Fault {
+    /// How long it lasts, in milliseconds.
+    const fn time(&self) -> u64 {
+        match self {
+            Self::Crash { down: time, .. }
+            | Self::Pause { time, .. }
+            | Self::Partition { time, .. }
+            | Self::Stall { time, .. }
+            | Self::Flaky { time, .. }
+            | Self::Outage { time }
+            | Self::Restore { down: time, .. } => *time,
+            Self::Break { .. } | Self::Expire { .. } | Self::Compact => 0,
+        }
+    }
+
     fn generate(random: &mut Rng) -> Self {
         let (replica, watch) = (random.usize(0..REPLICAS), random.usize(0..WATCHES));
         let time = match random.u32(0..3) {
