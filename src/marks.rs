@@ -22,7 +22,7 @@ pub struct Marks {
 
 /// Keys on a companion that an update may have to remove: copied labels and annotations, and any other key under
 /// our domain. A JSON patch fails when it removes a key that is absent, so the keys found are remembered.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct RemovableKeys {
     pub labels: Vec<String>,
     pub annotations: Vec<String>,

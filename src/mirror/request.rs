@@ -78,7 +78,7 @@ pub fn update(
     known: &Companion,
 ) -> Result<Operations, Failure> {
     let Payload { content, marks } = payload;
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if known.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
     }
@@ -108,7 +108,7 @@ pub fn update(
 /// Marks a companion in a known state as one that stays when its source is gone.
 #[must_use]
 pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if !known.has_annotations {
         ops.push(patch::add(&["metadata", "annotations"], json!({})));
     }
@@ -123,7 +123,7 @@ pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
 /// `managed` goes, too, or an object that somebody labelled as a source would become one without a review.
 #[must_use]
 pub fn release(keys: &Keys, known: &Companion) -> Operations {
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if let Some(position) = known.source_owner {
         ops.push(patch::remove(&["metadata", "ownerReferences", &position.to_string()]));
     }
