@@ -41,8 +41,8 @@ struct Body<'a> {
 struct BodyMeta<'a> {
     namespace: &'a str,
     name: &'a str,
-    labels: &'a BTreeMap<String, String>,
-    annotations: &'a BTreeMap<String, String>,
+    labels: &'a RawValue,
+    annotations: &'a RawValue,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     owner_references: Vec<OwnerReference>,
 }
@@ -100,8 +100,11 @@ pub fn update(
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
+    let map =
+        |raw: &RawValue| serde_json::from_str::<BTreeMap<String, String>>(raw.get()).map_err(unserialisable);
+    let (labels, annotations) = (map(&marks.labels)?, map(&marks.annotations)?);
+    set_map(&mut ops, "labels", &labels, known.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
 }
 
