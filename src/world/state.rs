@@ -109,7 +109,7 @@ impl World {
     /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
-        let with_lost = self.lost.sources().filter(|key| self.index.shared_key(key).is_none());
+        let with_lost = self.lost.sources().filter(|key| !self.index.has_companions(key));
         let removed = self.index.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
         self.sources.keys().chain(removed).cloned().collect()
     }
