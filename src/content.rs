@@ -110,11 +110,7 @@ impl Content {
 
     #[must_use]
     pub fn pack(&self) -> PackedContent {
-        let json = |map: &BTreeMap<String, String>| {
-            serde_json::value::to_raw_value(map)
-                .unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
-        };
-        let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| json(map));
+        let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
         PackedContent {
             data: raw(&self.data),
             binary: raw(&self.binary),
@@ -122,6 +118,12 @@ impl Content {
             immutable: self.immutable,
         }
     }
+}
+
+/// A map as JSON, to be spliced into requests.
+#[must_use]
+pub fn raw_json(map: &BTreeMap<String, String>) -> Box<RawValue> {
+    serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
 }
 
 fn digest(

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use serde_json::value::RawValue;
+
 use crate::{
-    content::{Digest, Hasher},
+    content::{Digest, Hasher, raw_json},
     keys::Keys,
     names,
     object::{Meta, ObjectKey, OwnerReference},
@@ -20,9 +22,16 @@ pub struct Marks {
     pub annotations: BTreeMap<String, String>,
 }
 
+/// Marks as JSON, serialised once for any number of companions. As maps, they would take a kilobyte more for each source.
+#[derive(Clone)]
+pub struct PackedMarks {
+    pub labels: Box<RawValue>,
+    pub annotations: Box<RawValue>,
+}
+
 /// Keys on a companion that an update may have to remove: copied labels and annotations, and any other key under
 /// our domain. A JSON patch fails when it removes a key that is absent, so the keys found are remembered.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct RemovableKeys {
     pub labels: Vec<String>,
     pub annotations: Vec<String>,
@@ -74,6 +83,11 @@ impl Marks {
     }
 
     #[must_use]
+    pub fn pack(&self) -> PackedMarks {
+        PackedMarks { labels: raw_json(&self.labels), annotations: raw_json(&self.annotations) }
+    }
+
+    #[must_use]
     pub fn digest(&self) -> Digest {
         self.digest_with(|_| true, |_| true)
     }
@@ -114,6 +128,15 @@ impl Marks {
             labels: first(&mut self.labels.keys().filter(|key| !labels.contains(&key.as_str()))),
             annotations: first(&mut self.annotations.keys().filter(|key| !always.contains(key))),
         }
+    }
+}
+
+impl PackedMarks {
+    /// Length of its texts in bytes. There are at least two braces for each map.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.labels.get().len() + self.annotations.get().len()
     }
 }
 

@@ -245,6 +245,12 @@ impl fmt::Display for Kind {
     }
 }
 
+/// A resourceVersion as a number: see [`Meta::version`]. One that is not a number counts as the newest.
+#[must_use]
+pub fn version_number(resource_version: &str) -> u64 {
+    resource_version.parse().unwrap_or(u64::MAX)
+}
+
 impl Meta {
     #[must_use]
     pub fn is_terminating(&self) -> bool {
@@ -260,7 +266,7 @@ impl Meta {
     /// its own writes has replaced, and that write fails on its precondition; none is wrong.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.resource_version.parse().unwrap_or(u64::MAX)
+        version_number(&self.resource_version)
     }
 
     #[must_use]

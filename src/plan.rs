@@ -444,7 +444,7 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
         (None, _) if found.is_source => Ownership::Foreign,
-        (None, Some(owner)) if *owner == source.uid => Ownership::Ours,
+        (None, Some(owner)) if **owner == *source.uid => Ownership::Ours,
         (None, None) if found.labelled && found.written_by_us && first_in_line => Ownership::Ours,
         (None, _) => Ownership::Foreign,
     }

@@ -275,6 +275,9 @@ impl Targets {
                 targets.add_pattern(pattern);
             }
         }
+        // There are as many as sources, and a list that grows has room for four.
+        targets.patterns.shrink_to_fit();
+        targets.excluded.shrink_to_fit();
         let count = |found: usize, what: &str, instead: &str| match found {
             0..=MAX_ITEMS => Ok(()),
             _ => Err(format!("{found} {what}, {MAX_ITEMS} are allowed: use {instead}")),

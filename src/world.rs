@@ -8,6 +8,7 @@
 //! | [`payloads`] | what is written to companions, within a budget |
 //! | `index` | companions by source, sources by the name they want |
 //! | `lost` | companions that vanished without our doing |
+//! | [`packed`] | small forms of UIDs and versions; one copy of what many companions share |
 //! | `relist` | distinguishes new states from old ones, across lists and our own writes |
 
 pub mod companion;
@@ -15,14 +16,16 @@ mod index;
 pub mod informer;
 mod lost;
 pub mod namespaces;
+pub mod packed;
 pub mod payloads;
 mod relist;
 pub mod source;
 pub mod state;
 
-pub use companion::{Companion, ObservedCompanion, uid_digest};
+pub use companion::{Companion, CompanionState, ObservedCompanion, uid_digest};
 pub use lost::LostCompanion;
 pub use namespaces::{Eligibility, Namespace};
+pub use packed::{Uid, Version};
 pub use payloads::Payload;
 pub use source::{Desired, ObservedSource, Source};
 pub use state::{Effect, SourceEvent, World};

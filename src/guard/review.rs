@@ -282,7 +282,7 @@ impl<'a> Case<'a> {
         if !meta.labels.contains_key(&keys.companion) {
             return None;
         }
-        let known = world.companion(&self.key).filter(|known| known.uid == meta.uid);
+        let known = world.companion(&self.key).filter(|known| known.uid == *meta.uid);
         known
             .and_then(|known| known.source.clone())
             .or_else(|| ObjectKey::parse(self.key.kind, meta.annotations.get(&keys.source)?))

@@ -138,8 +138,8 @@ impl CompanionApi for KubeCalls {
 
     async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
         let params = DeleteParams::background().preconditions(Preconditions {
-            uid: Some(known.uid.clone()),
-            resource_version: Some(known.resource_version.clone()),
+            uid: Some(known.uid.to_string()),
+            resource_version: Some(known.resource_version.to_string()),
         });
         match self.call::<IgnoredAny>(collection(at).delete(&at.name, &params)).await {
             Ok(_) | Err(Failure::NotFound) => Ok(()),

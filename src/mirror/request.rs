@@ -41,8 +41,8 @@ struct Body<'a> {
 struct BodyMeta<'a> {
     namespace: &'a str,
     name: &'a str,
-    labels: &'a BTreeMap<String, String>,
-    annotations: &'a BTreeMap<String, String>,
+    labels: &'a RawValue,
+    annotations: &'a RawValue,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     owner_references: Vec<OwnerReference>,
 }
@@ -78,7 +78,7 @@ pub fn update(
     known: &Companion,
 ) -> Result<Operations, Failure> {
     let Payload { content, marks } = payload;
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if known.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
     }
@@ -100,15 +100,18 @@ pub fn update(
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
+    let map =
+        |raw: &RawValue| serde_json::from_str::<BTreeMap<String, String>>(raw.get()).map_err(unserialisable);
+    let (labels, annotations) = (map(&marks.labels)?, map(&marks.annotations)?);
+    set_map(&mut ops, "labels", &labels, known.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
 #[must_use]
 pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if !known.has_annotations {
         ops.push(patch::add(&["metadata", "annotations"], json!({})));
     }
@@ -123,7 +126,7 @@ pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
 /// `managed` goes, too, or an object that somebody labelled as a source would become one without a review.
 #[must_use]
 pub fn release(keys: &Keys, known: &Companion) -> Operations {
-    let mut ops = vec![patch::only_if_version(&known.resource_version)];
+    let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if let Some(position) = known.source_owner {
         ops.push(patch::remove(&["metadata", "ownerReferences", &position.to_string()]));
     }

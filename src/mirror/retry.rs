@@ -124,7 +124,12 @@ impl RetryState {
 
     /// A write has ended. True if the companion was wanted again meanwhile, so that the source must be reconciled.
     pub fn finished(&mut self, at: &ObjectKey) -> bool {
-        self.in_flight.remove(at).is_some_and(|write| write.wanted_again)
+        let wanted_again = self.in_flight.remove(at).is_some_and(|write| write.wanted_again);
+        if self.in_flight.is_empty() {
+            // There is one map for each source, with room for all of its companions after a burst.
+            self.in_flight.shrink_to_fit();
+        }
+        wanted_again
     }
 
     /// A write failed; returns when to try again.

@@ -383,7 +383,7 @@ impl CompanionApi for Store {
     async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
         let objects = &mut self.lock();
         let Some(Object { metadata, .. }) = objects.objects.get(at) else { return Ok(()) };
-        if (&metadata.uid, &metadata.resource_version) != (&known.uid, &known.resource_version) {
+        if known.uid != *metadata.uid || known.resource_version.to_string() != metadata.resource_version {
             return Err(Failure::Conflict);
         }
         objects.delete(at);

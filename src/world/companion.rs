@@ -1,5 +1,8 @@
 //! PURE. A companion, reduced to its identity and digests: memory does not grow with content.
 
+use std::{ops::Deref, sync::Arc};
+
+use super::packed::{Uid, Version};
 use crate::{
     content::{Content, Digest, Hasher},
     keys::Keys,
@@ -10,8 +13,19 @@ use crate::{
 /// What is kept of a companion: its identity and digests of its content and marks, never the content.
 #[derive(Debug, Clone)]
 pub struct Companion {
-    pub uid: String,
-    pub resource_version: String,
+    pub uid: Uid,
+    pub resource_version: Version,
+    /// Shared with the companions that are in the same state: usually all of the same source.
+    pub(super) state: Arc<CompanionState>,
+    /// The list, or the watch that followed it, that showed it last; zero when none has.
+    pub(super) epoch: u32,
+    /// The list during or after which we wrote it; zero when we did not.
+    pub(super) written_epoch: u32,
+}
+
+/// What companions of one source have in common while they are in step. A [`Companion`] derefs to it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct CompanionState {
     /// The source it belongs to, known by its UID or else named by its annotation.
     pub source: Option<ObjectKey>,
     /// The UID in its `source-uid` annotation, as a digest.
@@ -24,7 +38,7 @@ pub struct Companion {
     /// it; otherwise somebody removed it.
     pub had_source_labels: bool,
     pub owners: Digest,
-    pub controller_uid: Option<String>,
+    pub controller_uid: Option<Box<str>>,
     /// The position of its source among its owners. The garbage collector deletes it after the source.
     pub source_owner: Option<u32>,
     /// Its marks say that it stays when its source is gone.
@@ -43,12 +57,7 @@ pub struct Companion {
     /// It is itself a source.
     pub is_source: bool,
     /// The field manager, other than ours, that wrote it last.
-    pub other_manager: Option<String>,
-    pub(super) version: u64,
-    /// The list, or the watch that followed it, that showed it last; zero when none has.
-    pub(super) epoch: u32,
-    /// The list during or after which we wrote it; zero when we did not.
-    pub(super) written_epoch: u32,
+    pub other_manager: Option<Box<str>>,
 }
 
 /// An object that has the name of a companion, as it was read. [`super::World::identify`] finds its source.
@@ -68,7 +77,20 @@ pub fn uid_digest(uid: &str) -> Digest {
     hasher.finish()
 }
 
+impl Deref for Companion {
+    type Target = CompanionState;
+
+    fn deref(&self) -> &CompanionState {
+        &self.state
+    }
+}
+
 impl Companion {
+    /// Which of two states of it is the newer one.
+    pub(super) fn version(&self) -> u64 {
+        self.resource_version.number()
+    }
+
     /// What decides whether a source that it does not name may have it.
     pub(super) fn availability(&self) -> (Option<&str>, [bool; 5]) {
         let flags = [self.labelled, self.written_by_us, self.is_source, self.finalizers, self.terminating];
@@ -94,7 +116,7 @@ impl ObservedCompanion {
         let owner = (0..).zip(&meta.owner_references).find(|(_, owner)| ours(owner));
         let owner = owner.map(|(position, owner)| (position, owner.name.clone()));
         let foreign = meta.managed_fields.iter().filter(|entry| entry.manager != keys.instance);
-        let companion = Companion {
+        let state = CompanionState {
             source: meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(kind, text)),
             source_uid: uid.map(|uid| uid_digest(uid)),
             intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
@@ -104,7 +126,7 @@ impl ObservedCompanion {
             owners: marks::owners_digest(&meta.owner_references),
             source_owner: None,
             keep: marks::say_keep(keys, &meta),
-            controller_uid: meta.controller().map(|owner| owner.uid.clone()),
+            controller_uid: meta.controller().map(|owner| owner.uid.as_str().into()),
             extras: (!extras.is_empty()).then(|| Box::new(extras)),
             type_: content.type_digest(),
             immutable: content.immutable,
@@ -115,12 +137,16 @@ impl ObservedCompanion {
             labelled: meta.labels.get(&keys.companion).is_some_and(|value| value == "true"),
             written_by_us: meta.managed_fields.iter().any(|entry| entry.manager == keys.instance),
             is_source: keys.is_source(&meta.labels),
-            other_manager: foreign.max_by(|a, b| a.time.cmp(&b.time)).map(|entry| entry.manager.clone()),
-            version: meta.version(),
+            other_manager: foreign
+                .max_by(|a, b| a.time.cmp(&b.time))
+                .map(|entry| entry.manager.as_str().into()),
+        };
+        let companion = Companion {
+            uid: meta.uid.as_str().into(),
+            resource_version: meta.resource_version.as_str().into(),
+            state: Arc::new(state),
             epoch: 0,
             written_epoch: 0,
-            uid: meta.uid.clone(),
-            resource_version: meta.resource_version.clone(),
         };
         Self { key: ObjectKey::of(kind, &meta), companion, owner }
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::{
     companion::Companion,
     index::{AwayCounts, remove, sources_in},
+    packed::Uid,
 };
 use crate::{content::Digest, object::ObjectKey, policy::list::MAX_ITEMS};
 
@@ -18,7 +19,7 @@ pub const MAX_PLACES: usize = MAX_ITEMS + 1;
 pub struct LostCompanion {
     pub(super) source: ObjectKey,
     /// Identifies it when it is found without its marks. None if no companion was seen here, but the source wanted one.
-    pub(super) uid: Option<String>,
+    pub(super) uid: Option<Uid>,
     /// The UID of its source, as a digest.
     pub(super) source_uid: Option<Digest>,
     /// Its marks said that it stays when its source is gone.

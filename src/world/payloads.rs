@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     content::{Digest, PackedContent},
-    marks::Marks,
+    marks::PackedMarks,
     object::ObjectKey,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 /// part of it.
 pub struct Payload {
     pub content: PackedContent,
-    pub marks: Marks,
+    pub marks: PackedMarks,
 }
 
 pub struct Payloads {
@@ -49,12 +49,9 @@ impl Payload {
     /// About how much memory it takes, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        /// What a payload takes besides its texts, and each mark besides its own.
+        /// What a payload takes besides its texts.
         const OVERHEAD: usize = 256;
-        const OVERHEAD_OF_A_MARK: usize = 96;
-        let marks = [&self.marks.labels, &self.marks.annotations].into_iter().flatten();
-        let marks: usize = marks.map(|(key, value)| key.len() + value.len() + OVERHEAD_OF_A_MARK).sum();
-        OVERHEAD + self.content.len() + marks
+        OVERHEAD + self.content.len() + self.marks.len()
     }
 }
 
@@ -136,14 +133,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{content::Content, testing::configmap};
+    use crate::{content::Content, marks::Marks, testing::configmap};
 
     const BUDGET: usize = 10_000;
 
     fn payload(bytes: usize) -> Arc<Payload> {
         let content = Content { data: [("k".to_owned(), "x".repeat(bytes))].into(), ..Content::default() };
         let marks = Marks { labels: BTreeMap::new(), annotations: BTreeMap::new() };
-        Arc::new(Payload { content: content.pack(), marks })
+        Arc::new(Payload { content: content.pack(), marks: marks.pack() })
     }
 
     fn put(payloads: &mut Payloads, namespace: &str, name: &str, bytes: usize) {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::WatchId;
+use super::{WatchId, packed::Uid};
 use crate::object::{Kind, ObjectKey};
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ pub struct WatchProgress {
 /// A companion that we deleted or released.
 #[derive(Debug)]
 pub struct Tombstone {
-    pub uid: String,
+    pub uid: Uid,
     /// Whose it was, if we deleted it: a finalizer may keep it, and somebody may have taken its marks.
     pub source: Option<ObjectKey>,
     /// Its marks said that it stays when its source is gone.
@@ -73,8 +73,8 @@ impl WatchProgress {
     }
 
     #[must_use]
-    pub fn tombstone(&self, key: &ObjectKey, uid: &str) -> Option<&Tombstone> {
-        self.tombstones.get(key).filter(|tombstone| tombstone.uid == uid)
+    pub fn tombstone(&self, key: &ObjectKey, uid: &Uid) -> Option<&Tombstone> {
+        self.tombstones.get(key).filter(|tombstone| tombstone.uid == *uid)
     }
 
     pub fn remove_tombstone(&mut self, key: &ObjectKey) {

@@ -135,7 +135,7 @@ impl Desired {
         let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
         let (marks_digest, without_labels) = (marks.digest(), marks.digest_without_source_labels(keys));
         let without_uid = marks.digest_without_uid(keys);
-        let payload = Payload { content: content.pack(), marks };
+        let payload = Payload { content: content.pack(), marks: marks.pack() };
         let desired = Self {
             policy,
             content: digest,

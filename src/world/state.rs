@@ -7,10 +7,11 @@ use std::{
 
 use super::{
     NamespaceRules, WatchId,
-    companion::{Companion, ObservedCompanion, uid_digest},
+    companion::{Companion, CompanionState, ObservedCompanion, uid_digest},
     index::Index,
     lost::{LostCompanion, LostCompanions, SeenBy},
     namespaces::{Eligibility, Namespaces},
+    packed::{Interner, Uid},
     payloads::{Payload, Payloads},
     relist::{Tombstone, WatchProgress},
     source::{ObservedSource, Source},
@@ -42,6 +43,9 @@ pub struct World {
     sources: HashMap<ObjectKey, Arc<Source>>,
     payloads: Payloads,
     companions: HashMap<ObjectKey, Companion>,
+    /// Names and namespaces of sources and companions.
+    names: Interner<str>,
+    companion_states: Interner<CompanionState>,
     index: Index,
     namespaces: Namespaces,
     /// All namespaces have been listed once.
@@ -58,6 +62,8 @@ impl World {
             sources: HashMap::new(),
             payloads: Payloads::new(source_cache),
             companions: HashMap::new(),
+            names: Interner::default(),
+            companion_states: Interner::default(),
             index: Index::default(),
             namespaces: Namespaces::new(keys, rules),
             namespaces_listed: false,
@@ -103,7 +109,7 @@ impl World {
     /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
-        let with_lost = self.lost.sources().filter(|key| self.index.shared_key(key).is_none());
+        let with_lost = self.lost.sources().filter(|key| !self.index.has_companions(key));
         let removed = self.index.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
         self.sources.keys().chain(removed).cloned().collect()
     }
@@ -334,7 +340,7 @@ impl World {
             WatchId::Companions(kind) => {
                 self.progress.list_of_companions_ends(kind, version);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
-                    let newer = companion.written_epoch == epoch && companion.version > version;
+                    let newer = companion.written_epoch == epoch && companion.version() > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
                 };
                 for key in self.companions.iter().filter_map(stale).collect::<BTreeSet<_>>() {
@@ -413,7 +419,8 @@ impl World {
     }
 
     fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
-        let key = source.key.clone();
+        let key = self.intern_key(source.key.clone());
+        let source = Source { key: key.clone(), ..source };
         // The guard lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
         // now has not been reviewed: its companions are those of its last state before.
         let source = match self.sources.get(&key) {
@@ -551,8 +558,10 @@ impl World {
     #[must_use]
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
+        // Nobody shares it yet.
+        let state = Arc::make_mut(&mut companion.state);
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
-        companion.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
+        state.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
         let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
         let lost = self.lost.get(&key).filter(is_lost);
         let lost = lost.map(|lost| (&lost.source, lost.keep));
@@ -561,16 +570,12 @@ impl World {
         let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
         if let Some((source, keep)) = known.or(lost).or(deleted) {
             // Somebody removed all marks: that must not turn a release into a delete.
-            companion.keep |= keep && companion.source.is_none();
-            companion.source = Some(source.clone());
-        } else if let Some(named) = &mut companion.source
-            && let Some(shared) = self.index.shared_key(named)
-        {
-            *named = shared.clone();
+            state.keep |= keep && state.source.is_none();
+            state.source = Some(source.clone());
         }
-        let source = companion.source.as_ref().filter(|source| source.namespace == key.namespace);
+        let source = state.source.as_ref().filter(|source| source.namespace == key.namespace);
         let owner = owner.filter(|(_, name)| source.is_some_and(|source| **name == *source.name));
-        companion.source_owner = owner.map(|(position, _)| position);
+        state.source_owner = owner.map(|(position, _)| position);
         (key, companion)
     }
 
@@ -579,7 +584,7 @@ impl World {
         let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
         companion.epoch = self.progress.epoch(WatchId::Companions(kind));
-        self.progress.saw_version(kind, companion.version);
+        self.progress.saw_version(kind, companion.version());
         if self.progress.tombstone(&key, &companion.uid).is_some() {
             if !companion.terminating {
                 return Effect::default();
@@ -596,13 +601,13 @@ impl World {
         let kind = key.kind;
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
         let deleted = self.progress.tombstone(&key, &companion.uid).is_some()
-            || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version));
+            || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version()));
         if !deleted && !companion.labelled {
             // No watch of ours would ever show the deletion of an object without our label.
             self.lose(&key, &companion, SeenBy::Watch);
         }
         if deleted || !companion.labelled {
-            return Effect { requeue: companion.source.into_iter().collect(), ..Effect::default() };
+            return Effect { requeue: companion.source.iter().cloned().collect(), ..Effect::default() };
         }
         self.put_companion(key, companion)
     }
@@ -615,7 +620,7 @@ impl World {
                 && (&known.uid, known.content, known.marks)
                     == (&companion.uid, companion.content, companion.marks);
             // An older state never replaces a newer one, and the watch event of our own write changes nothing.
-            if same || (trusted && companion.version < known.version) {
+            if same || (trusted && companion.version() < known.version()) {
                 known.epoch = known.epoch.max(companion.epoch);
                 known.written_epoch = known.written_epoch.max(companion.written_epoch);
                 return Effect::default();
@@ -629,6 +634,8 @@ impl World {
         if let Some(former) = former.filter(|former| Some(*former) != companion.source.as_ref()) {
             self.index.remove_companion(former, &key);
         }
+        let key = self.intern_key(key);
+        companion.state = self.intern_state(companion.state);
         if let Some(source) = &companion.source {
             self.index.add_companion(source, &key);
         }
@@ -636,15 +643,27 @@ impl World {
         Effect { requeue, ..Effect::default() }
     }
 
+    fn intern_key(&mut self, ObjectKey { kind, namespace, name }: ObjectKey) -> ObjectKey {
+        ObjectKey { kind, namespace: self.names.intern(namespace), name: self.names.intern(name) }
+    }
+
+    fn intern_state(&mut self, mut state: Arc<CompanionState>) -> Arc<CompanionState> {
+        if let Some(source) = state.source.clone() {
+            let source = self.intern_key(source);
+            Arc::make_mut(&mut state).source = Some(source);
+        }
+        self.companion_states.intern(state)
+    }
+
     pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
         let key = ObjectKey::of(kind, meta);
         self.progress.saw_version(kind, meta.version());
-        if self.progress.tombstone(&key, &meta.uid).is_some() {
+        if self.progress.tombstone(&key, &meta.uid.as_str().into()).is_some() {
             self.progress.remove_tombstone(&key);
             return Effect::default();
         }
         match self.companions.get(&key) {
-            Some(known) if known.uid == meta.uid && known.version <= meta.version() => {
+            Some(known) if known.uid == *meta.uid && known.version() <= meta.version() => {
                 self.forget_companion(&key, SeenBy::Watch)
             }
             _ => Effect::default(),
@@ -652,31 +671,31 @@ impl World {
     }
 
     /// A write of ours found that the companion does not exist (404).
-    pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+    pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         match self.companions.get(key) {
-            Some(known) if known.uid == uid => self.forget_companion(key, SeenBy::Watch),
+            Some(known) if known.uid == *uid => self.forget_companion(key, SeenBy::Watch),
             _ => Effect::default(),
         }
     }
 
     /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
-    pub fn companion_released(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+    pub fn companion_released(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         self.companion_removed(key, uid, |_| None)
     }
 
     /// We deleted the companion ourselves.
-    pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+    pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         self.companion_removed(key, uid, |known| known.source.clone())
     }
 
     fn companion_removed(
         &mut self,
         key: &ObjectKey,
-        uid: &str,
+        uid: &Uid,
         still_of: impl Fn(&Companion) -> Option<ObjectKey>,
     ) -> Effect {
-        if let Some(known) = self.companions.get(key).filter(|known| known.uid == uid) {
-            let tombstone = Tombstone { uid: uid.to_owned(), source: still_of(known), keep: known.keep };
+        if let Some(known) = self.companions.get(key).filter(|known| known.uid == *uid) {
+            let tombstone = Tombstone { uid: uid.clone(), source: still_of(known), keep: known.keep };
             self.progress.add_tombstone(key, tombstone);
         }
         let effect = self.companion_vanished(key, uid);

@@ -66,7 +66,7 @@ fn known() -> World {
 }
 
 fn version(world: &World, key: &ObjectKey) -> Option<String> {
-    world.companion(key).map(|companion| companion.resource_version.clone())
+    world.companion(key).map(|companion| companion.resource_version.to_string())
 }
 
 // --- companions
@@ -99,7 +99,7 @@ fn watch_event_of_our_own_write_enqueues_nothing() {
     write(&mut world, synced().data("sky", "red").version(11));
     assert_eq!(see(&mut world, synced().data("sky", "red").version(11)), Effect::default());
     // The same holds for what we deleted.
-    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.companion_deleted(&synced_key(), &Uid::from(&*synced().meta().uid));
     assert_eq!(see_deleted(&mut world, &synced().version(12)), Effect::default());
 }
 
@@ -108,18 +108,18 @@ fn companion_without_marks_that_a_finalizer_keeps_after_our_delete_is_still_know
     let held = || companion("away", "colors-synced").finalizer("example.com/f").version(11);
     let source_of = |world: &World| {
         let found = read_companion(Kind::ConfigMap, held().terminating().version(12).object());
-        world.identify(found).1.source
+        world.identify(found).1.source.clone()
     };
     let mut world = known();
     see(&mut world, held());
-    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.companion_deleted(&synced_key(), &Uid::from(&*synced().meta().uid));
     assert_eq!(source_of(&world), Some(colors_key()), "by the create that meets it");
     assert_eq!(see(&mut world, held().terminating().version(12)).requeue, [colors_key()], "by the watch");
     assert_eq!(source_of(&world), Some(colors_key()));
 
     let mut world = known();
     see(&mut world, held());
-    world.companion_released(&synced_key(), &synced().meta().uid);
+    world.companion_released(&synced_key(), &Uid::from(&*synced().meta().uid));
     assert_eq!(source_of(&world), None, "a released one is not ours any more");
 }
 
@@ -150,8 +150,8 @@ fn deletion_of_an_earlier_object_of_the_same_name_is_ignored() {
     let mut world = known();
     see(&mut world, synced().uid("second").version(12));
     assert_eq!(see_deleted(&mut world, &synced().version(13)), Effect::default());
-    assert_eq!(world.companion_vanished(&synced_key(), &synced().meta().uid), Effect::default());
-    assert_eq!(world.companion(&synced_key()).unwrap().uid, "second");
+    assert_eq!(world.companion_vanished(&synced_key(), &Uid::from(&*synced().meta().uid)), Effect::default());
+    assert!(world.companion(&synced_key()).unwrap().uid == *"second");
 
     let effect = world.delete_source(Kind::ConfigMap, colors().uid("earlier").version(20).meta());
     assert_eq!(effect, Effect::default());
@@ -361,14 +361,14 @@ fn companion_that_vanished_while_its_source_exists_is_lost_until_it_is_back() {
     assert!(world.was_lost(&synced_key()));
     see(&mut world, synced().uid("second").version(12));
     assert!(!world.was_lost(&synced_key()));
-    world.companion_vanished(&synced_key(), "second");
+    world.companion_vanished(&synced_key(), &"second".into());
     assert!(world.was_lost(&synced_key()));
 }
 
 #[test]
 fn companion_that_we_deleted_or_whose_source_is_gone_is_not_lost() {
     let mut world = known();
-    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.companion_deleted(&synced_key(), &Uid::from(&*synced().meta().uid));
     assert!(!world.was_lost(&synced_key()));
 
     let mut world = known();
@@ -483,7 +483,7 @@ fn next_in_line_is_enqueued_when_a_lost_companion_is_left_alone() {
 #[test]
 fn companion_deleted_before_a_restore_is_known_again_when_the_restore_brings_it_back() {
     let mut world = known();
-    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.companion_deleted(&synced_key(), &Uid::from(&*synced().meta().uid));
     world.list_begins(COMPANIONS);
     see(&mut world, synced().version(5));
     world.list_ends(COMPANIONS, 7);
@@ -890,7 +890,7 @@ fn accept_from_that_becomes_malformed_is_reported() {
 fn companion_that_we_deleted_is_not_lost_when_the_watch_is_late() {
     let mut world = known();
     write(&mut world, synced().data("sky", "red").version(11));
-    world.companion_deleted(&synced_key(), &synced().meta().uid);
+    world.companion_deleted(&synced_key(), &Uid::from(&*synced().meta().uid));
     // The watch now brings the update, then the delete.
     let effect = see(&mut world, synced().data("sky", "red").version(11));
     see_deleted(&mut world, &synced().version(12));

@@ -245,7 +245,7 @@ impl CompanionApi for Api {
     }
 
     async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        let (uid, version) = (known.uid.clone(), known.resource_version.clone());
+        let (uid, version) = (known.uid.to_string(), known.resource_version.to_string());
         if uid.is_empty() || version.is_empty() {
             self.cluster.lock().wrong.push(format!("a delete of {at} names no UID or version"));
         }

@@ -116,7 +116,7 @@ fn answer(world: &mut World, event: &CompanionEvent) {
             world.companion_written(read_companion(Kind::ConfigMap, object.clone()))
         }
         CompanionEvent::Deleted(meta) => {
-            world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid)
+            world.companion_deleted(&ObjectKey::of(Kind::ConfigMap, meta), &meta.uid.as_str().into())
         }
     };
 }
@@ -177,8 +177,8 @@ proptest! {
         let mut belonging = 0;
         for (key, object) in there {
             let found = world.companion(&key).unwrap();
-            prop_assert_eq!(&found.uid, &object.metadata.uid);
-            prop_assert_eq!(&found.resource_version, &object.metadata.resource_version);
+            prop_assert_eq!(&found.uid.to_string(), &object.metadata.uid);
+            prop_assert_eq!(&found.resource_version.to_string(), &object.metadata.resource_version);
             prop_assert_eq!(found.content, Content::split(object).1.digest());
             let source = found.source.as_ref().unwrap();
             prop_assert!(world.companions_of(source).any(|(indexed, _)| *indexed == key));
