@@ -19,7 +19,7 @@ use crate::{
     },
     world::{
         Companion, Effect, LostCompanion, NamespaceRules, ObservedCompanion, ObservedSource, Payload,
-        SharedWorld, Source,
+        SharedWorld, Source, WatchId, World,
     },
 };
 
@@ -251,7 +251,9 @@ impl<A: CompanionApi> Applier<A> {
         if let Some(payload) = live_read.get(source.digest) {
             return Ok(Some((source.digest, payload)));
         }
+        let watch = WatchId::Sources(key.kind);
         let read = self.reads.acquire().await;
+        let sent = self.epoch(watch);
         let object = match self.api.get(key).await {
             Ok(object)
                 if object.metadata.uid == source.uid && self.keys.is_source(&object.metadata.labels) =>
@@ -265,7 +267,7 @@ impl<A: CompanionApi> Applier<A> {
         let observed = ObservedSource::read(&self.keys, &self.rules, key.kind, object);
         drop(read);
         let (digest, payload) = (observed.source.digest, observed.payload.clone());
-        let effect = self.world.write(|world| world.source_read(observed));
+        let effect = self.record(watch, sent, |world| world.source_read(observed));
         self.queue.push_all(effect.requeue);
         Ok(payload.map(|payload| {
             live_read.set(digest, &payload);
@@ -295,6 +297,16 @@ impl<A: CompanionApi> Applier<A> {
         (1 + bytes / BYTES_PER_PERMIT).min(self.max_permits)
     }
 
+    fn epoch(&self, watch: WatchId) -> u32 {
+        self.world.read(|world| world.epoch(watch))
+    }
+
+    /// Records what a request has shown or changed, unless a list has begun since it was `sent`. The list and the watch
+    /// after it show what is true. The answer may be from before a restore of etcd, and then nothing would ever replace it.
+    fn record(&self, watch: WatchId, sent: u32, change: impl FnOnce(&mut World) -> Effect) -> Effect {
+        self.world.write(|world| if world.epoch(watch) == sent { change(world) } else { Effect::default() })
+    }
+
     async fn attempt(
         &self,
         content: Option<&Content>,
@@ -302,9 +314,11 @@ impl<A: CompanionApi> Applier<A> {
         action: Action,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
+        let watch = WatchId::Companions(at.kind);
+        let sent = self.epoch(watch);
         if let Action::Delete { reason, known } = action {
             self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
-            let effect = self.world.write(|world| world.companion_deleted(at, &known.uid));
+            let effect = self.record(watch, sent, |world| world.companion_deleted(at, &known.uid));
             self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
@@ -332,7 +346,7 @@ impl<A: CompanionApi> Applier<A> {
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
                     Err(Failure::NotFound) => {
-                        self.world.write(|world| world.companion_vanished(at, &known.uid));
+                        self.record(watch, sent, |world| world.companion_vanished(at, &known.uid));
                         return Ok(Next::Try(Action::Create { reason: WriteReason::Healed(Heal::Deleted) }));
                     }
                     Err(failure) => return Err(error(at, failure)),
@@ -340,7 +354,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Action::Recreate { reason, known } => {
                 self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
-                self.world.write(|world| world.companion_deleted(at, &known.uid));
+                self.record(watch, sent, |world| world.companion_deleted(at, &known.uid));
                 return Ok(Next::Try(Action::Create { reason }));
             }
             // Handled above.
@@ -351,7 +365,7 @@ impl<A: CompanionApi> Applier<A> {
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let stored = written.companion();
         let difference = first_difference(source, at, stored).filter(|_| !stored.terminating);
-        let effect = self.world.write(|world| world.companion_written(written));
+        let effect = self.record(watch, sent, |world| world.companion_written(written));
         self.requeue_others(key, effect);
         match difference {
             None => Ok(Next::Done(Some(Applied::from(reason)))),
@@ -374,12 +388,14 @@ impl<A: CompanionApi> Applier<A> {
         reason: DeleteReason,
         known: &Companion,
     ) -> Result<Next, ApplyError> {
+        let watch = WatchId::Companions(at.kind);
+        let sent = self.epoch(watch);
         if !known.keep {
             let marked = self.api.patch(at, request::mark_to_stay(&self.keys, known)).await;
             let marked =
                 ObservedCompanion::read(&self.keys, at.kind, marked.map_err(|failure| error(at, failure))?);
             let stays = marked.companion().keep;
-            let effect = self.world.write(|world| world.companion_written(marked));
+            let effect = self.record(watch, sent, |world| world.companion_written(marked));
             self.requeue_others(key, effect);
             let found = self.world.read(|world| world.companion(at).cloned());
             return match found {
@@ -393,14 +409,14 @@ impl<A: CompanionApi> Applier<A> {
                 let released = ObservedCompanion::read(&self.keys, at.kind, object);
                 if released.companion().labelled {
                     // An admission plugin has put our label back. The companion is known by its UID until it is gone.
-                    self.world.write(|world| world.companion_written(released));
+                    self.record(watch, sent, |world| world.companion_written(released));
                     return Err(rewritten(at, Heal::Label));
                 }
-                let effect = self.world.write(|world| world.companion_released(at, &known.uid));
+                let effect = self.record(watch, sent, |world| world.companion_released(at, &known.uid));
                 (effect, Some(Applied::Released(reason)))
             }
             Err(Failure::NotFound) => {
-                (self.world.write(|world| world.companion_vanished(at, &known.uid)), None)
+                (self.record(watch, sent, |world| world.companion_vanished(at, &known.uid)), None)
             }
             Err(failure) => return Err(error(at, failure)),
         };
@@ -452,7 +468,9 @@ impl<A: CompanionApi> Applier<A> {
         at: &ObjectKey,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
+        let watch = WatchId::Companions(at.kind);
         let read = self.reads.acquire().await;
+        let sent = self.epoch(watch);
         let found = match self.api.get(at).await {
             Ok(object) => ObservedCompanion::read(&self.keys, at.kind, object),
             Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
@@ -478,7 +496,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Decision::Nothing => {
                 // It is right, and our own watch is merely late.
-                self.world.write(|world| world.companion_written(found));
+                self.record(watch, sent, |world| world.companion_written(found));
                 Ok(Next::Done(None))
             }
         }

@@ -206,6 +206,12 @@ impl World {
             && self.sources.get(source).is_some_and(|known| known.epoch != self.progress.epoch(watch))
     }
 
+    /// Counts the lists of a watch.
+    #[must_use]
+    pub fn epoch(&self, watch: WatchId) -> u32 {
+        self.progress.epoch(watch)
+    }
+
     #[must_use]
     pub fn source_count(&self) -> usize {
         self.sources.len()
