@@ -92,11 +92,11 @@ unit:
 
 # Tests of memory move hundreds of megabytes, and those of Lockstep as it is shipped measure time. They run by themselves,
 # or some would miss their deadlines. Those on a node are for `make test-node`, those with Flux
-# for `make test-interop`.
+# and cert-manager for `make test-interop`.
 e2e: controlplane
 	@$(BIN)/debug/controlplane build helm
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*' -- \
-	  --skip memory:: --skip as_shipped:: --skip flux:: --skip histories_ --skip on_a_real_node --skip machine_is_unchanged_after
+	  --skip memory:: --skip as_shipped:: --skip flux:: --skip cert_manager:: --skip histories_ --skip on_a_real_node --skip machine_is_unchanged_after
 	RUST_TEST_THREADS=1 $(CARGO) test --locked --workspace --test e2e -- memory:: as_shipped::
 
 test-versions: controlplane ## run the end-to-end tests on every supported minor of Kubernetes, or on VERSIONS='1.30 1.33'
@@ -106,9 +106,11 @@ test-versions: controlplane ## run the end-to-end tests on every supported minor
 	done
 	$(show_skipped)
 
-test-interop: controlplane ## test with Flux's own code, which Go builds first (minutes, once)
+# One after the other: those with cert-manager send as many requests as they can.
+test-interop: controlplane ## test with the code of Flux and cert-manager, which Go builds first (minutes, once)
 	@$(BIN)/debug/controlplane build flux
-	$(CARGO) test --locked --workspace --test e2e -- --nocapture flux::
+	@$(BIN)/debug/controlplane build cert-manager
+	RUST_TEST_THREADS=1 $(CARGO) test --locked --workspace --test e2e -- --nocapture flux:: cert_manager::
 
 model: controlplane ## run random histories with faults, judged by the model; LOCKSTEP_MODEL_SEED=… replays one
 	$(CARGO) test --locked --workspace --test histories -- --nocapture --skip across_versions

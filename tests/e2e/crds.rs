@@ -7,28 +7,29 @@ use std::{
     sync::OnceLock,
 };
 
-use controlplane::skip;
+use controlplane::{ControlPlane, skip};
 use serde_json::Value;
 
 use crate::harness::{CONTROLLERS, run, shared};
 
-const CRDS: [(&str, &str); 4] = [
-    ("github.com/cert-manager/cert-manager", "deploy/crds/cert-manager.io_certificates.yaml"),
-    ("github.com/cert-manager/cert-manager", "deploy/crds/cert-manager.io_issuers.yaml"),
-    (
-        "github.com/prometheus-operator/prometheus-operator",
-        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
-    ),
-    (
-        "github.com/prometheus-operator/prometheus-operator",
-        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
-    ),
+/// Where a CRD comes from: the directory of ours whose go.mod pins the module, the module, and files in it.
+type Origin = (&'static str, &'static str, &'static str);
+
+const CERT_MANAGER: Origin = ("tests/cert-manager", "github.com/cert-manager/cert-manager", "deploy/crds");
+const PROMETHEUS_OPERATOR: Origin =
+    ("tests/crds", "github.com/prometheus-operator/prometheus-operator", "example/prometheus-operator-crd");
+
+const CRDS: [(Origin, &str); 4] = [
+    (CERT_MANAGER, "cert-manager.io_certificates.yaml"),
+    (CERT_MANAGER, "cert-manager.io_issuers.yaml"),
+    (PROMETHEUS_OPERATOR, "monitoring.coreos.com_podmonitors.yaml"),
+    (PROMETHEUS_OPERATOR, "monitoring.coreos.com_prometheusrules.yaml"),
 ];
 
 /// Whether the cluster has the CRDs. They are installed into a control plane of our own, never into an existing cluster.
 pub fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    let available = *AVAILABLE.get_or_init(|| if shared().is_existing() { found() } else { install() });
+    let available = *AVAILABLE.get_or_init(|| if shared().is_existing() { found() } else { install_some() });
     if !available {
         skip("the existing cluster has no cert-manager or no Prometheus operator");
     }
@@ -40,31 +41,42 @@ fn found() -> bool {
     shared().kubectl().args(["get", "crd"]).args(names).output().is_ok_and(|output| output.status.success())
 }
 
-fn install() -> bool {
-    let mut apply = shared().kubectl();
-    // They are too large for the annotation of a client-side apply.
-    apply.args(["apply", "--server-side"]);
-    for (module, file) in CRDS {
-        apply.arg("-f").arg(module_dir(module).join(file));
-    }
-    run(&mut apply);
-    let established = ["wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"];
-    run(shared().kubectl().args(established));
-    // The API server serves them a moment after they are established.
+fn install_some() -> bool {
+    let files = CRDS.map(|(origin, file)| dir(origin).join(file));
     let kinds = "certificates.cert-manager.io,issuers.cert-manager.io,podmonitors.monitoring.coreos.com,\
                  prometheusrules.monitoring.coreos.com";
-    let found =
-        || shared().kubectl().args(["get", kinds]).output().is_ok_and(|output| output.status.success());
-    assert!(controlplane::eventually(CONTROLLERS, found), "the API server does not serve {kinds}");
+    install(shared(), &files, kinds);
     true
 }
 
-/// The directory of a module in the version of tests/crds/go.mod, downloaded if necessary.
-fn module_dir(module: &str) -> PathBuf {
+/// Installs all CRDs of cert-manager, for a cert-manager that runs.
+pub fn install_cert_manager(plane: &ControlPlane) {
+    let kinds = "certificates.cert-manager.io,certificaterequests.cert-manager.io,issuers.cert-manager.io,\
+                 clusterissuers.cert-manager.io";
+    install(plane, &[dir(CERT_MANAGER)], kinds);
+}
+
+fn install(plane: &ControlPlane, files: &[PathBuf], kinds: &str) {
+    let mut apply = plane.kubectl();
+    // They are too large for the annotation of a client-side apply.
+    apply.args(["apply", "--server-side"]);
+    for file in files {
+        apply.arg("-f").arg(file);
+    }
+    run(&mut apply);
+    let established = ["wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"];
+    run(plane.kubectl().args(established));
+    // The API server serves them a moment after they are established.
+    let found = || plane.kubectl().args(["get", kinds]).output().is_ok_and(|output| output.status.success());
+    assert!(controlplane::eventually(CONTROLLERS, found), "the API server does not serve {kinds}");
+}
+
+/// The directory of a module's CRDs in the version that is pinned, downloaded if necessary.
+fn dir((pin, module, dir): Origin) -> PathBuf {
     let printed = run(Command::new("go")
         .args(["mod", "download", "-json", module])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/crds"))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(pin))
         .envs([("GOWORK", "off"), ("GOFLAGS", "-mod=readonly")]));
     let module: Value = serde_json::from_str(&printed).expect("JSON");
-    PathBuf::from(module["Dir"].as_str().expect("a directory"))
+    Path::new(module["Dir"].as_str().expect("a directory")).join(dir)
 }

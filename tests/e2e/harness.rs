@@ -436,7 +436,15 @@ impl Cluster {
 
     /// As [`Self::apply`], with the manifests that another build of Lockstep prints.
     pub fn apply_those_of(&self, program: &Path, flags: &[&str]) {
-        let text = self.manifests_of(program, flags);
+        self.apply_text(&self.manifests_of(program, flags));
+    }
+
+    /// As [`Self::apply`], after the test has edited the manifests.
+    pub fn apply_edited(&self, flags: &[&str], edit: impl FnOnce(String) -> String) {
+        self.apply_text(&edit(self.manifests_of(program(), flags)));
+    }
+
+    fn apply_text(&self, text: &str) {
         // Ten seconds more: a webhook that fails open on a timeout must not do so because this machine is busy.
         let text = text.replace("timeoutSeconds: ", "timeoutSeconds: 1");
         pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &text);

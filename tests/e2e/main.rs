@@ -3,6 +3,7 @@
 
 mod as_shipped;
 mod browser;
+mod cert_manager;
 mod cert_rotation;
 mod certs;
 mod chart;

@@ -25,6 +25,8 @@ use crate::harness::Cluster;
 pub struct Peer {
     address: String,
     config: Arc<ClientConfig>,
+    /// Whom the server's certificate must be for; none for the host of the address.
+    server: Option<String>,
     /// Its own address; none for that of the API server.
     from: Option<Ipv4Addr>,
 }
@@ -64,7 +66,12 @@ impl Peer {
                 config.with_client_auth_cert(vec![certificate], key).expect("a client certificate")
             }
         };
-        Self { address: address.to_owned(), config: Arc::new(config), from: None }
+        Self { address: address.to_owned(), config: Arc::new(config), server: None, from: None }
+    }
+
+    /// Expects a certificate for this name, as the API server does of a Service.
+    pub fn expecting(self, server: &str) -> Self {
+        Self { server: Some(server.to_owned()), ..self }
     }
 
     /// As another host, which has this address.
@@ -85,8 +92,8 @@ impl Peer {
     }
 
     pub async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
-        let host = self.address.rsplit_once(':').expect("a port").0.to_owned();
-        let name = ServerName::try_from(host).expect("a host");
+        let host = || self.address.rsplit_once(':').expect("a port").0.to_owned();
+        let name = ServerName::try_from(self.server.clone().unwrap_or_else(host)).expect("a host");
         let stream = self.connect_plain().await?;
         stream.set_nodelay(true)?;
         TlsConnector::from(self.config.clone()).connect(name, stream).await

@@ -4,15 +4,16 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use tokio::{
-    io::copy_bidirectional,
+    io::{AsyncWriteExt, copy, copy_bidirectional, sink},
     net::{TcpListener, TcpStream},
     sync::watch,
+    task::JoinSet,
 };
 
 use crate::harness::Cluster;
@@ -20,7 +21,11 @@ use crate::harness::Cluster;
 pub struct TcpProxy {
     backends: Vec<Backend>,
     next: AtomicUsize,
+    accepted: AtomicUsize,
     stalled: watch::Sender<bool>,
+    /// How often all connections were ended.
+    ends: watch::Sender<u64>,
+    connections: Mutex<JoinSet<Option<(u64, u64)>>>,
 }
 
 struct Backend {
@@ -67,19 +72,36 @@ impl TcpProxy {
         };
         let backends = backends.iter().map(backend).collect();
         let stalled = watch::Sender::new(false);
-        let proxy = Arc::new(Self { backends, next: AtomicUsize::new(0), stalled });
+        let proxy = Arc::new(Self {
+            backends,
+            next: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(0),
+            stalled,
+            ends: watch::Sender::new(0),
+            connections: Mutex::default(),
+        });
         let balancer = proxy.clone();
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
+                balancer.accepted.fetch_add(1, Ordering::SeqCst);
                 let (backend, mut stalled) = (balancer.next_backend(), balancer.stalled.subscribe());
-                tokio::spawn(async move {
+                let mut ends = balancer.ends.subscribe();
+                let mut connections = balancer.connections.lock().expect("a lock");
+                while connections.try_join_next().is_some() {}
+                connections.spawn(async move {
                     let (address, mut cuts) = backend?;
                     let mut backend = TcpStream::connect(address).await.ok()?;
-                    tokio::select! {
+                    let ended = tokio::select! {
                         biased;
                         _ = cuts.changed() => return None,
-                        _ = stalled.wait_for(|stalled| *stalled) => {}
+                        _ = ends.changed() => true,
+                        _ = stalled.wait_for(|stalled| *stalled) => false,
                         done = copy_bidirectional(&mut client, &mut backend) => return done.ok(),
+                    };
+                    if ended {
+                        client.shutdown().await.ok()?;
+                        copy(&mut client, &mut sink()).await.ok()?;
+                        return None;
                     }
                     // While stalled, the connection stays open and silent; afterwards it is closed.
                     let _ = stalled.wait_for(|stalled| !*stalled).await;
@@ -100,6 +122,21 @@ impl TcpProxy {
 
     pub fn set_ready(&self, backend: usize, ready: bool) {
         self.backends[backend].ready.store(ready, Ordering::SeqCst);
+    }
+
+    /// How many connections it has accepted. For tests/e2e.
+    #[allow(dead_code)]
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Ends all connections as a server does that closes idle ones, and waits until the clients have closed them, too. No
+    /// request may be in flight. For tests/e2e.
+    #[allow(dead_code)]
+    pub async fn end_connections(&self) {
+        let connections = std::mem::take(&mut *self.connections.lock().expect("a lock"));
+        self.ends.send_modify(|ends| *ends += 1);
+        connections.join_all().await;
     }
 
     /// Sends nothing more to a backend, and closes its connections. For tests/histories.

@@ -39,7 +39,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
             if let Some(Status::TakenUp(Phase::Unsupported)) = status {
                 bail!(
                     "Lockstep serves a certificate from files, so it has no CA to replace: replace the files, or with \
-                     cert-manager delete the Secrets lockstep-ca and lockstep-tls"
+                     cert-manager follow `Replace the CA's key of cert-manager` in docs/operations.md"
                 );
             }
             println!("{}", status.map_or("", describe));

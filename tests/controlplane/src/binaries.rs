@@ -139,6 +139,14 @@ impl Binaries {
         compiled(BinarySet::Flux).map(|dir| Self { dir })
     }
 
+    /// `cert-manager`, which runs cert-manager's controllers or its cainjector, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_cert_manager() -> Result<Self, Error> {
+        compiled(BinarySet::CertManager).map(|dir| Self { dir })
+    }
+
     /// The directory.
     #[must_use]
     pub fn dir(&self) -> &Path {

@@ -23,6 +23,12 @@ const FLUX_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../
 const FLUX_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/go.sum"));
 const FLUX_MAIN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/main.go"));
 
+const CERT_MANAGER_GO_MOD: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../cert-manager/go.mod"));
+const CERT_MANAGER_GO_SUM: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../cert-manager/go.sum"));
+const CERT_MANAGER_MAIN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../cert-manager/main.go"));
+
 const PAUSE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/pause/main.go"));
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
@@ -30,6 +36,7 @@ const ETCD: &str = "go.etcd.io/etcd/server/v3";
 const HELM: &str = "helm.sh/helm/v4";
 const HELM3: &str = "helm.sh/helm/v3";
 const FLUX: &str = "github.com/fluxcd/pkg/ssa";
+const CERT_MANAGER: &str = "github.com/cert-manager/cert-manager";
 
 /// Binaries that are compiled together and share a directory of the cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +53,8 @@ pub(crate) enum BinarySet {
     Helm3,
     /// A program with Flux's code for applying and pruning, from a Go module of its own.
     Flux,
+    /// A program with cert-manager's controllers and cainjector, from a Go module of its own.
+    CertManager,
 }
 
 impl BinarySet {
@@ -60,6 +69,9 @@ impl BinarySet {
             Self::Helm => format!("helm-{}", self.pinned(HELM)?),
             Self::Helm3 => format!("helm-{}", self.pinned(HELM3)?),
             Self::Flux => format!("flux-ssa-{}-{}", self.pinned(FLUX)?, fingerprint(FLUX_MAIN)),
+            Self::CertManager => {
+                format!("cert-manager-{}-{}", self.pinned(CERT_MANAGER)?, fingerprint(CERT_MANAGER_MAIN))
+            }
         })
     }
 
@@ -71,6 +83,17 @@ impl BinarySet {
             Self::Helm => (HELM_GO_MOD, HELM_GO_SUM),
             Self::Helm3 => (HELM3_GO_MOD, HELM3_GO_SUM),
             Self::Flux => (FLUX_GO_MOD, FLUX_GO_SUM),
+            Self::CertManager => (CERT_MANAGER_GO_MOD, CERT_MANAGER_GO_SUM),
+        }
+    }
+
+    /// The program of ours in that module, as a path and its text.
+    fn program(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Node => Some(("pause/main.go", PAUSE)),
+            Self::Flux => Some(("main.go", FLUX_MAIN)),
+            Self::CertManager => Some(("main.go", CERT_MANAGER_MAIN)),
+            Self::ControlPlane(_) | Self::EtcdTools | Self::Helm | Self::Helm3 => None,
         }
     }
 
@@ -98,6 +121,7 @@ impl BinarySet {
             Self::Helm => (&[], &["helm.sh/helm/v4/cmd/helm"]),
             Self::Helm3 => (&[], &["helm.sh/helm/v3/cmd/helm"]),
             Self::Flux => (&[], &["lockstep.test/flux"]),
+            Self::CertManager => (&[], &["lockstep.test/cert-manager"]),
         };
         let programs = programs.iter().map(|name| format!("{KUBERNETES}/cmd/{name}"));
         programs.chain(other.iter().map(ToString::to_string)).collect()
@@ -112,6 +136,7 @@ impl BinarySet {
             Self::Helm => "helm",
             Self::Helm3 => "helm 3",
             Self::Flux => "flux",
+            Self::CertManager => "cert-manager",
         }
     }
 
@@ -130,6 +155,9 @@ impl BinarySet {
             Self::Helm => (format!("Helm {}", self.pinned(HELM)?), "three minutes on two cores"),
             Self::Helm3 => (format!("Helm {}", self.pinned(HELM3)?), "three minutes on two cores"),
             Self::Flux => (format!("Flux's ssa {}", self.pinned(FLUX)?), "three minutes on two cores"),
+            Self::CertManager => {
+                (format!("cert-manager {}", self.pinned(CERT_MANAGER)?), "four minutes on two cores")
+            }
         };
         Ok(format!("building {what} with Go, once: about {time}"))
     }
@@ -225,15 +253,18 @@ fn compile(
         fs::create_dir_all(dir).map_err(Error::at(dir))?;
     }
     let (go_mod, go_sum) = set.module();
-    let program = if set == BinarySet::Flux { ("main.go", FLUX_MAIN) } else { ("pause/main.go", PAUSE) };
-    for (name, content) in [("go.mod", go_mod), ("go.sum", go_sum), program] {
+    for (name, content) in [("go.mod", go_mod), ("go.sum", go_sum)].into_iter().chain(set.program()) {
         let path = scratch.join(name);
         fs::write(&path, content).map_err(Error::at(&path))?;
     }
 
     let linker_flags = match set {
         BinarySet::ControlPlane(_) | BinarySet::Node => linker_flags(set.pinned(KUBERNETES)?),
-        BinarySet::Helm | BinarySet::Helm3 | BinarySet::EtcdTools | BinarySet::Flux => "-s -w".to_owned(),
+        BinarySet::Helm
+        | BinarySet::Helm3
+        | BinarySet::EtcdTools
+        | BinarySet::Flux
+        | BinarySet::CertManager => "-s -w".to_owned(),
     };
     let packages = set.packages();
     let flags = ["-mod=readonly", "-trimpath", "-ldflags", &linker_flags];
@@ -340,6 +371,7 @@ mod tests {
             (BinarySet::Helm, HELM),
             (BinarySet::Helm3, HELM3),
             (BinarySet::Flux, FLUX),
+            (BinarySet::CertManager, CERT_MANAGER),
         ];
         for (set, module) in modules {
             let version = set.pinned(module).unwrap();

@@ -31,6 +31,7 @@
 //! | `users`, `kubectl` | kubeconfigs of users, and kubectl with them |
 //! | `control_plane` | puts these together |
 //! | `lockstep` | a `lockstep run` process for harness, demo and benchmark |
+//! | `cert_manager` | cert-manager's controllers and cainjector as processes beside the control plane |
 //! | `skip` | counts tests that are skipped |
 //! | `image`, `archive` | an OCI archive of a static program; tar and gzip, reproducibly |
 //! | `node` | a real node, for root on a machine with containerd, runc and iptables |
@@ -46,6 +47,7 @@ compile_error!("the control plane for tests, demo and benchmarks runs on Linux o
 mod archive;
 mod beside;
 mod binaries;
+mod cert_manager;
 mod cleanup;
 mod compile;
 mod components;
@@ -70,6 +72,7 @@ mod wait;
 
 pub use archive::{Tar, gzip};
 pub use binaries::{Binaries, Purpose};
+pub use cert_manager::CertManager;
 pub use control_plane::ControlPlane;
 pub use error::Error;
 pub use image::{Image, ReleasedImage};
