@@ -718,10 +718,11 @@ impl World {
         Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
     }
 
-    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good.
+    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before all
+    /// namespaces are listed, a namespace that is not known may exist; those that do not are forgotten with the list.
     fn lose(&mut self, key: &ObjectKey, companion: &Companion, seen_by: SeenBy) {
         let Some(source) = &companion.source else { return };
-        if !self.namespaces.is_gone_or_terminating(&key.namespace) {
+        if !self.namespaces_listed || !self.namespaces.is_gone_or_terminating(&key.namespace) {
             let lost = LostCompanion::of(source, companion, seen_by);
             if !self.is_left_alone(key, &lost) {
                 self.lost.insert(key.clone(), lost);

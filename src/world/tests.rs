@@ -242,6 +242,8 @@ fn edited_annotation_does_not_move_a_known_companion_to_another_source() {
 #[test]
 fn resync_includes_the_missing_source_of_a_companion() {
     let mut world = world();
+    world.list_begins(WatchId::Namespaces);
+    world.list_ends(WatchId::Namespaces, 8);
     see(&mut world, synced());
     assert_eq!(world.all_sources(), [colors_key()]);
     assert_eq!((world.away_counts(), world.source_count()), ((1, 1), 0));
