@@ -116,7 +116,7 @@ model: controlplane ## run random histories with faults, judged by the model; LO
 	$(CARGO) test --locked --workspace --test histories -- --nocapture --skip across_versions
 
 # What users have before they update. After a release, its tag.
-LOCKSTEP_PREVIOUS ?= 67462fa5
+LOCKSTEP_PREVIOUS ?= c4a5086
 
 test-skew: controlplane ## run histories with replicas of LOCKSTEP_PREVIOUS and of this version: update, rollback, mixed
 	previous=$$(CARGO='$(CARGO)' tests/previous $(LOCKSTEP_PREVIOUS)) && LOCKSTEP_PREVIOUS_BINARY=$$previous \
