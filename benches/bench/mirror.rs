@@ -43,8 +43,8 @@ pub async fn cold_start(bench: &Bench, report: &mut Report) {
     bench.delete_all(&namespaces, COMPANIONS).await;
 
     let mut row = Row::time(format!("cold start → {count} sources mirrored"), 1.15);
-    for _ in 0..bench.repetitions() {
-        for who in bench.compared() {
+    for repetition in 0..bench.repetitions() {
+        for who in bench.compared(repetition) {
             let took = if who == Who::Floor {
                 // Lockstep has a watch on companions, too.
                 let (mut seen, _other) = (bench.watch(COMPANIONS).await, bench.watch(COMPANIONS).await);
@@ -93,7 +93,7 @@ pub async fn fan_out(bench: &Bench, report: &mut Report) {
     let mut updates = Row::time(format!("one change of it → {count} namespaces"), 1.15);
     let mut companions: Vec<(String, Value)> = Vec::new();
     for repetition in 0..=bench.repetitions() {
-        for who in bench.compared() {
+        for who in bench.compared(repetition) {
             // The first run shows what the floor has to write.
             if (repetition == 0) != companions.is_empty() || (repetition == 0 && who != Who::Lockstep) {
                 continue;
@@ -205,7 +205,7 @@ pub async fn heal(bench: &Bench, report: &mut Report) {
         Row::time("heal of an edited companion, p99", 1.5),
     ];
     for repetition in 0..bench.repetitions() {
-        for who in bench.compared() {
+        for who in bench.compared(repetition) {
             let mirror = (who != Who::Floor).then(|| bench.spawn(who));
             let floor = (who == Who::Floor)
                 .then(|| tokio::spawn(bare_heals(bench.api(), place.clone(), bodies.clone())));

@@ -145,9 +145,14 @@ impl Bench {
         Self { plane, api: Api(client_for(&kubeconfig).await), peer: build_peer(), quick }
     }
 
-    /// What can be compared here: the peer needs Go.
-    pub fn compared(&self) -> Vec<Who> {
-        [Who::Floor, Who::Lockstep].into_iter().chain(self.peer.as_ref().map(|_| Who::Peer)).collect()
+    /// What can be compared here: the peer needs Go. Each repetition begins with another one, because the API server still
+    /// works on what the one before has deleted.
+    pub fn compared(&self, repetition: usize) -> Vec<Who> {
+        let mut compared: Vec<Who> =
+            [Who::Floor, Who::Lockstep].into_iter().chain(self.peer.as_ref().map(|_| Who::Peer)).collect();
+        let first = repetition % compared.len();
+        compared.rotate_left(first);
+        compared
     }
 
     pub fn repetitions(&self) -> usize {

@@ -19,7 +19,15 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{client::Failure, clock, keys::Keys, object::ObjectKey, ops::metrics::Metrics, text};
+use crate::{
+    client::Failure,
+    clock,
+    content::{Digest, Hasher},
+    keys::Keys,
+    object::ObjectKey,
+    ops::metrics::Metrics,
+    text,
+};
 
 /// An Event that repeats within this time is counted in a series.
 const SERIES_WINDOW: Duration = Duration::from_secs(600);
@@ -38,7 +46,7 @@ const INTERVAL: Duration = Duration::from_secs(3);
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
@@ -46,6 +54,34 @@ pub struct NewEvent {
     pub warning: bool,
     pub reason: &'static str,
     pub note: String,
+}
+
+impl NewEvent {
+    /// Equal Events are one series.
+    fn digest(&self) -> Digest {
+        let mut hasher = Hasher::new();
+        for (tag, text) in [
+            ("kind", self.source.kind.as_str()),
+            ("namespace", &self.source.namespace),
+            ("name", &self.source.name),
+            ("uid", &self.uid),
+            ("type", self.type_()),
+            ("reason", self.reason),
+            ("note", &self.note),
+        ] {
+            hasher.text(tag, text);
+        }
+        hasher.finish()
+    }
+
+    const fn type_(&self) -> &'static str {
+        if self.warning { "Warning" } else { "Normal" }
+    }
+
+    fn name(&self, suffix: u64) -> String {
+        let stem = text::prefix(&self.source.name, MAX_NAME_STEM_BYTES).trim_end_matches(['.', '-']);
+        format!("{stem}.{suffix:016x}")
+    }
 }
 
 /// Accepts Events from anywhere; one task writes them.
@@ -114,13 +150,15 @@ impl EventRecorder {
 struct EventWriter {
     client: Client,
     controller: String,
-    recent: HashMap<NewEvent, Series>,
+    /// By [`NewEvent::digest`]: a cold start writes as many Events as there are sources.
+    recent: HashMap<Digest, Series>,
     last_expired: Instant,
     metrics: Metrics,
 }
 
 struct Series {
-    name: String,
+    /// Ends the Event's name: see [`NewEvent::name`].
+    suffix: u64,
     count: i32,
     last: Instant,
 }
@@ -145,37 +183,37 @@ impl EventWriter {
         if clock::elapsed(self.last_expired) >= EXPIRE_INTERVAL {
             self.last_expired = clock::now();
             self.recent.retain(|_, series| clock::elapsed(series.last) < SERIES_WINDOW);
+            self.recent.shrink_to_fit();
         }
         let events: Api<Event> = Api::namespaced(self.client.clone(), &event.source.namespace);
         let now = MicroTime(clock::wall());
 
-        if let Some(series) = self.recent.get_mut(&event) {
+        let digest = event.digest();
+        if let Some(series) = self.recent.get_mut(&digest) {
             series.count += 1;
             series.last = clock::now();
             let patch = EventSeries { count: series.count, last_observed_time: now };
             let patch = Patch::Merge(serde_json::json!({ "series": patch }));
-            return events.patch(&series.name, &PatchParams::default(), &patch).await.map(drop);
+            return events.patch(&event.name(series.suffix), &PatchParams::default(), &patch).await.map(drop);
         }
-        let object = self.object(&event, now);
-        let name = object.metadata.name.clone().unwrap_or_default();
-        events.create(&PostParams::default(), &object).await?;
-        self.recent.insert(event, Series { name, count: 1, last: clock::now() });
+        let suffix = fastrand::u64(..);
+        events.create(&PostParams::default(), &self.object(&event, suffix, now)).await?;
+        self.recent.insert(digest, Series { suffix, count: 1, last: clock::now() });
         Ok(())
     }
 
-    fn object(&self, event: &NewEvent, now: MicroTime) -> Event {
+    fn object(&self, event: &NewEvent, suffix: u64, now: MicroTime) -> Event {
         let source = &event.source;
-        let stem = text::prefix(&source.name, MAX_NAME_STEM_BYTES).trim_end_matches(['.', '-']);
         Event {
             metadata: ObjectMeta {
                 namespace: Some(source.namespace.to_string()),
-                name: Some(format!("{stem}.{:016x}", fastrand::u64(..))),
+                name: Some(event.name(suffix)),
                 ..ObjectMeta::default()
             },
             event_time: Some(now),
             action: Some("Mirror".to_owned()),
             reason: Some(event.reason.to_owned()),
-            type_: Some(if event.warning { "Warning" } else { "Normal" }.to_owned()),
+            type_: Some(event.type_().to_owned()),
             note: Some(event.note.clone()),
             regarding: Some(ObjectReference {
                 api_version: Some("v1".to_owned()),
