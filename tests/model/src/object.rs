@@ -165,10 +165,12 @@ impl Object {
         });
         if key.kind != Kind::Namespace {
             value["metadata"]["namespace"] = json!(key.namespace);
-            value["data"] = json!(self.data);
         }
-        if key.kind == Kind::ConfigMap {
-            value["binaryData"] = json!(self.binary_data);
+        // The API server takes an empty map for a change of what is immutable, even where there was none.
+        for (field, map) in [("data", &self.data), ("binaryData", &self.binary_data)] {
+            if !map.is_empty() {
+                value[field] = json!(map);
+            }
         }
         if key.kind == Kind::Secret {
             value["type"] = json!(self.type_);
