@@ -95,6 +95,13 @@ pub struct History {
     pub failed: bool,
 }
 
+/// Which list was current when a request was sent about what this watch shows.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    watch: WatchId,
+    epoch: u32,
+}
+
 /// What an attempt leads to.
 enum Next {
     Done(Option<Applied>),
@@ -251,9 +258,8 @@ impl<A: CompanionApi> Applier<A> {
         if let Some(payload) = live_read.get(source.digest) {
             return Ok(Some((source.digest, payload)));
         }
-        let watch = WatchId::Sources(key.kind);
         let read = self.reads.acquire().await;
-        let sent = self.epoch(watch);
+        let sent = self.sending(WatchId::Sources(key.kind));
         let object = match self.api.get(key).await {
             Ok(object)
                 if object.metadata.uid == source.uid && self.keys.is_source(&object.metadata.labels) =>
@@ -267,7 +273,7 @@ impl<A: CompanionApi> Applier<A> {
         let observed = ObservedSource::read(&self.keys, &self.rules, key.kind, object);
         drop(read);
         let (digest, payload) = (observed.source.digest, observed.payload.clone());
-        let effect = self.record(watch, sent, |world| world.source_read(observed));
+        let effect = self.record(sent, |world| world.source_read(observed));
         self.queue.push_all(effect.requeue);
         Ok(payload.map(|payload| {
             live_read.set(digest, &payload);
@@ -297,14 +303,15 @@ impl<A: CompanionApi> Applier<A> {
         (1 + bytes / BYTES_PER_PERMIT).min(self.max_permits)
     }
 
-    fn epoch(&self, watch: WatchId) -> u32 {
-        self.world.read(|world| world.epoch(watch))
+    fn sending(&self, watch: WatchId) -> Sent {
+        Sent { watch, epoch: self.world.read(|world| world.epoch(watch)) }
     }
 
     /// Records what a request has shown or changed, unless a list has begun since it was `sent`. The list and the watch
     /// after it show what is true. The answer may be from before a restore of etcd, and then nothing would ever replace it.
-    fn record(&self, watch: WatchId, sent: u32, change: impl FnOnce(&mut World) -> Effect) -> Effect {
-        self.world.write(|world| if world.epoch(watch) == sent { change(world) } else { Effect::default() })
+    fn record(&self, sent: Sent, change: impl FnOnce(&mut World) -> Effect) -> Effect {
+        let is_current = |world: &World| world.epoch(sent.watch) == sent.epoch;
+        self.world.write(|world| if is_current(world) { change(world) } else { Effect::default() })
     }
 
     async fn attempt(
@@ -314,11 +321,10 @@ impl<A: CompanionApi> Applier<A> {
         action: Action,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
-        let watch = WatchId::Companions(at.kind);
-        let sent = self.epoch(watch);
+        let sent = self.sending(WatchId::Companions(at.kind));
         if let Action::Delete { reason, known } = action {
             self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
-            let effect = self.record(watch, sent, |world| world.companion_deleted(at, &known.uid));
+            let effect = self.record(sent, |world| world.companion_deleted(at, &known.uid));
             self.requeue_others(key, effect);
             return Ok(Next::Done(Some(Applied::Deleted(reason))));
         }
@@ -346,7 +352,7 @@ impl<A: CompanionApi> Applier<A> {
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
                     Err(Failure::NotFound) => {
-                        self.record(watch, sent, |world| world.companion_vanished(at, &known.uid));
+                        self.record(sent, |world| world.companion_vanished(at, &known.uid));
                         return Ok(Next::Try(Action::Create { reason: WriteReason::Healed(Heal::Deleted) }));
                     }
                     Err(failure) => return Err(error(at, failure)),
@@ -354,7 +360,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Action::Recreate { reason, known } => {
                 self.api.delete(at, &known).await.map_err(|failure| error(at, failure))?;
-                self.record(watch, sent, |world| world.companion_deleted(at, &known.uid));
+                self.record(sent, |world| world.companion_deleted(at, &known.uid));
                 return Ok(Next::Try(Action::Create { reason }));
             }
             // Handled above.
@@ -365,7 +371,7 @@ impl<A: CompanionApi> Applier<A> {
         let written = ObservedCompanion::read(&self.keys, at.kind, written);
         let stored = written.companion();
         let difference = first_difference(source, at, stored).filter(|_| !stored.terminating);
-        let effect = self.record(watch, sent, |world| world.companion_written(written));
+        let effect = self.record(sent, |world| world.companion_written(written));
         self.requeue_others(key, effect);
         match difference {
             None => Ok(Next::Done(Some(Applied::from(reason)))),
@@ -388,14 +394,13 @@ impl<A: CompanionApi> Applier<A> {
         reason: DeleteReason,
         known: &Companion,
     ) -> Result<Next, ApplyError> {
-        let watch = WatchId::Companions(at.kind);
-        let sent = self.epoch(watch);
+        let sent = self.sending(WatchId::Companions(at.kind));
         if !known.keep {
             let marked = self.api.patch(at, request::mark_to_stay(&self.keys, known)).await;
             let marked =
                 ObservedCompanion::read(&self.keys, at.kind, marked.map_err(|failure| error(at, failure))?);
             let stays = marked.companion().keep;
-            let effect = self.record(watch, sent, |world| world.companion_written(marked));
+            let effect = self.record(sent, |world| world.companion_written(marked));
             self.requeue_others(key, effect);
             let found = self.world.read(|world| world.companion(at).cloned());
             return match found {
@@ -409,14 +414,14 @@ impl<A: CompanionApi> Applier<A> {
                 let released = ObservedCompanion::read(&self.keys, at.kind, object);
                 if released.companion().labelled {
                     // An admission plugin has put our label back. The companion is known by its UID until it is gone.
-                    self.record(watch, sent, |world| world.companion_written(released));
+                    self.record(sent, |world| world.companion_written(released));
                     return Err(rewritten(at, Heal::Label));
                 }
-                let effect = self.record(watch, sent, |world| world.companion_released(at, &known.uid));
+                let effect = self.record(sent, |world| world.companion_released(at, &known.uid));
                 (effect, Some(Applied::Released(reason)))
             }
             Err(Failure::NotFound) => {
-                (self.record(watch, sent, |world| world.companion_vanished(at, &known.uid)), None)
+                (self.record(sent, |world| world.companion_vanished(at, &known.uid)), None)
             }
             Err(failure) => return Err(error(at, failure)),
         };
@@ -468,9 +473,8 @@ impl<A: CompanionApi> Applier<A> {
         at: &ObjectKey,
         in_step: Option<Digest>,
     ) -> Result<Next, ApplyError> {
-        let watch = WatchId::Companions(at.kind);
         let read = self.reads.acquire().await;
-        let sent = self.epoch(watch);
+        let sent = self.sending(WatchId::Companions(at.kind));
         let found = match self.api.get(at).await {
             Ok(object) => ObservedCompanion::read(&self.keys, at.kind, object),
             Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
@@ -496,7 +500,7 @@ impl<A: CompanionApi> Applier<A> {
             }
             Decision::Nothing => {
                 // It is right, and our own watch is merely late.
-                self.record(watch, sent, |world| world.companion_written(found));
+                self.record(sent, |world| world.companion_written(found));
                 Ok(Next::Done(None))
             }
         }
