@@ -569,7 +569,8 @@ async fn version_completions_and_plugin_name_are_printed() {
     let directory = std::env::temp_dir().join(format!("kubectl-lockstep-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory");
     let plugin = directory.join("kubectl-lockstep");
-    std::fs::copy(binary, &plugin).expect("a copy");
+    // Not a copy: a file that another test's fork still has open for writing cannot be executed.
+    std::os::unix::fs::symlink(binary, &plugin).expect("a link");
     let help = text(std::process::Command::new(&plugin).args(["status", "--help"]));
     std::fs::remove_dir_all(&directory).expect("it can be removed");
     assert!(help.contains("Usage: kubectl lockstep status"), "{help}");
