@@ -66,7 +66,8 @@ struct Known {
     source: Key,
     /// Whether its marks said then that it stays when its source is gone.
     keep: bool,
-    /// It lost its label or the name of its source at a time when no replica was there to see it.
+    /// It lost its label or the name of its source at a time when no replica was there to see it, or when it was to stay
+    /// and its source did not want it.
     forgotten: bool,
 }
 
@@ -108,6 +109,25 @@ impl Judge {
         match after {
             Some(object) => self.put(by, at, object),
             None => drop(self.now.remove(&at)),
+        }
+        if by == Writer::Person {
+            self.forget_left_alone();
+        }
+    }
+
+    /// A companion that has lost its label, that was to stay and that its source does not want is left to its namespace,
+    /// without a write that shows it. If the source wants it again later, it is an object like any other.
+    fn forget_left_alone(&mut self) {
+        let left_alone = |(at, object): &(&Key, &Object)| {
+            let Some(known) = self.companions.get(&object.uid) else { return false };
+            !is_labelled(&self.names, object)
+                && (known.keep || self.keeps(&known.source))
+                && matches!(self.wish(&known.source, at, object), Wish::Unwanted(_))
+        };
+        let uids: Vec<String> =
+            self.now.iter().filter(left_alone).map(|(_, object)| object.uid.clone()).collect();
+        for uid in uids {
+            self.companions.entry(uid).and_modify(|known| known.forgotten = true);
         }
     }
 
@@ -454,6 +474,12 @@ impl Judge {
         }
     }
 
+    /// Whether a source says that its companions stay.
+    fn keeps(&self, key: &Key) -> bool {
+        let source = self.now.get(key).map(|source| Reading::of(&self.names, key, source));
+        matches!(source, Some(Reading::Source(policy)) if policy.keep)
+    }
+
     /// A companion exists only if its source wants it, or leaves it as it is.
     fn check_wanted(&self, at: &Key, object: &Object) -> Option<Violation> {
         let in_step_with_namespace =
@@ -477,11 +503,9 @@ impl Judge {
             return None;
         }
         // One that was to stay, by its marks or by its source, and has lost its label is left as it is.
-        let source_keeps = |owner: &Key| {
-            let source = self.now.get(owner).map(|source| Reading::of(&self.names, owner, source));
-            matches!(source, Some(Reading::Source(policy)) if policy.keep)
-        };
-        if !labelled && (known.is_some_and(|known| known.keep) || owners.iter().any(source_keeps)) {
+        if !labelled
+            && (known.is_some_and(|known| known.keep) || owners.iter().any(|owner| self.keeps(owner)))
+        {
             return None;
         }
         // One that Lockstep never wrote belongs to the first source that it named, for those who saw that.
