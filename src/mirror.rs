@@ -6,7 +6,7 @@
 //! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
 //! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
 //! | [`hold`] | keeps what the brake holds in annotations of the Lease, for the next leader and for people |
-//! | [`writes`] | started writes: fair between sources, bounded for each namespace |
+//! | [`writes`] | started writes: fair between sources, bounded for each source and namespace |
 //! | [`apply`] | carries out one write: [`request`] builds it, [`api`] sends it |
 //! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
 //! | [`report`], [`events`] | logs, metrics and Events |
@@ -89,11 +89,12 @@ impl Mirror {
         Trouble::LABELS
             .iter()
             .for_each(|reason| drop(metrics.troubles.get_or_create(&ReasonLabel { reason })));
-        let (recorder, events) = EventRecorder::start(client.clone(), &settings.keys, metrics.clone());
+        let (recorder, events) = EventRecorder::new(client.clone(), &settings.keys, metrics.clone());
         let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
         let reporter = Reporter::new(recorder, metrics.clone());
         let reconciler =
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+        let events = tokio::spawn(events.run(reconciler.writes(), stop.clone()));
         let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
         let (mut workers, mut tasks): (JoinSet<_>, JoinSet<_>) =
             (workers.into_iter().collect(), others.into_iter().collect());

@@ -1,4 +1,5 @@
-//! Events on sources, for `kubectl describe`. An Event that repeats is one Event with a count.
+//! Events on sources, for `kubectl describe`. An Event that repeats is one Event with a count. Companions go first: Events
+//! wait while companions are written.
 
 use std::{
     collections::HashMap,
@@ -17,7 +18,12 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{sleep_until, timeout_at},
+};
+
+use super::writes::WriteQueue;
 
 use crate::{
     client::Failure,
@@ -36,6 +42,10 @@ const MAX_NOTE_BYTES: usize = 1000;
 /// An Event's name may have 253 bytes: this many of the source's name, and a random suffix.
 const MAX_NAME_STEM_BYTES: usize = 200;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Every Event waits so long, because what has changed one companion often changes others.
+const DELAY: Duration = Duration::from_secs(1);
+/// An Event waits no longer than this for companions to be written.
+const MAX_DELAY: Duration = Duration::from_secs(10);
 /// Events that wait to be written; more are dropped and counted.
 const MAX_PENDING: usize = 10_000;
 /// So many Events on the sources of one namespace are written at once, of each type; further ones are suppressed
@@ -84,10 +94,10 @@ impl NewEvent {
     }
 }
 
-/// Accepts Events from anywhere; one task writes them.
+/// Accepts Events from anywhere; an [`EventWriter`] writes them.
 #[derive(Clone)]
 pub struct EventRecorder {
-    pending: mpsc::Sender<NewEvent>,
+    pending: mpsc::Sender<(NewEvent, Instant)>,
     limit: Arc<Mutex<RateLimit>>,
     metrics: Metrics,
 }
@@ -117,18 +127,18 @@ impl RateLimit {
 }
 
 impl EventRecorder {
-    /// The task ends when every clone of the recorder is dropped and all Events are written.
     #[must_use]
-    pub fn start(client: Client, keys: &Keys, metrics: Metrics) -> (Self, tokio::task::JoinHandle<()>) {
+    pub fn new(client: Client, keys: &Keys, metrics: Metrics) -> (Self, EventWriter) {
         let (pending, events) = mpsc::channel(MAX_PENDING);
         let writer = EventWriter {
+            events,
             client,
             controller: keys.instance.clone(),
             recent: HashMap::new(),
             last_expired: clock::now(),
             metrics: metrics.clone(),
         };
-        (Self { pending, limit: Arc::default(), metrics }, tokio::spawn(writer.run(events)))
+        (Self { pending, limit: Arc::default(), metrics }, writer)
     }
 
     /// Counts the Events and writes none.
@@ -138,16 +148,18 @@ impl EventRecorder {
     }
 
     pub fn record(&self, event: NewEvent) {
-        let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
-        if !limit.admits(&event, clock::now()) {
+        let (mut limit, now) = (self.limit.lock().unwrap_or_else(PoisonError::into_inner), clock::now());
+        if !limit.admits(&event, now) {
             self.metrics.events_suppressed.inc();
-        } else if self.pending.try_send(event).is_err() {
+        } else if self.pending.try_send((event, now)).is_err() {
             self.metrics.events_dropped.inc();
         }
     }
 }
 
-struct EventWriter {
+pub struct EventWriter {
+    /// With when each was recorded.
+    events: mpsc::Receiver<(NewEvent, Instant)>,
     client: Client,
     controller: String,
     /// By [`NewEvent::digest`]: a cold start writes as many Events as there are sources.
@@ -164,8 +176,20 @@ struct Series {
 }
 
 impl EventWriter {
-    async fn run(mut self, mut events: mpsc::Receiver<NewEvent>) {
-        while let Some(event) = events.recv().await {
+    /// Ends when every clone of the recorder is dropped and all Events are written. Once `stop` turns true, none waits.
+    pub async fn run<T>(mut self, companions: Arc<WriteQueue<T>>, mut stop: watch::Receiver<bool>) {
+        while let Some((event, recorded)) = self.events.recv().await {
+            let companions_first = async {
+                sleep_until((recorded + DELAY).into()).await;
+                drop(timeout_at((recorded + MAX_DELAY).into(), companions.idle()).await);
+            };
+            // Rather now than dropped.
+            if self.events.len() < MAX_PENDING / 2 {
+                tokio::select! {
+                    _ = stop.wait_for(|stop| *stop) => {}
+                    () = companions_first => {}
+                }
+            }
             // A failure is not retried: the namespace of the source may be gone by now.
             match tokio::time::timeout(REQUEST_TIMEOUT, self.write(event)).await {
                 Ok(Ok(())) => continue,
@@ -233,7 +257,10 @@ impl EventWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::configmap;
+    use crate::{
+        mirror::writes::Queued,
+        testing::{self, api::api_server, configmap},
+    };
 
     fn event(namespace: &str, warning: bool) -> NewEvent {
         let (source, uid) = (configmap(namespace, "colors"), String::new());
@@ -252,5 +279,43 @@ mod tests {
         assert_eq!(admitted("busy", true, now + 10 * INTERVAL, 4000), 10);
         assert_eq!(admitted("busy", true, now + 1000 * INTERVAL, 4000), 300);
         assert_eq!(limit.next.len(), 1, "namespaces without recent Events are forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_wait_for_companions_but_not_for_ever_and_not_at_a_stop() {
+        let (written, mut times) = mpsc::unbounded_channel();
+        let client = api_server(move |_| {
+            written.send(clock::now()).unwrap();
+            std::future::ready((201, serde_json::json!({"metadata": {}})))
+        });
+        let (recorder, writer) = EventRecorder::new(client, &testing::keys(), Metrics::new());
+        let companions = Arc::new(WriteQueue::new(8));
+        companions.open();
+        let (stop, stopped) = watch::channel(false);
+        let writer = tokio::spawn(writer.run(companions.clone(), stopped));
+        let mut wait = async |note: &str| {
+            let start = clock::now();
+            recorder.record(NewEvent { note: note.to_owned(), ..event("home", false) });
+            times.recv().await.unwrap() - start
+        };
+        let seconds = |time: Duration| time.as_secs();
+        assert_eq!(seconds(wait("nothing is written").await), 1);
+        companions.push_all([Queued {
+            source: configmap("home", "colors"),
+            namespace: "home".into(),
+            permits: 1,
+            item: (),
+        }]);
+        let write = companions.next().await;
+        assert_eq!(seconds(wait("a write hangs").await), 10);
+        let (waited, ()) = tokio::join!(wait("a write ends"), async {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            companions.done(&write.namespace, write.permits);
+        });
+        assert_eq!(seconds(waited), 4);
+        stop.send(true).unwrap();
+        assert_eq!(seconds(wait("Lockstep stops").await), 0);
+        drop(recorder);
+        writer.await.unwrap();
     }
 }

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -38,6 +39,8 @@ use crate::{
 
 /// How long writes that are queued or in flight may take after a stop.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// A write that takes longer hangs in something like a webhook. Other writes of its source do not wait for it.
+const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Cheap to clone.
 pub struct Reconciler<A>(Arc<Inner<A>>);
@@ -47,7 +50,7 @@ struct Inner<A> {
     queue: Arc<Queue<ObjectKey>>,
     /// Sources with companions that only lack labels which earlier versions did not write.
     lacking_labels: Queue<ObjectKey>,
-    writes: WriteQueue<Write>,
+    writes: Arc<WriteQueue<Write>>,
     /// How many permits writes may hold that only add labels: they leave the others to what comes meanwhile.
     label_permits: usize,
     applier: Applier<A>,
@@ -153,7 +156,7 @@ impl<A: CompanionApi> Reconciler<A> {
         let writes = settings.writes.max(1);
         Self(Arc::new(Inner {
             applier: Applier::new(api, settings.keys.clone(), world.clone(), queue.clone(), writes),
-            writes: WriteQueue::new(writes),
+            writes: Arc::new(WriteQueue::new(writes)),
             lacking_labels: Queue::default(),
             label_permits: namespace_limit(writes),
             claim,
@@ -194,10 +197,12 @@ impl<A: CompanionApi> Reconciler<A> {
     /// Carries out one queued write after the other, for ever.
     pub async fn write_all(&self) {
         loop {
-            let Queued { namespace, permits, item: Write { reconcile, job } } = self.0.writes.next().await;
-            match job {
-                Job::Apply(write) => self.0.apply(&reconcile, &write).await,
-                Job::ConfirmRemovals(removals) => self.0.confirm_removals(&reconcile, removals).await,
+            let Queued { source, namespace, permits, item } = self.0.writes.next().await;
+            let mut write = pin!(self.0.write(item));
+            let ended = tokio::time::timeout(SLOW_WRITE, &mut write).await;
+            self.0.writes.give_back_source_share(&source, permits);
+            if ended.is_err() {
+                write.await;
             }
             self.0.writes.done(&namespace, permits);
             self.0.update_gauges();
@@ -237,6 +242,12 @@ impl<A: CompanionApi> Reconciler<A> {
             annotations.set(&key, value);
         }
         self.0.queue.push_all(update.requeue);
+    }
+
+    /// The writes that run or wait.
+    #[must_use]
+    pub fn writes(&self) -> Arc<WriteQueue<impl Send + 'static>> {
+        self.0.writes.clone()
     }
 
     /// Waits until every write has ended.
@@ -351,9 +362,10 @@ impl<A: CompanionApi> Inner<A> {
         let reconcile = Arc::new(reconcile);
         let queued = writes.into_iter().map(|(namespace, job)| {
             let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
-            Queued { namespace, permits, item: Write { reconcile: reconcile.clone(), job } }
+            let item = Write { reconcile: reconcile.clone(), job };
+            Queued { source: key.clone(), namespace, permits, item }
         });
-        if !self.writes.push_all(key, queued) {
+        if !self.writes.push_all(queued) {
             // This replica lost the lead meanwhile, and nobody ends these writes.
             self.close_state(&mut state);
             self.forget(key, &shared);
@@ -477,9 +489,16 @@ impl<A: CompanionApi> Inner<A> {
         let queued = confirmed.iter().map(|(at, removal)| {
             let write = PlannedWrite { source: key.clone(), at: at.clone(), removal: Some(*removal) };
             let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
-            Queued { namespace: at.namespace.clone(), permits: 1, item }
+            Queued { source: key.clone(), namespace: at.namespace.clone(), permits: 1, item }
         });
-        self.writes.push_all(key, queued);
+        self.writes.push_all(queued);
+    }
+
+    async fn write(&self, Write { reconcile, job }: Write) {
+        match job {
+            Job::Apply(write) => self.apply(&reconcile, &write).await,
+            Job::ConfirmRemovals(removals) => self.confirm_removals(&reconcile, removals).await,
+        }
     }
 
     async fn apply(&self, reconcile: &Reconcile, write: &PlannedWrite) {

@@ -286,7 +286,7 @@ mod tests {
 
     fn reporter() -> (Reporter, Metrics) {
         let (metrics, silent) = (Metrics::new(), api_server(|_| std::future::pending()));
-        let (recorder, _) = EventRecorder::start(silent, &testing::keys(), metrics.clone());
+        let (recorder, _) = EventRecorder::new(silent, &testing::keys(), metrics.clone());
         (Reporter::new(recorder, metrics.clone()), metrics)
     }
 

@@ -48,13 +48,15 @@ impl Fixture {
         let (lease, received) = watch::channel(None);
         let (claim, metrics, queue) =
             (Claim::from_receiver(received), Metrics::new(), Arc::<Queue<ObjectKey>>::default());
-        let (recorder, _) = EventRecorder::start(client.clone(), &testing::keys(), metrics.clone());
+        let (recorder, events) = EventRecorder::new(client.clone(), &testing::keys(), metrics.clone());
         let api = KubeApi::new(client, testing::keys(), claim.clone());
         let reporter = Reporter::new(recorder, metrics.clone());
         let world = cluster.world;
         let (shared, keys, for_reconciler) = (world.clone(), queue.clone(), claim.clone());
         let reconciler =
             Reconciler::new(settings, api, shared, keys, reporter, for_reconciler, metrics.clone());
+        // Events do not wait.
+        tokio::spawn(events.run(reconciler.writes(), watch::channel(true).1));
         tokio::spawn(follow_leadership(claim.clone(), LeaseAnnotations::default(), reconciler.clone()));
         Self { world, queue, metrics, reconciler, lease, claim }
     }

@@ -1,11 +1,13 @@
-//! Writes that wait for a worker: fair between sources, bounded for each namespace.
+//! Writes that wait for a worker: fair between sources, bounded for each source and each namespace.
 //!
 //! A write can hang for as long as [`super::api::REQUEST_TIMEOUT`], for example in a slow admission webhook of one
-//! namespace. So no namespace gets more than a part of the permits, and a source with a thousand companions
-//! takes turns with a source that has one.
+//! namespace. So no namespace gets more than a part of the permits. And what comes while a source is written to a thousand
+//! namespaces is written next, but the API server still has to finish what it was sent before: so a source gets no more
+//! than a part of the permits either.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
+    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -19,16 +21,23 @@ pub const fn namespace_limit(permits: usize) -> usize {
     permits.div_ceil(4)
 }
 
+/// The most permits that the writes of one source may hold at a time: a quarter of all, too, and two at least, because one
+/// write may hang. With fewer, a fan-out takes longer; with more, what comes meanwhile does.
+fn source_limit(permits: usize) -> usize {
+    permits.div_ceil(4).max(2)
+}
+
 /// PURE. Items of sources, each for one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     open: bool,
-    namespace_limit: usize,
-    /// Sources that have items, in the order of their turns.
+    /// Sources that have items and are below their limit, in the order of their turns.
     turns: VecDeque<ObjectKey>,
+    /// Sources that have items and are at their limit.
+    at_limit: HashSet<ObjectKey>,
     items: HashMap<ObjectKey, VecDeque<Queued<T>>>,
-    /// The permits that the running items of each namespace hold.
-    running: HashMap<Arc<str>, usize>,
+    sources: Shares<ObjectKey>,
+    namespaces: Shares<Arc<str>>,
     /// Items whose namespace was at its limit when their turn came.
     blocked: HashMap<Arc<str>, VecDeque<Queued<T>>>,
     /// Namespaces with blocked items, in which an item has ended.
@@ -38,10 +47,42 @@ pub struct FairQueue<T> {
 /// An item that needs a request to the API server, for an object in this namespace.
 #[derive(Debug)]
 pub struct Queued<T> {
+    pub source: ObjectKey,
     pub namespace: Arc<str>,
     /// How many permits it takes: more for large content.
     pub permits: usize,
     pub item: T,
+}
+
+/// How many permits the running items of each source, or of each namespace, hold.
+#[derive(Debug)]
+struct Shares<K> {
+    limit: usize,
+    held: HashMap<K, usize>,
+}
+
+impl<K: Eq + Hash + Clone> Shares<K> {
+    fn new(limit: usize) -> Self {
+        Self { limit, held: HashMap::new() }
+    }
+
+    /// One item always fits, or one that needs more permits than the limit would never run.
+    fn fits(&self, key: &K, permits: usize) -> bool {
+        self.held.get(key).is_none_or(|held| held + permits <= self.limit)
+    }
+
+    fn take(&mut self, key: &K, permits: usize) {
+        *self.held.entry(key.clone()).or_default() += permits;
+    }
+
+    fn give_back(&mut self, key: &K, permits: usize) {
+        if let Some(held) = self.held.get_mut(key) {
+            *held -= permits;
+            if *held == 0 {
+                self.held.remove(key);
+            }
+        }
+    }
 }
 
 impl<T> FairQueue<T> {
@@ -49,10 +90,11 @@ impl<T> FairQueue<T> {
     pub fn new(permits: usize) -> Self {
         Self {
             open: false,
-            namespace_limit: namespace_limit(permits),
             turns: VecDeque::new(),
+            at_limit: HashSet::new(),
             items: HashMap::new(),
-            running: HashMap::new(),
+            sources: Shares::new(source_limit(permits)),
+            namespaces: Shares::new(namespace_limit(permits)),
             blocked: HashMap::new(),
             freed: VecDeque::new(),
         }
@@ -64,51 +106,54 @@ impl<T> FairQueue<T> {
 
     /// Drops every item that is not running, and takes none.
     pub fn close(&mut self) {
-        *self = Self {
-            running: std::mem::take(&mut self.running),
-            namespace_limit: self.namespace_limit,
-            ..Self::new(0)
-        };
+        self.open = false;
+        self.turns.clear();
+        self.at_limit.clear();
+        self.items.clear();
+        self.blocked.clear();
+        self.freed.clear();
     }
 
-    pub fn push(&mut self, source: &ObjectKey, queued: Queued<T>) {
+    pub fn push(&mut self, queued: Queued<T>) {
         if !self.open {
             return;
         }
-        if let Some(items) = self.items.get_mut(source) {
+        if let Some(items) = self.items.get_mut(&queued.source) {
             items.push_back(queued);
         } else {
-            self.items.insert(source.clone(), [queued].into());
+            let source = queued.source.clone();
             self.turns.push_back(source.clone());
+            self.items.insert(source, [queued].into());
         }
     }
 
-    /// The next item that may run. It counts for its namespace until [`Self::done`].
+    /// The next item that may run. It counts for its source until [`Self::give_back_source_share`] and for its namespace
+    /// until [`Self::done`].
     pub fn pop(&mut self) -> Option<Queued<T>> {
         let queued = self.next_unblocked().or_else(|| {
             loop {
                 let queued = self.next_in_turn()?;
                 // None overtakes one that waits, or a large one would wait as long as small ones arrive.
-                if !self.blocked.contains_key(&queued.namespace) && self.fits(&queued) {
+                if !self.blocked.contains_key(&queued.namespace) && self.fits_namespace(&queued) {
                     return Some(queued);
                 }
                 self.blocked.entry(queued.namespace.clone()).or_default().push_back(queued);
             }
         })?;
-        *self.running.entry(queued.namespace.clone()).or_default() += queued.permits;
+        self.sources.take(&queued.source, queued.permits);
+        self.namespaces.take(&queued.namespace, queued.permits);
         Some(queued)
     }
 
-    /// One item always fits, or one that needs more permits than the limit would never run.
-    fn fits(&self, queued: &Queued<T>) -> bool {
-        let running = self.running.get(&queued.namespace);
-        running.is_none_or(|running| running + queued.permits <= self.namespace_limit)
+    fn fits_namespace(&self, queued: &Queued<T>) -> bool {
+        self.namespaces.fits(&queued.namespace, queued.permits)
     }
 
+    /// It has had its turn, so the limit of its source does not hold it up again.
     fn next_unblocked(&mut self) -> Option<Queued<T>> {
         while let Some(namespace) = self.freed.front() {
             let first = self.blocked.get(namespace).and_then(VecDeque::front);
-            if first.is_some_and(|first| self.fits(first)) {
+            if first.is_some_and(|first| self.fits_namespace(first)) {
                 let blocked = self.blocked.get_mut(namespace)?;
                 let queued = blocked.pop_front();
                 if blocked.is_empty() {
@@ -122,25 +167,34 @@ impl<T> FairQueue<T> {
     }
 
     fn next_in_turn(&mut self) -> Option<Queued<T>> {
-        let source = self.turns.pop_front()?;
-        let items = self.items.get_mut(&source)?;
-        let queued = items.pop_front();
-        if items.is_empty() {
-            self.items.remove(&source);
-        } else {
-            self.turns.push_back(source);
+        loop {
+            let source = self.turns.pop_front()?;
+            let items = self.items.get_mut(&source)?;
+            if !self.sources.fits(&source, items.front()?.permits) {
+                self.at_limit.insert(source);
+                continue;
+            }
+            let queued = items.pop_front();
+            if items.is_empty() {
+                self.items.remove(&source);
+            } else {
+                self.turns.push_back(source);
+            }
+            return queued;
         }
-        queued
+    }
+
+    /// An item of this source has ended, or takes so long that it no longer counts.
+    pub fn give_back_source_share(&mut self, source: &ObjectKey, permits: usize) {
+        self.sources.give_back(source, permits);
+        if self.at_limit.remove(source) {
+            self.turns.push_back(source.clone());
+        }
     }
 
     /// An item of this namespace has ended.
     pub fn done(&mut self, namespace: &Arc<str>, permits: usize) {
-        if let Some(running) = self.running.get_mut(namespace) {
-            *running -= permits;
-            if *running == 0 {
-                self.running.remove(namespace);
-            }
-        }
+        self.namespaces.give_back(namespace, permits);
         if self.blocked.contains_key(namespace) {
             self.freed.push_back(namespace.clone());
         }
@@ -155,13 +209,13 @@ impl<T> FairQueue<T> {
     /// How many sources wait for a turn, and how many items for their namespace.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.turns.len() + self.blocked.values().map(VecDeque::len).sum::<usize>()
+        self.items.len() + self.blocked.values().map(VecDeque::len).sum::<usize>()
     }
 
     /// Whether nothing runs and nothing waits.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.blocked.is_empty() && self.turns.is_empty()
+        self.namespaces.held.is_empty() && self.blocked.is_empty() && self.items.is_empty()
     }
 }
 
@@ -192,13 +246,19 @@ impl<T> WriteQueue<T> {
     }
 
     /// False if the queue is closed and took none of them.
-    pub fn push_all(&self, source: &ObjectKey, items: impl IntoIterator<Item = Queued<T>>) -> bool {
+    pub fn push_all(&self, items: impl IntoIterator<Item = Queued<T>>) -> bool {
         let mut queue = self.lock();
-        items.into_iter().for_each(|queued| queue.push(source, queued));
+        items.into_iter().for_each(|queued| queue.push(queued));
         let open = queue.open;
         drop(queue);
         self.pushed.notify_one();
         open
+    }
+
+    /// See [`FairQueue::give_back_source_share`].
+    pub fn give_back_source_share(&self, source: &ObjectKey, permits: usize) {
+        self.lock().give_back_source_share(source, permits);
+        self.pushed.notify_one();
     }
 
     pub fn done(&self, namespace: &Arc<str>, permits: usize) {
@@ -263,8 +323,18 @@ mod tests {
         queue
     }
 
+    fn queued<T>(source: &str, namespace: &str, permits: usize, item: T) -> Queued<T> {
+        Queued { source: configmap("home", source), namespace: namespace.into(), permits, item }
+    }
+
     fn push(queue: &mut FairQueue<&'static str>, source: &str, namespace: &str, item: &'static str) {
-        queue.push(&configmap("home", source), Queued { namespace: namespace.into(), permits: 1, item });
+        queue.push(queued(source, namespace, 1, item));
+    }
+
+    /// An item has ended.
+    fn done(queue: &mut FairQueue<&'static str>, source: &str, namespace: &str, permits: usize) {
+        queue.give_back_source_share(&configmap("home", source), permits);
+        queue.done(&namespace.into(), permits);
     }
 
     fn pop(queue: &mut FairQueue<&'static str>) -> Option<&'static str> {
@@ -283,6 +353,29 @@ mod tests {
     }
 
     #[test]
+    fn source_at_its_limit_leaves_permits_to_what_comes_meanwhile() {
+        let mut queue = queue(8);
+        for (namespace, task) in [("n1", "wide-1"), ("n2", "wide-2"), ("n3", "wide-3"), ("n4", "wide-4")] {
+            push(&mut queue, "wide", namespace, task);
+        }
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-1"), Some("wide-2")));
+        assert_eq!((pop(&mut queue), queue.has_more(), queue.depth()), (None, false, 1));
+        push(&mut queue, "small", "n1", "small-1");
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small-1"), None));
+        done(&mut queue, "wide", "n1", 1);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-3"), None));
+        // One that takes long counts for its namespace only.
+        queue.give_back_source_share(&configmap("home", "wide"), 1);
+        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-4"), None));
+        for (source, namespace) in [("small", "n1"), ("wide", "n3"), ("wide", "n4")] {
+            done(&mut queue, source, namespace, 1);
+        }
+        assert!(!queue.is_idle(), "wide-2 takes long");
+        queue.done(&"n2".into(), 1);
+        assert!(queue.is_idle() && queue.sources.held.is_empty() && queue.at_limit.is_empty());
+    }
+
+    #[test]
     fn namespace_at_its_limit_holds_up_no_other() {
         let mut queue = queue(8);
         for task in ["slow-1", "slow-2", "slow-3", "slow-4"] {
@@ -293,36 +386,35 @@ mod tests {
             std::iter::from_fn(|| pop(&mut queue)).collect::<Vec<_>>(),
             ["slow-1", "slow-2", "fast-1"]
         );
-        queue.done(&"fast".into(), 1);
+        done(&mut queue, "other", "fast", 1);
         assert_eq!(pop(&mut queue), None, "the slow namespace is still at its limit");
-        queue.done(&"slow".into(), 1);
+        done(&mut queue, "slow-1", "slow", 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("slow-3"), None));
-        queue.done(&"slow".into(), 1);
+        done(&mut queue, "slow-2", "slow", 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("slow-4"), None));
-        queue.done(&"slow".into(), 1);
-        queue.done(&"slow".into(), 1);
+        done(&mut queue, "slow-3", "slow", 1);
+        done(&mut queue, "slow-4", "slow", 1);
         assert!(queue.is_idle() && queue.blocked.is_empty() && queue.items.is_empty());
     }
 
     #[test]
     fn large_items_of_a_namespace_hold_no_more_permits_than_its_limit() {
         let mut queue = queue(16);
-        let item = |permits, item| Queued { namespace: "slow".into(), permits, item };
         for (permits, name) in [(3, "large-1"), (3, "large-2"), (1, "small-1"), (1, "small-2")] {
-            queue.push(&configmap("home", name), item(permits, name));
+            queue.push(queued(name, "slow", permits, name));
         }
         // The limit is 4. Order within a namespace that is blocked is kept.
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-1"), None));
-        queue.done(&"slow".into(), 3);
+        done(&mut queue, "large-1", "slow", 3);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-2"), Some("small-1")));
         assert_eq!(pop(&mut queue), None);
-        queue.done(&"slow".into(), 1);
+        done(&mut queue, "small-1", "slow", 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small-2"), None));
-        queue.done(&"slow".into(), 1);
-        queue.done(&"slow".into(), 3);
-        queue.push(&configmap("home", "huge"), item(9, "huge"));
+        done(&mut queue, "small-2", "slow", 1);
+        done(&mut queue, "large-2", "slow", 3);
+        queue.push(queued("huge", "slow", 9, "huge"));
         assert_eq!(pop(&mut queue), Some("huge"), "alone, it runs though it exceeds the limit");
-        queue.done(&"slow".into(), 9);
+        done(&mut queue, "huge", "slow", 9);
         assert!(queue.is_idle() && queue.freed.is_empty());
     }
 
@@ -331,14 +423,14 @@ mod tests {
         let mut queue = queue(16);
         push(&mut queue, "first", "n", "small");
         assert_eq!(pop(&mut queue), Some("small"));
-        queue.push(&configmap("home", "large"), Queued { namespace: "n".into(), permits: 4, item: "large" });
-        for _ in 0..2 {
-            push(&mut queue, "other", "n", "small");
+        queue.push(queued("large", "n", 4, "large"));
+        for other in ["second", "third"] {
+            push(&mut queue, other, "n", "small");
             assert_eq!(pop(&mut queue), None, "it would overtake the large one");
         }
-        queue.done(&"n".into(), 1);
+        done(&mut queue, "first", "n", 1);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large"), None));
-        queue.done(&"n".into(), 4);
+        done(&mut queue, "large", "n", 4);
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small"), Some("small")));
     }
 
@@ -352,9 +444,9 @@ mod tests {
         push(&mut queue, "a", "n", "refused");
         queue.open();
         assert_eq!(pop(&mut queue), None);
-        push(&mut queue, "a", "n", "later");
+        push(&mut queue, "b", "n", "later");
         assert_eq!(pop(&mut queue), None, "one of four workers is the limit of a namespace");
-        queue.done(&"n".into(), 1);
+        done(&mut queue, "a", "n", 1);
         assert_eq!(pop(&mut queue), Some("later"));
     }
 
@@ -362,7 +454,7 @@ mod tests {
     async fn queue_that_is_closed_is_idle() {
         let queue = WriteQueue::new(1);
         queue.open();
-        queue.push_all(&configmap("home", "a"), [Queued { namespace: "n".into(), permits: 1, item: 1 }]);
+        queue.push_all([queued("a", "n", 1, 1)]);
         let (idle, ()) =
             tokio::join!(tokio::time::timeout(std::time::Duration::from_secs(10), queue.idle()), async {
                 queue.close()
@@ -372,7 +464,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_wake_up_reaches_every_worker() {
-        let queue = Arc::new(WriteQueue::new(8));
+        let queue = Arc::new(WriteQueue::new(12));
         queue.open();
         let workers: Vec<_> = (0..3)
             .map(|_| {
@@ -380,8 +472,7 @@ mod tests {
                 tokio::spawn(async move { queue.next().await.item })
             })
             .collect();
-        let task = |n: u32| Queued { namespace: format!("n{n}").into(), permits: 1, item: n };
-        queue.push_all(&configmap("home", "a"), (0..3).map(task));
+        queue.push_all((0..3).map(|n| queued("a", &format!("n{n}"), 1, n)));
         let done = futures::future::join_all(workers);
         let done = tokio::time::timeout(std::time::Duration::from_secs(10), done).await.expect("in time");
         assert_eq!(done.into_iter().map(Result::unwrap).collect::<HashSet<_>>(), HashSet::from([0, 1, 2]));

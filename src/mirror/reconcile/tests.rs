@@ -94,7 +94,7 @@ impl Fixture {
         };
         let (metrics, claim) = (Metrics::new(), Claim::from_receiver(received));
         let no_events = api_server(|_| std::future::pending());
-        let (recorder, _) = EventRecorder::start(no_events, &testing::keys(), metrics.clone());
+        let (recorder, _) = EventRecorder::new(no_events, &testing::keys(), metrics.clone());
         let reporter = Reporter::new(recorder, metrics.clone());
         let world = cluster.world.clone();
         let reconciler =
