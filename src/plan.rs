@@ -7,11 +7,10 @@ mod trouble;
 
 pub use trouble::{Holder, Trouble};
 
-use std::collections::BTreeSet;
+use std::{collections::HashSet, sync::Arc};
 
 use crate::{
     content::Digest,
-    marks::owners_digest,
     object::ObjectKey,
     policy::Targets,
     text::shorten,
@@ -208,9 +207,10 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
     plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
     let home = &*key.namespace;
     plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
-    let mut kept = BTreeSet::new();
+    let mut kept = HashSet::new();
+    let name: Arc<str> = desired.policy.companion.as_str().into();
     for target in targets(world, home, &desired.policy.targets) {
-        let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
+        let at = ObjectKey { kind: key.kind, namespace: target.namespace.into(), name: name.clone() };
         match target.eligibility {
             Eligibility::NotAccepted | Eligibility::Never => {
                 plan.troubles.extend(target.trouble(world, home))
@@ -340,7 +340,7 @@ pub struct TargetContext {
     pub in_step: bool,
     /// There was a companion, and it vanished.
     pub lost: bool,
-    /// Sources of the source's namespace may adopt objects in this one.
+    /// The object is not the source's, and sources of the source's namespace may adopt objects in this one.
     pub accepts: bool,
     /// The object names no source, and the source is the first, by name, of those that want this companion.
     pub first_in_line: bool,
@@ -418,10 +418,12 @@ impl TargetContext {
         in_step: Option<Digest>,
     ) -> Self {
         let unowned = found.is_some_and(|found| found.source.is_none());
+        let ours = found.is_some_and(|found| found.source.as_ref() == Some(&source.key));
         Self {
             in_step: in_step == Some(source.digest),
             lost: world.was_lost(at),
-            accepts: world.namespaces().accepts_adoption(&source.key.namespace, &at.namespace),
+            // Of a thousand companions, hardly one is asked about.
+            accepts: !ours && world.namespaces().accepts_adoption(&source.key.namespace, &at.namespace),
             first_in_line: unowned && world.is_first_in_line(&source.key, at),
         }
     }
@@ -455,7 +457,6 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
 #[must_use]
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
-    let owners = owners_digest(&source.expected_owners(&at.namespace));
     let lacks_labels = found.marks == desired.marks_without_source_labels;
     if found.content != desired.content {
         Some(if found.type_ != desired.type_ {
@@ -469,7 +470,7 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
         Some(Heal::Label)
     } else if found.marks != desired.marks && !lacks_labels {
         Some(Heal::Marks)
-    } else if found.owners != owners {
+    } else if found.owners != source.expected_owners_digest(&at.namespace) {
         Some(Heal::Owner)
     } else if found.finalizers {
         Some(Heal::Finalizer)

@@ -103,21 +103,23 @@ impl Namespaces {
     /// needs consent match only namespaces that accept it: anybody may write such a source, so whether a namespace
     /// accepts it is asked before its up to a hundred patterns are.
     #[must_use]
-    pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> BTreeSet<&'a str> {
-        let mut wanted: BTreeSet<&str> = targets.names.iter().map(String::as_str).collect();
+    pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> Vec<&'a str> {
+        let mut wanted: Vec<&str> = targets.names.iter().map(String::as_str).collect();
         wanted.extend(targets.own.then_some(home));
         if targets.needs_consent {
             wanted.extend(self.accepting(home).filter(|name| self.is_wanted(home, targets, name)));
-            return wanted;
+        } else {
+            for pattern in &targets.patterns {
+                let names = self.starting_with(pattern.prefix()).filter(|name| pattern.matches(name));
+                wanted.extend(names.filter(|name| !any_matches(&targets.excluded, name)));
+            }
+            if targets.selector.is_some() {
+                let names = self.namespaces.keys().map(String::as_str);
+                wanted.extend(names.filter(|name| self.is_wanted(home, targets, name)));
+            }
         }
-        for pattern in &targets.patterns {
-            let names = self.starting_with(pattern.prefix()).filter(|name| pattern.matches(name));
-            wanted.extend(names.filter(|name| !any_matches(&targets.excluded, name)));
-        }
-        if targets.selector.is_some() {
-            let names = self.namespaces.keys().map(String::as_str);
-            wanted.extend(names.filter(|name| self.is_wanted(home, targets, name)));
-        }
+        wanted.sort_unstable();
+        wanted.dedup();
         wanted
     }
 

@@ -1,6 +1,6 @@
 //! PURE. A source, reduced to what is needed to plan its companions. Its payload is kept apart, in [`super::payloads`].
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::{
     content::{Content, Digest, Hasher},
@@ -113,6 +113,17 @@ impl Source {
     #[must_use]
     pub fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
         marks::expected_owners(&self.key, &self.uid, self.when_removed().unwrap_or_default(), namespace)
+    }
+
+    /// A digest of [`Self::expected_owners`].
+    #[must_use]
+    pub fn expected_owners_digest(&self, namespace: &str) -> Digest {
+        /// That of no owners: most companions are in other namespaces than their source.
+        static NONE: LazyLock<Digest> = LazyLock::new(|| marks::owners_digest(&[]));
+        match &*self.expected_owners(namespace) {
+            [] => *NONE,
+            owners => marks::owners_digest(owners),
+        }
     }
 
     /// The names of the keys that are copied, for logs.
