@@ -9,19 +9,25 @@
 /// ```
 #[must_use]
 pub fn substitute(text: &str, pairs: &[(&str, &str)]) -> String {
-    let mut result = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((at, word, value)) = first_match(rest, pairs) {
-        result.push_str(&rest[..at]);
+    let find = |word: &str, from: usize| text[from..].find(word).map(|at| from + at);
+    // Where each word comes next.
+    let mut next: Vec<Option<usize>> = pairs.iter().map(|(word, _)| find(word, 0)).collect();
+    let (mut result, mut done) = (String::with_capacity(text.len()), 0);
+    let first = |next: &[Option<usize>]| {
+        let found = pairs.iter().zip(next).filter_map(|((word, value), at)| Some((word, value, (*at)?)));
+        found.min_by_key(|(_, _, at)| *at)
+    };
+    while let Some((word, value, at)) = first(&next) {
+        result.push_str(&text[done..at]);
         result.push_str(value);
-        rest = &rest[at + word.len()..];
+        done = at + word.len();
+        for (next, (word, _)) in next.iter_mut().zip(pairs) {
+            if next.is_some_and(|at| at < done) {
+                *next = find(word, done);
+            }
+        }
     }
-    result + rest
-}
-
-fn first_match<'a>(text: &str, pairs: &[(&'a str, &'a str)]) -> Option<(usize, &'a str, &'a str)> {
-    let matches = pairs.iter().filter_map(|(word, value)| Some((text.find(word)?, *word, *value)));
-    matches.min_by_key(|(at, ..)| *at)
+    result + &text[done..]
 }
 
 #[cfg(test)]

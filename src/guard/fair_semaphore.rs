@@ -54,8 +54,8 @@ impl FairSemaphore {
 
     /// Waits for permits. At most as many may be asked for as there are.
     pub async fn acquire(&self, caller: Caller, permits: usize) -> Permits {
-        if permits == 0 {
-            return self.permits(caller, 0);
+        if let Some(permits) = self.try_acquire(caller.clone(), permits) {
+            return permits;
         }
         // It outlives the receiver, so that it finds the request given up.
         let mut given_up = GrantOnDrop(Some(self));

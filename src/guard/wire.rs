@@ -57,10 +57,10 @@ const MAX_WARNINGS: usize = 10;
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AdmissionReview<'a> {
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    kind: String,
+    #[serde(borrow, default)]
+    api_version: Cow<'a, str>,
+    #[serde(borrow, default)]
+    kind: Cow<'a, str>,
     #[serde(borrow, default)]
     request: Option<AdmissionRequest<'a>>,
 }
@@ -69,14 +69,16 @@ struct AdmissionReview<'a> {
 #[serde(rename_all = "camelCase")]
 struct AdmissionRequest<'a> {
     uid: String,
-    resource: Resource,
-    #[serde(default)]
-    sub_resource: String,
-    #[serde(default)]
-    name: String,
+    #[serde(borrow)]
+    resource: Resource<'a>,
+    #[serde(borrow, default)]
+    sub_resource: Cow<'a, str>,
+    #[serde(borrow, default)]
+    name: Cow<'a, str>,
     #[serde(default)]
     namespace: String,
-    operation: String,
+    #[serde(borrow)]
+    operation: Cow<'a, str>,
     #[serde(default)]
     dry_run: Option<bool>,
     #[serde(borrow, default)]
@@ -89,10 +91,13 @@ struct AdmissionRequest<'a> {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Resource {
-    group: String,
-    version: String,
-    resource: String,
+struct Resource<'a> {
+    #[serde(borrow)]
+    group: Cow<'a, str>,
+    #[serde(borrow)]
+    version: Cow<'a, str>,
+    #[serde(borrow)]
+    resource: Cow<'a, str>,
 }
 
 #[derive(Deserialize, Default)]
@@ -114,7 +119,7 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
     let Resource { group, version, resource } = &body.resource;
     let kind = Kind::ALL
         .into_iter()
-        .find(|kind| kind.plural() == resource && group.is_empty() && version == "v1")
+        .find(|kind| kind.plural() == *resource && group.is_empty() && version == "v1")
         .filter(|_| body.sub_resource.is_empty())
         .ok_or(Malformed::Resource)?;
     if body.uid.is_empty() {
@@ -130,7 +135,7 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         let raw = raw.ok_or(Malformed::Missing("review of this operation", name))?;
         let mut object = parse_object(raw)?;
         if object.metadata.name.is_empty() {
-            object.metadata.name.clone_from(&body.name);
+            object.metadata.name = body.name.clone().into_owned();
         }
         Ok(object)
     };
@@ -171,7 +176,7 @@ fn parse_user(raw: Option<&RawValue>) -> Result<User, Malformed> {
 
 /// Refuses, before it parses, an object that no API server can have stored.
 fn parse_object(raw: &RawValue) -> Result<Object, Malformed> {
-    if unescaped_len(raw.get()) > MAX_OBJECT_BYTES {
+    if raw.get().len() > MAX_OBJECT_BYTES && unescaped_len(raw.get()) > MAX_OBJECT_BYTES {
         return Err(Malformed::ObjectTooLarge);
     }
     let object: Object = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
