@@ -19,6 +19,7 @@ mod mirror;
 #[path = "../../tests/e2e/peer.rs"]
 mod peer;
 mod plane;
+mod pure;
 mod report;
 mod scale;
 #[path = "../../tests/e2e/users.rs"]
@@ -41,9 +42,12 @@ async fn main() {
     let only = env::var("ONLY").unwrap_or_default();
     let wanted = |part: &str| part.contains(&*only);
     let quick = env::var("QUICK").is_ok_and(|quick| !quick.is_empty());
+    let start = Instant::now();
+    if wanted("pure") {
+        pure::run();
+    }
     let bench = Bench::start(quick).await;
     let mut report = Report::default();
-    let start = Instant::now();
     if wanted("start") {
         scale::start_and_binary(&bench, &mut report).await;
     }

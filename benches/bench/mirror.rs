@@ -13,7 +13,7 @@ use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use crate::{
-    plane::{Api, Bench, COMPANIONS, DEADLINE, Mirror, WRITES, Watch, Who, configmaps, source},
+    plane::{Api, Bench, COMPANIONS, DEADLINE, Mirror, WRITES, Watch, Who, configmaps, source, wait_metric},
     report::{Report, Row, millis, quantile},
 };
 
@@ -122,6 +122,13 @@ pub async fn fan_out(bench: &Bench, report: &mut Report) {
                         let writes = |action: &str| {
                             process.metric(&format!("lockstep_companion_writes_total{{action=\"{action}\"}}"))
                         };
+                        // A write counts when its answer is there, which may be later than its watch event.
+                        wait_metric(
+                            process,
+                            "lockstep_companion_writes_total{action=\"updated\"}",
+                            count as f64,
+                        )
+                        .await;
                         // One more for the source that shows that the mirror works.
                         let counts = (writes("created") as usize, writes("updated") as usize);
                         assert_eq!(counts, (count + 1, count), "created and updated");

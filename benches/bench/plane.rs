@@ -355,3 +355,12 @@ pub fn cpu(pid: u32) -> Duration {
     // Linux counts in hundredths of a second here, whatever the kernel's own clock is.
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
 }
+
+/// Waits until a metric has reached a value.
+pub async fn wait_metric(lockstep: &LockstepProcess, name: &str, value: f64) {
+    let start = Instant::now();
+    while lockstep.metric(name) < value {
+        assert!(start.elapsed() < DEADLINE, "{name} is {} instead of {value}", lockstep.metric(name));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

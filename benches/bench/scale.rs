@@ -13,7 +13,7 @@ use tokio::io::BufStream;
 use crate::{
     exchange::{exchange, reviews},
     harness::Cluster,
-    plane::{Bench, COMPANIONS, configmaps, cpu, source},
+    plane::{Bench, COMPANIONS, configmaps, cpu, source, wait_metric},
     report::{Report, median, millis},
 };
 
@@ -61,6 +61,8 @@ pub async fn sizes(bench: &Bench, report: &mut Report) {
         let start = Instant::now();
         lockstep = bench.lockstep(&[]).await;
         let ready = start.elapsed();
+        // Only then does it know everything about each source.
+        wait_metric(&lockstep, "lockstep_companions_in_step", companions as f64).await;
         let restarted = lockstep.memory_kib("VmRSS");
         let size = format!("{count} sources of 1 KiB, {companions} companions");
         let goal = if count == 10_000 { "≤ 48 MiB" } else { "–" };
