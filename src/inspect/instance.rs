@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
-use kube::{Api, Client, api::ListParams};
-use serde::Serialize;
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Client,
+    api::{ListParams, ObjectList, ObjectMeta},
+};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
@@ -152,10 +155,49 @@ pub async fn read_configuration(
     client::get(client, kind.path(), name).await
 }
 
+/// What is looked at of a pod. The type of k8s-openapi, with all of its fields, would take half a megabyte of the binary.
+#[derive(Debug, Clone, Deserialize)]
+struct Pod {
+    metadata: ObjectMeta,
+    spec: Option<PodSpec>,
+    status: Option<PodStatus>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct PodSpec {
+    containers: Vec<Container>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Container {
+    image: Option<String>,
+    ports: Option<Vec<ContainerPort>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerPort {
+    name: Option<String>,
+    container_port: i32,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct PodStatus {
+    conditions: Option<Vec<PodCondition>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct PodCondition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+}
+
 async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {
-    let pods = Api::<Pod>::namespaced(client.clone(), &name.namespace);
-    let params = ListParams::default().labels(APP_LABEL);
-    let pods = with_timeout(REQUEST_TIMEOUT, pods.list(&params)).await?;
+    let pods = format!("/api/v1/namespaces/{}/pods", name.namespace);
+    let request = kube::core::Request::new(pods).list(&ListParams::default().labels(APP_LABEL));
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    let pods: ObjectList<Pod> = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
     Ok(pods.items.into_iter().map(Replica::from).collect())
 }
 
