@@ -24,7 +24,6 @@ use tokio::{
 };
 
 use super::writes::WriteQueue;
-
 use crate::{
     client::Failure,
     clock,
