@@ -439,7 +439,8 @@ enum Ownership {
 ///
 /// Our label alone proves nothing, because anybody can set it. Our entry in managedFields alone proves nothing, because
 /// it names no source and outlives our marks. Both together prove that an object without a controller is a companion,
-/// of the first source that wants it. An object that names a source is a companion, never a source. An object that
+/// of the first source that wants it; so do our entry and the UID of the source. An object that names a source is a
+/// companion, never a source. An object that
 /// names none may be a source, and then no ownerReference makes it a companion.
 fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
@@ -448,6 +449,9 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
         (None, _) if found.is_source => Ownership::Foreign,
         (None, Some(owner)) if **owner == *source.uid => Ownership::Ours,
         (None, None) if found.labelled && found.written_by_us && first_in_line => Ownership::Ours,
+        (None, None) if found.written_by_us && found.source_uid == Some(uid_digest(&source.uid)) => {
+            Ownership::Ours
+        }
         (None, _) => Ownership::Foreign,
     }
 }
