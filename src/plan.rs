@@ -440,8 +440,7 @@ enum Ownership {
 /// Our label alone proves nothing, because anybody can set it. Our entry in managedFields alone proves nothing, because
 /// it names no source and outlives our marks. Both together prove that an object without a controller is a companion,
 /// of the first source that wants it; so do our entry and the UID of the source. An object that names a source is a
-/// companion, never a source. An object that
-/// names none may be a source, and then no ownerReference makes it a companion.
+/// companion, never a source. An object that names none may be a source, and then no ownerReference makes it a companion.
 fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
