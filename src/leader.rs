@@ -328,6 +328,8 @@ pub(crate) struct Candidate<L> {
     last_seen: Option<(LeaseRecord, u64)>,
     annotations: LeaseAnnotations,
     restores: Restores,
+    /// Changes with each restore that the Lease does not announce yet.
+    restored: watch::Receiver<u64>,
     claim: watch::Sender<Option<Instant>>,
     metrics: Metrics,
     readiness: Readiness,
@@ -355,6 +357,7 @@ impl<L: LeaseApi> Candidate<L> {
             lease: ObservedLease::default(),
             last_seen: None,
             annotations,
+            restored: restores.subscribe(),
             restores,
             claim,
             metrics,
@@ -369,7 +372,6 @@ impl<L: LeaseApi> Candidate<L> {
     /// Competes for the Lease until `stop` turns true, then gives it back.
     pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut annotated = self.annotations.wakes();
-        let mut restored = self.restores.subscribe();
         loop {
             // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
             let pause = self.try_once().await;
@@ -380,8 +382,7 @@ impl<L: LeaseApi> Candidate<L> {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = annotated.changed(), if may_hurry => {}
-                // A standby writes nothing: the leader notices the restore by its Lease.
-                _ = restored.changed(), if may_hurry => {
+                _ = self.restored.changed(), if may_hurry => {
                     let now = clock::wall().to_string();
                     self.annotations.set(&self.config.restore_annotation, Some(now));
                 }
@@ -447,18 +448,23 @@ impl<L: LeaseApi> Candidate<L> {
         let found = self.leases.get(&self.config.name, self.request_timeout()).await?;
         let found = found.map(LeaseRecord::from);
         self.lease.observe(found.clone(), clock::now());
-        if self.another_leads() {
-            self.annotations.done(&self.annotations.wanted());
-        }
+        let mut outdated = if self.another_leads() { self.annotations.wanted() } else { BTreeMap::new() };
+        // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease of
+        // the backup may name a leader that is gone.
+        let own_announcement = outdated.remove_entry(&self.config.restore_annotation);
         if let Some(found) = found {
-            if let Some((known, count)) = &self.last_seen
-                && let Some(sign) = sign_of_restore(&self.config.identity, known, &found)
-                    .or_else(|| self.restore_announced(known, &found))
-            {
-                self.restores.report(*count, sign);
+            if let Some((known, count)) = &self.last_seen {
+                if let Some(sign) = sign_of_restore(&self.config.identity, known, &found) {
+                    self.restores.report(*count, sign);
+                } else if self.restore_announced(known, &found) {
+                    self.restores.report(*count, "the leader noticed it");
+                    self.restored.mark_unchanged();
+                    outdated.extend(own_announcement);
+                }
             }
             self.saw(found);
         }
+        self.annotations.done(&outdated);
         Ok(())
     }
 
@@ -490,12 +496,11 @@ impl<L: LeaseApi> Candidate<L> {
     }
 
     /// Whether another replica, as the leader, has announced since the last read that etcd was restored.
-    fn restore_announced(&self, known: &LeaseRecord, found: &LeaseRecord) -> Option<&'static str> {
+    fn restore_announced(&self, known: &LeaseRecord, found: &LeaseRecord) -> bool {
         let announced = |record: &LeaseRecord| {
             record.metadata.annotations.as_ref()?.get(&self.config.restore_annotation).cloned()
         };
-        let news = announced(found).is_some() && announced(found) != announced(known);
-        (news && self.another_leads()).then_some("the leader noticed it")
+        self.another_leads() && announced(found).is_some() && announced(found) != announced(known)
     }
 
     fn saw(&mut self, lease: LeaseRecord) {

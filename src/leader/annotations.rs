@@ -24,7 +24,8 @@ impl LeaseAnnotations {
     }
 
     /// Sets an annotation, or removes it with `None`, in a write that the leader sends at once. A replica that is not
-    /// the leader writes nothing, and forgets the change when it reads the Lease of another.
+    /// the leader writes nothing, and forgets the change when it reads the Lease of another; only the announcement of a
+    /// restore waits until it leads.
     pub fn set(&self, key: &str, value: Option<String>) {
         self.wanted.send_modify(|wanted| drop(wanted.insert(key.to_owned(), value)));
     }

@@ -529,6 +529,37 @@ async fn restore_is_announced_by_the_leader_and_noticed_once_by_a_standby() {
     answers.abort();
 }
 
+#[tokio::test(start_paused = true)]
+async fn restore_noticed_by_a_standby_is_announced_when_it_leads_unless_the_leader_was_first() {
+    for announced_by_leader in [false, true] {
+        let server = LeaseServer::default();
+        let held = json!({
+            "metadata": {"name": "lockstep", "resourceVersion": "7"},
+            "spec": {"holderIdentity": "gone", "leaseDurationSeconds": 5},
+        });
+        *server.lease.lock().unwrap() = Some(serde_json::from_value(held).unwrap());
+        server.answered.notify_one();
+        let (annotations, restores) = (LeaseAnnotations::default(), Restores::default());
+        let (metrics, readiness) = (Metrics::new(), Readiness::new([]));
+        let (mut claim, _election) =
+            start(server.client(), config(), annotations.clone(), restores.clone(), metrics, readiness);
+        let read = async |key: &str| {
+            let theirs = BTreeMap::from([(key.to_owned(), "theirs".to_owned())]);
+            server.edit(|lease| lease.metadata.annotations = Some(theirs));
+            annotations.observed().wait_for(|found| found.contains_key(key)).await.unwrap();
+        };
+        read("before").await;
+        restores.report(0, "a test");
+        if announced_by_leader {
+            read("restored").await;
+        }
+        claim.acquired().await;
+        let announced = server.lease.lock().unwrap().clone().unwrap().metadata.annotations.unwrap();
+        let announced = announced.get("restored").map(String::as_str);
+        assert_eq!((announced == Some("theirs"), announced.is_some()), (announced_by_leader, true));
+    }
+}
+
 #[tokio::test]
 async fn lease_written_while_stopping_is_released() {
     let server = LeaseServer::default();
