@@ -91,6 +91,11 @@ impl Companion {
         self.resource_version.number()
     }
 
+    /// Whether it has our label, names a source, or names the UID of one.
+    pub(super) fn has_marks(&self) -> bool {
+        self.labelled || self.source.is_some() || self.source_uid.is_some()
+    }
+
     /// What decides whether a source that it does not name may have it.
     pub(super) fn availability(&self) -> (Option<&str>, [bool; 5]) {
         let flags = [self.labelled, self.written_by_us, self.is_source, self.finalizers, self.terminating];

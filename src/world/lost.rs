@@ -81,19 +81,25 @@ impl LostCompanion {
         (&self.source, &self.uid, self.source_uid) == (&other.source, &other.uid, other.source_uid)
     }
 
+    /// Whether an object is the lost companion by its UID. One without any mark may have been released: then it is not
+    /// ours, although we know its UID.
+    #[must_use]
+    pub fn has_uid_of(&self, object: &Companion) -> bool {
+        self.uid.as_ref() == Some(&object.uid) && (object.has_marks() || !self.maybe_released)
+    }
+
     /// Whether an object is the lost companion: by its UID, or because it names the UID of the source and we have an
     /// entry in its managedFields. One annotation alone proves nothing, because a restored or exported copy has it,
-    /// too. An object that names no source may have become a source. One without any mark may have been released: then it
-    /// is not ours, although we know its UID.
+    /// too. An object that names no source may have become a source.
     #[must_use]
     pub fn is(&self, object: &Companion) -> bool {
-        let has_marks = object.labelled || object.source.is_some() || object.source_uid.is_some();
-        let known = self.uid.as_ref() == Some(&object.uid) && (has_marks || !self.maybe_released);
         let marked = self.source_uid.is_some()
             && object.source_uid == self.source_uid
             && object.written_by_us
             && object.source.as_ref().is_none_or(|named| *named == self.source);
-        (known || marked) && !object.terminating && !(object.is_source && object.source.is_none())
+        (self.has_uid_of(object) || marked)
+            && !object.terminating
+            && !(object.is_source && object.source.is_none())
     }
 }
 

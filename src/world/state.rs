@@ -560,22 +560,24 @@ impl World {
 
     // --- companions
 
-    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write.
+    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write, but not
+    /// that all marks are gone from a companion that was to stay: another replica may have released it.
     #[must_use]
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
-        // Nobody shares it yet.
-        let state = Arc::make_mut(&mut companion.state);
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
-        state.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
-        let is_lost = |lost: &&LostCompanion| lost.uid.as_ref() == Some(&companion.uid);
-        let lost = self.lost.get(&key).filter(is_lost);
+        let lost = self.lost.get(&key).filter(|lost| lost.has_uid_of(&companion));
         let lost = lost.map(|lost| (&lost.source, lost.keep));
         let deleted = self.progress.tombstone(&key, &companion.uid);
         let deleted = deleted.and_then(|deleted| Some((deleted.source.as_ref()?, deleted.keep)));
+        let has_marks = companion.has_marks();
+        // Nobody shares it yet.
+        let state = Arc::make_mut(&mut companion.state);
+        state.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
+        let known = known.filter(|known| has_marks || !known.keep);
         let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
         if let Some((source, keep)) = known.or(lost).or(deleted) {
-            // Somebody removed all marks: that must not turn a release into a delete.
+            // Somebody removed what says so: that must not turn a release into a delete.
             state.keep |= keep && state.source.is_none();
             state.source = Some(source.clone());
         }

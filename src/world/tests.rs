@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::content::Content;
-use crate::object::{Meta, ObjectKey};
+use crate::object::{Meta, Object, ObjectKey};
 use crate::policy::Targets;
 use crate::testing::{
     self, ObjectBuilder, companion, configmap, namespace, object, read_companion, read_source, source, world,
@@ -465,6 +465,32 @@ fn object_without_marks_is_not_a_lost_companion_if_it_may_have_been_released() {
     see_deleted(&mut world, &synced().version(11));
     world.delete_source(Kind::ConfigMap, colors().version(12).meta());
     assert!(found(&world), "it was to be deleted, and somebody took its marks off");
+}
+
+/// Another replica has released it, and the watch of sources has not shown this replica why.
+#[test]
+fn companion_that_was_to_stay_is_not_taken_back_once_all_its_marks_are_gone() {
+    let kept = || synced().annotate("when-removed", "keep");
+    let bare = || object("away", "colors-synced").uid(&synced().meta().uid).version(13);
+    let source_of = |world: &World, found: Object| {
+        world.identify(read_companion(Kind::ConfigMap, found)).1.source.clone()
+    };
+    let mut world = known();
+    see_source(&mut world, colors().annotate("when-removed", "keep").version(11));
+    see(&mut world, kept().version(12));
+    assert_eq!(
+        source_of(&world, bare().object()),
+        None,
+        "the watch does not show yet that its label is gone"
+    );
+    see_deleted(&mut world, &kept().version(13));
+    assert_eq!(source_of(&world, bare().object()), None);
+    let marked = bare().annotate("source-uid", &colors().meta().uid).object();
+    assert_eq!(source_of(&world, marked), Some(colors_key()), "a mark is left, so it was not released");
+
+    let mut world = known();
+    see_deleted(&mut world, &synced().version(13));
+    assert_eq!(source_of(&world, bare().object()), Some(colors_key()), "it was not to stay");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     client::Failure,
     clock,
-    leader::{Candidate, ElectionConfig, LeaseAnnotations, LeaseApi, LeaseObject},
+    leader::{Candidate, Claim, ElectionConfig, LeaseAnnotations, LeaseApi, LeaseObject},
     mirror::{
         self, Tasks,
         api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},
@@ -56,6 +56,8 @@ pub struct Replica {
     known_restores: u64,
     /// Empty until everything is listed.
     tasks: FuturesUnordered<BoxFuture<'static, &'static str>>,
+    /// None until everything is listed.
+    claim: Option<Claim>,
     identity: String,
     /// It does not run until then.
     pub paused_until: Option<Instant>,
@@ -98,6 +100,7 @@ impl Replica {
             restores,
             known_restores: 0,
             tasks: FuturesUnordered::new(),
+            claim: None,
             identity: format!("replica-{number}-{incarnation}"),
             paused_until: None,
         }
@@ -154,6 +157,7 @@ impl Replica {
         let (world, queue) = (self.world.clone(), self.queue.clone());
         let reconciler =
             Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+        self.claim = Some(claim.clone());
         let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
         self.tasks.extend(workers.into_iter().chain(others));
         let (stop, stopped) = channel(false);
@@ -162,6 +166,11 @@ impl Replica {
             "election"
         });
         self.tasks.push(election.boxed());
+    }
+
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.claim.as_ref().is_some_and(Claim::is_held)
     }
 
     /// Enqueues every source. The queue of a standby stays empty.

@@ -102,9 +102,11 @@ impl Simulation {
                 break;
             }
             let before = self.cluster.lock().writes;
-            self.replicas.iter().flatten().for_each(Replica::resync);
-            self.drive_until(clock::now() + REST).await;
+            let has_leader = self.rest().await;
             outcome.wrong = self.wrong();
+            if !has_leader {
+                outcome.wrong.push("no replica leads".to_owned());
+            }
             let state = self.cluster.lock();
             let writes = state.writes - before;
             if writes == 0 || rest == MAX_RESTS {
@@ -123,6 +125,28 @@ impl Simulation {
         (outcome.changes, outcome.writes) = (state.changes, state.writes);
         outcome.trace = state.trace.take().unwrap_or_default();
         outcome
+    }
+
+    /// Enqueues every source, and lets a time of rest pass in which a replica leads from the beginning to the end. After a
+    /// restore of etcd, the Lease may have to expire first. Returns whether there was such a time.
+    async fn rest(&mut self) -> bool {
+        let start = clock::now();
+        while clock::elapsed(start) < SETTLING_TIME {
+            if !self.has_leader() {
+                self.drive_until(clock::now() + CHECK_INTERVAL).await;
+                continue;
+            }
+            self.replicas.iter().flatten().for_each(Replica::resync);
+            self.drive_until(clock::now() + REST).await;
+            if self.has_leader() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn has_leader(&self) -> bool {
+        self.replicas.iter().flatten().any(Replica::leads)
     }
 
     /// What the judge has found so far.

@@ -64,7 +64,7 @@ struct State {
 struct Known {
     /// The source for which Lockstep wrote it last.
     source: Key,
-    /// Whether its marks said then that it stays when its source is gone.
+    /// Whether its marks said then, or say since, that it stays when its source is gone.
     keep: bool,
     /// It lost its label or the name of its source at a time when no replica was there to see it, or when it was to stay
     /// and its source did not want it.
@@ -220,6 +220,8 @@ impl Judge {
                 }
                 None => {}
             }
+        } else if says_keep(&self.names, &object) {
+            self.companions.entry(object.uid.clone()).and_modify(|known| known.keep = true);
         }
         let reading = Reading::of(&self.names, &at, &object);
         if at.kind == Kind::Namespace || reading != Reading::NoSource {
@@ -436,6 +438,13 @@ impl Judge {
         owners
     }
 
+    /// The sources that an object ever named, if Lockstep never wrote it: it belongs to the first one that a replica has
+    /// seen it name.
+    fn named_before(&self, object: &Object) -> impl Iterator<Item = &Key> {
+        let known = self.companions.get(&object.uid).filter(|known| !known.forgotten);
+        self.named.get(&object.uid).filter(|_| known.is_none()).into_iter().flatten()
+    }
+
     /// A source wants a companion at a place: it is there and right, or somebody else holds the place rightly.
     fn check_place(&self, key: &Key, source: &Object, policy: &Policy, at: &Key) -> Option<Violation> {
         let fail = |why: &str| Some(Violation(format!("{at}, companion of {key}: {why}")));
@@ -445,12 +454,15 @@ impl Judge {
         if differences.is_empty() && !found.terminating {
             return None;
         }
-        let owners = self.owners(at, found);
+        let (owners, known) = (self.owners(at, found), self.companions.get(&found.uid));
         let held_by_another = owners
             .iter()
+            .chain(self.named_before(found))
             .filter(|owner| *owner != key)
             .any(|owner| !matches!(self.wish(owner, at, found), Wish::Unwanted(_)));
-        if held_by_another {
+        // One that was to stay and has no mark may have been released, for all that a replica knows.
+        let maybe_released = !has_marks(&self.names, found) && known.is_some_and(|known| known.keep);
+        if held_by_another || maybe_released {
             return None;
         }
         if owners.contains(key) {
@@ -508,10 +520,8 @@ impl Judge {
         {
             return None;
         }
-        // One that Lockstep never wrote belongs to the first source that it named, for those who saw that.
-        let named = self.named.get(&object.uid).filter(|_| known.is_none()).into_iter().flatten();
         let mut why = "";
-        for owner in owners.iter().chain(named) {
+        for owner in owners.iter().chain(self.named_before(object)) {
             match self.wish(owner, at, object) {
                 Wish::Unwanted(reason) => why = reason,
                 Wish::Wanted | Wish::AsItIs => return None,
