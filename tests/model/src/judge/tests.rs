@@ -253,6 +253,33 @@ fn companion_that_is_kept_must_be_released_and_not_deleted() {
 }
 
 #[test]
+fn companion_without_any_mark_may_be_left_alone_only_if_it_was_to_stay() {
+    let away = configmap("away", "a-synced");
+    for (annotations, left_alone) in [(&[][..], false), (&[("when-removed", "keep")][..], true)] {
+        let mut scene = Scene::mirrored(annotations);
+        scene.edit(Writer::Person, &away, |companion| companion.labels.clear());
+        assert_ne!(scene.unsettled(), "", "its annotations are left");
+        scene.edit(Writer::Person, &away, |companion| companion.annotations.clear());
+        assert_eq!(scene.unsettled().is_empty(), left_alone, "{annotations:?}");
+    }
+}
+
+#[test]
+fn object_that_lockstep_never_wrote_may_stay_with_a_source_that_it_named_before() {
+    let mut scene = Scene::new();
+    scene.put(Writer::Person, &configmap("home", "c"), source(&[("protect", "nonsense")], "1"));
+    for named_before in [false, true] {
+        let marks = strings(&[("source", if named_before { "home/c" } else { "nonsense" })]);
+        let at = configmap("home", "a-synced");
+        scene.put(Writer::Person, &at, Object { annotations: marks, ..Object::default() });
+        scene.edit(Writer::Person, &at, |forged| forged.annotations = strings(&[("source", "nonsense")]));
+        scene.put(Writer::Person, &configmap("home", "a"), source(&[("adopt", "true")], "1"));
+        assert_eq!(scene.unsettled().is_empty(), named_before, "{}", scene.unsettled());
+        scene.delete(Writer::Person, &at);
+    }
+}
+
+#[test]
 fn content_that_the_source_never_had_is_a_violation() {
     let mut scene = Scene::mirrored(&[]);
     let away = configmap("away", "a-synced");
