@@ -82,21 +82,8 @@ impl Simulation {
         self.cluster.lock().calm_down();
         let mut outcome = Outcome::default();
         let end = clock::now();
-        let (mut unsettled, mut checked) = (Vec::new(), usize::MAX);
-        while clock::elapsed(end) < SETTLING_TIME && outcome.wrong.is_empty() {
-            self.drive_until(clock::now() + CHECK_INTERVAL).await;
-            outcome.wrong = self.wrong();
-            let state = self.cluster.lock();
-            if state.changes != checked {
-                checked = state.changes;
-                unsettled = state.judge.unsettled();
-            }
-            if unsettled.is_empty() && state.in_flight == 0 && self.replicas.iter().all(Option::is_some) {
-                break;
-            }
-        }
+        self.settle(&mut outcome).await;
         outcome.settled_after = clock::elapsed(end);
-        outcome.wrong.extend(unsettled.iter().map(|violation| format!("not settled: {violation}")));
         for rest in 1..=MAX_RESTS {
             if !outcome.wrong.is_empty() {
                 break;
@@ -119,12 +106,34 @@ impl Simulation {
             if rest == MAX_RESTS {
                 outcome.wrong.push(format!("{writes} writes at rest"));
             }
+            drop(state);
+            // What was written may leave a name to a source that still backs off.
+            self.settle(&mut outcome).await;
         }
         let mut state = self.cluster.lock();
         outcome.digest = state.digest.finish();
         (outcome.changes, outcome.writes) = (state.changes, state.writes);
         outcome.trace = state.trace.take().unwrap_or_default();
         outcome
+    }
+
+    /// Waits until everything is right.
+    async fn settle(&mut self, outcome: &mut Outcome) {
+        let start = clock::now();
+        let (mut unsettled, mut checked) = (Vec::new(), usize::MAX);
+        while clock::elapsed(start) < SETTLING_TIME && outcome.wrong.is_empty() {
+            self.drive_until(clock::now() + CHECK_INTERVAL).await;
+            outcome.wrong = self.wrong();
+            let state = self.cluster.lock();
+            if state.changes != checked {
+                checked = state.changes;
+                unsettled = state.judge.unsettled();
+            }
+            if unsettled.is_empty() && state.in_flight == 0 && self.replicas.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        outcome.wrong.extend(unsettled.iter().map(|violation| format!("not settled: {violation}")));
     }
 
     /// Enqueues every source, and lets a time of rest pass in which a replica leads from the beginning to the end. After a

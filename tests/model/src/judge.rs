@@ -62,12 +62,13 @@ struct State {
 
 /// What Lockstep knows, or could know, about an object that it has written.
 struct Known {
-    /// The source for which Lockstep wrote it last.
+    /// The source for which Lockstep wrote it last, and its UID.
     source: Key,
+    source_uid: Option<String>,
     /// Whether its marks said then, or say since, that it stays when its source is gone.
     keep: bool,
     /// It lost its label or the name of its source at a time when no replica was there to see it, or when it was to stay
-    /// and its source did not want it.
+    /// and its source did not want it or was another one of the same name.
     forgotten: bool,
 }
 
@@ -116,13 +117,16 @@ impl Judge {
     }
 
     /// A companion that has lost its label, that was to stay and that its source does not want is left to its namespace,
-    /// without a write that shows it. If the source wants it again later, it is an object like any other.
+    /// without a write that shows it. If the source wants it again later, it is an object like any other. That is also true
+    /// if there is another source of the same name: the companion may have been released before that was created.
     fn forget_left_alone(&mut self) {
         let left_alone = |(at, object): &(&Key, &Object)| {
             let Some(known) = self.companions.get(&object.uid) else { return false };
+            let is_other = |source: &Object| known.source_uid.as_ref().is_some_and(|uid| *uid != source.uid);
             !is_labelled(&self.names, object)
                 && (known.keep || self.keeps(&known.source))
-                && matches!(self.wish(&known.source, at, object), Wish::Unwanted(_))
+                && (matches!(self.wish(&known.source, at, object), Wish::Unwanted(_))
+                    || self.now.get(&known.source).is_some_and(is_other))
         };
         let uids: Vec<String> =
             self.now.iter().filter(left_alone).map(|(_, object)| object.uid.clone()).collect();
@@ -208,7 +212,9 @@ impl Judge {
             match named_source(&self.names, &at, &object) {
                 Some(source) => {
                     let keep = says_keep(&self.names, &object);
-                    self.companions.insert(object.uid.clone(), Known { source, keep, forgotten: false });
+                    let source_uid = object.annotations.get(&self.names.key("source-uid")).cloned();
+                    let known = Known { source, source_uid, keep, forgotten: false };
+                    self.companions.insert(object.uid.clone(), known);
                 }
                 // Lockstep has released it: from now on it is an object like any other.
                 None if !has_marks => {
@@ -475,7 +481,7 @@ impl Judge {
         let bound = found.owners.iter().any(|owner| owner.controller)
             || !found.finalizers.is_empty()
             || found.terminating
-            || found.labels.get(&self.names.key("managed")).is_some_and(|value| value == "true");
+            || is_managed(&self.names, found);
         let accepted = key.namespace == at.namespace
             || self.now.get(&Key::namespace(&at.namespace)).is_some_and(|namespace| {
                 rules::accepts(&self.names, namespace, "accept-adopt-from", &key.namespace)
@@ -510,8 +516,9 @@ impl Judge {
         if owners.is_empty() {
             return None;
         }
-        // One without any mark may be left as it is: it may have been released, or has become a source itself.
-        if !has_marks(&self.names, object) {
+        // One without any mark may be left as it is: it may have been released. So may one that has become a source itself.
+        let is_source = is_managed(&self.names, object) && named_source(&self.names, at, object).is_none();
+        if !has_marks(&self.names, object) || is_source {
             return None;
         }
         // One that was to stay, by its marks or by its source, and has lost its label is left as it is.
@@ -538,6 +545,10 @@ fn has_marks(names: &Names, object: &Object) -> bool {
 
 fn is_labelled(names: &Names, object: &Object) -> bool {
     object.labels.get(&names.key("companion")).is_some_and(|value| value == "true")
+}
+
+fn is_managed(names: &Names, object: &Object) -> bool {
+    object.labels.get(&names.key("managed")).is_some_and(|value| value == "true")
 }
 
 fn says_keep(names: &Names, object: &Object) -> bool {
