@@ -94,11 +94,13 @@ impl Simulation {
             if !has_leader {
                 outcome.wrong.push("no replica leads".to_owned());
             }
-            let state = self.cluster.lock();
-            let writes = state.writes - before;
+            let (writes, unsettled) = {
+                let state = self.cluster.lock();
+                (state.writes - before, state.judge.unsettled())
+            };
             if writes == 0 || rest == MAX_RESTS {
                 let at_rest = |wrong: &model::Violation| format!("at rest: {wrong}");
-                outcome.wrong.extend(state.judge.unsettled().iter().map(at_rest));
+                outcome.wrong.extend(unsettled.iter().map(at_rest));
             }
             if writes == 0 {
                 break;
@@ -106,7 +108,6 @@ impl Simulation {
             if rest == MAX_RESTS {
                 outcome.wrong.push(format!("{writes} writes at rest"));
             }
-            drop(state);
             // What was written may leave a name to a source that still backs off.
             self.settle(&mut outcome).await;
         }
