@@ -34,7 +34,7 @@ test-all: ## everything that this machine can test: make test, a release, other 
 	$(MAKE) test-dist
 	$(MAKE) test-versions
 	$(MAKE) test-skew
-	$(MAKE) mutants
+	$(MAKE) mutants ALL=1
 	$(MAKE) test-interop
 	$(MAKE) test-node LOCKSTEP_TEST_FILTER=
 
@@ -151,8 +151,8 @@ test-kind: ## the same on a kind cluster; needs docker, kind and kubectl
 chart: ## regenerate the Helm chart's templates from deploy/
 	LOCKSTEP_WRITE_CHART=1 $(CARGO) test --locked --workspace --test e2e chart::templates_are_up_to_date_with_deploy
 
-mutants: controlplane ## break one rule of Lockstep after the other and see the tests fail; ONLY=name runs one
-	@tests/mutants/run $(ONLY)
+mutants: controlplane ## break one rule of Lockstep after the other and see the unit tests fail; ALL=1 the end-to-end tests, too; ONLY=name runs one
+	@tests/mutants/run $(if $(ALL),--all) $(ONLY)
 
 SECONDS ?= 60
 
