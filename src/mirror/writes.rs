@@ -2,18 +2,22 @@
 //!
 //! A write can hang for as long as [`super::api::REQUEST_TIMEOUT`], for example in a slow admission webhook of one
 //! namespace. So no namespace gets more than a part of the permits. And what comes while a source is written to a thousand
-//! namespaces is written next, but the API server still has to finish what it was sent before: so a source gets no more
-//! than a part of the permits either.
+//! namespaces is written next, but the API server still has to finish what it was sent before: so a source never gets all
+//! permits, and only a few while there are small changes of other sources.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::Notify;
 
-use crate::object::ObjectKey;
+use crate::{clock, object::ObjectKey};
+
+/// For so long after a small change, sources with more to write hold few permits: people who make one often make another.
+const YIELD_TIME: Duration = Duration::from_millis(250);
 
 /// The most permits that the writes of one namespace may hold at a time: a quarter of all.
 #[must_use]
@@ -21,16 +25,18 @@ pub const fn namespace_limit(permits: usize) -> usize {
     permits.div_ceil(4)
 }
 
-/// The most permits that the writes of one source may hold at a time: a quarter of all, too, and two at least, because one
-/// write may hang. With fewer, a fan-out takes longer; with more, what comes meanwhile does.
-fn source_limit(permits: usize) -> usize {
-    permits.div_ceil(4).max(2)
+/// A change whose writes fit into so many permits is small: an eighth of all, and two at least, because one write may hang.
+fn small_change(permits: usize) -> usize {
+    permits.div_ceil(8).max(2)
 }
 
 /// PURE. Items of sources, each for one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     open: bool,
+    permits: usize,
+    /// When the last small change was pushed.
+    small_change: Option<Instant>,
     /// Sources that have items and are below their limit, in the order of their turns.
     turns: VecDeque<ObjectKey>,
     /// Sources that have items and are at their limit.
@@ -90,10 +96,12 @@ impl<T> FairQueue<T> {
     pub fn new(permits: usize) -> Self {
         Self {
             open: false,
+            permits,
+            small_change: None,
             turns: VecDeque::new(),
             at_limit: HashSet::new(),
             items: HashMap::new(),
-            sources: Shares::new(source_limit(permits)),
+            sources: Shares::new(permits),
             namespaces: Shares::new(namespace_limit(permits)),
             blocked: HashMap::new(),
             freed: VecDeque::new(),
@@ -114,7 +122,16 @@ impl<T> FairQueue<T> {
         self.freed.clear();
     }
 
-    pub fn push(&mut self, queued: Queued<T>) {
+    /// Pushes the items of one change.
+    pub fn push_all(&mut self, items: Vec<Queued<T>>, now: Instant) {
+        let permits: usize = items.iter().map(|queued| queued.permits).sum();
+        if (1..=small_change(self.permits)).contains(&permits) {
+            self.small_change = Some(now);
+        }
+        items.into_iter().for_each(|queued| self.push(queued));
+    }
+
+    fn push(&mut self, queued: Queued<T>) {
         if !self.open {
             return;
         }
@@ -129,7 +146,8 @@ impl<T> FairQueue<T> {
 
     /// The next item that may run. It counts for its source until [`Self::give_back_source_share`] and for its namespace
     /// until [`Self::done`].
-    pub fn pop(&mut self) -> Option<Queued<T>> {
+    pub fn pop(&mut self, now: Instant) -> Option<Queued<T>> {
+        self.sources.limit = self.source_limit(now);
         let queued = self.next_unblocked().or_else(|| {
             loop {
                 let queued = self.next_in_turn()?;
@@ -143,6 +161,19 @@ impl<T> FairQueue<T> {
         self.sources.take(&queued.source, queued.permits);
         self.namespaces.take(&queued.namespace, queued.permits);
         Some(queued)
+    }
+
+    /// The most permits that the writes of one source may hold at a time: all but those that the next small change needs,
+    /// or just as many as one, for a while after it. The API server answers a small change the sooner the fewer others it
+    /// has to answer before, and a fan-out ends the sooner the more of it is on the way.
+    fn source_limit(&self, now: Instant) -> usize {
+        let small = small_change(self.permits);
+        let is_recent = |pushed: Instant| now.saturating_duration_since(pushed) < YIELD_TIME;
+        if self.small_change.is_some_and(is_recent) {
+            small
+        } else {
+            self.permits.saturating_sub(small).max(small)
+        }
     }
 
     fn fits_namespace(&self, queued: &Queued<T>) -> bool {
@@ -245,10 +276,11 @@ impl<T> WriteQueue<T> {
         self.idle.notify_waiters();
     }
 
-    /// False if the queue is closed and took none of them.
+    /// Pushes the items of one change. False if the queue is closed and took none of them.
     pub fn push_all(&self, items: impl IntoIterator<Item = Queued<T>>) -> bool {
+        let items = items.into_iter().collect();
         let mut queue = self.lock();
-        items.into_iter().for_each(|queued| queue.push(queued));
+        queue.push_all(items, clock::now());
         let open = queue.open;
         drop(queue);
         self.pushed.notify_one();
@@ -290,7 +322,7 @@ impl<T> WriteQueue<T> {
 
     fn pop(&self) -> Option<Queued<T>> {
         let mut queue = self.lock();
-        let queued = queue.pop();
+        let queued = queue.pop(clock::now());
         if queue.has_more() {
             // Several pushes may have caused a single wake-up: wake the next worker.
             self.pushed.notify_one();
@@ -338,7 +370,11 @@ mod tests {
     }
 
     fn pop(queue: &mut FairQueue<&'static str>) -> Option<&'static str> {
-        queue.pop().map(|queued| queued.item)
+        pop_at(queue, Instant::now())
+    }
+
+    fn pop_at(queue: &mut FairQueue<&'static str>, now: Instant) -> Option<&'static str> {
+        queue.pop(now).map(|queued| queued.item)
     }
 
     #[test]
@@ -353,25 +389,44 @@ mod tests {
     }
 
     #[test]
-    fn source_at_its_limit_leaves_permits_to_what_comes_meanwhile() {
-        let mut queue = queue(8);
-        for (namespace, task) in [("n1", "wide-1"), ("n2", "wide-2"), ("n3", "wide-3"), ("n4", "wide-4")] {
-            push(&mut queue, "wide", namespace, task);
+    fn source_at_its_limit_leaves_permits_to_a_small_change() {
+        let (mut queue, now) = (queue(8), Instant::now());
+        let wide = |namespace: &str| queued("wide", namespace, 1, "wide");
+        queue.push_all((0..20).map(|n| wide(&format!("n{n}"))).collect(), now);
+        let running = std::iter::from_fn(|| pop_at(&mut queue, now)).count();
+        assert_eq!(
+            (running, queue.has_more(), queue.depth()),
+            (6, false, 1),
+            "an eighth, two at least, stays free"
+        );
+        queue.push_all(vec![queued("small", "n1", 1, "small")], now);
+        assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("small"), None));
+        // While there are small changes, it holds no more than one of them does.
+        for n in 0..4 {
+            done(&mut queue, "wide", &format!("n{n}"), 1);
+            assert_eq!(pop_at(&mut queue, now), None, "{n}");
         }
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-1"), Some("wide-2")));
-        assert_eq!((pop(&mut queue), queue.has_more(), queue.depth()), (None, false, 1));
-        push(&mut queue, "small", "n1", "small-1");
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small-1"), None));
-        done(&mut queue, "wide", "n1", 1);
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-3"), None));
-        // One that takes long counts for its namespace only.
+        done(&mut queue, "wide", "n4", 1);
+        assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("wide"), None));
+        // And then it takes them again.
+        let later = now + YIELD_TIME;
+        assert_eq!(pop_at(&mut queue, later), None, "it is looked at when one of its writes has ended");
+        done(&mut queue, "wide", "n5", 1);
+        assert_eq!(std::iter::from_fn(|| pop_at(&mut queue, later)).count(), 5);
+    }
+
+    #[test]
+    fn write_that_takes_long_counts_for_its_namespace_only() {
+        let (mut queue, now) = (queue(2), Instant::now());
+        queue.push_all(["n1", "n2", "n3"].map(|namespace| queued("wide", namespace, 1, "wide")).into(), now);
+        assert_eq!(std::iter::from_fn(|| pop_at(&mut queue, now)).count(), 2);
         queue.give_back_source_share(&configmap("home", "wide"), 1);
-        assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("wide-4"), None));
-        for (source, namespace) in [("small", "n1"), ("wide", "n3"), ("wide", "n4")] {
-            done(&mut queue, source, namespace, 1);
+        assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("wide"), None));
+        for namespace in ["n2", "n3"] {
+            done(&mut queue, "wide", namespace, 1);
         }
-        assert!(!queue.is_idle(), "wide-2 takes long");
-        queue.done(&"n2".into(), 1);
+        assert!(!queue.is_idle(), "that in n1 takes long");
+        queue.done(&"n1".into(), 1);
         assert!(queue.is_idle() && queue.sources.held.is_empty() && queue.at_limit.is_empty());
     }
 
