@@ -7,8 +7,6 @@ mod trouble;
 
 pub use trouble::{Holder, Trouble};
 
-use std::{collections::HashSet, sync::Arc};
-
 use crate::{
     content::Digest,
     object::ObjectKey,
@@ -207,37 +205,47 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
     plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
     let home = &*key.namespace;
     plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
-    let mut kept = HashSet::new();
-    let name: Arc<str> = desired.policy.companion.as_str().into();
+    // The namespaces in which the companion stays, in order, as the targets and the companions are.
+    let mut kept: Vec<&str> = Vec::new();
+    let name = &*desired.policy.companion;
+    let mut companions = world.companions_of(key).peekable();
     for target in targets(world, home, &desired.policy.targets) {
-        let at = ObjectKey { kind: key.kind, namespace: target.namespace.into(), name: name.clone() };
         match target.eligibility {
             Eligibility::NotAccepted | Eligibility::Never => {
                 plan.troubles.extend(target.trouble(world, home))
             }
             Eligibility::Missing | Eligibility::Terminating => {
                 plan.troubles.extend(target.trouble(world, home));
-                kept.insert(at);
+                kept.push(target.namespace);
             }
             // A pattern matches the source's own namespace, and the companion has the source's name.
-            Eligibility::Eligible if at == *key => {}
+            Eligibility::Eligible if target.namespace == home && name == &*key.name => {}
             Eligibility::Eligible => {
-                plan.add(decide_in(world, source, &at, in_step));
+                let place = (target.namespace, name);
+                while companions.next_if(|(at, _)| (&*at.namespace, &*at.name) < place).is_some() {}
+                let ours = companions.next_if(|(at, _)| (&*at.namespace, &*at.name) == place);
+                plan.add(match ours {
+                    Some((at, found)) => decide_about(world, source, at, Some(found), in_step),
+                    None => {
+                        decide_in(world, source, &ObjectKey::new(key.kind, target.namespace, name), in_step)
+                    }
+                });
                 plan.wanted += 1;
-                kept.insert(at);
+                kept.push(target.namespace);
             }
         }
     }
+    let is_kept = |at: &ObjectKey| *at.name == *name && kept.binary_search(&&*at.namespace).is_ok();
     // So far, every change is about a companion that is wanted.
     let conflicts =
         plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Conflict { .. })).count();
     plan.out_of_step =
         conflicts + plan.changes.iter().filter(|change| !change.action.only_adds_labels()).count();
-    let unwanted = world.companions_of(key).filter(|(at, _)| !kept.contains(at));
+    let unwanted = world.companions_of(key).filter(|(at, _)| !is_kept(at));
     let reason = DeleteReason::NotWanted;
     plan.changes
         .extend(unwanted.filter_map(|(at, found)| remove(world, key, Some(source), at, found, reason)));
-    let lost = world.unwanted_lost(key).filter(|(at, _)| !kept.contains(at));
+    let lost = world.unwanted_lost(key).filter(|(at, _)| !is_kept(at));
     plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, reason)));
     if desired.policy.paused {
         plan.pause(|at| world.bars(home, Some(source), &at.namespace));
@@ -329,7 +337,17 @@ fn remove(
 }
 
 fn decide_in(world: &World, source: &Source, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
-    let found = world.companion(at);
+    decide_about(world, source, at, world.companion(at), in_step)
+}
+
+/// Decides about the object that has the name of a companion, if there is any.
+fn decide_about(
+    world: &World,
+    source: &Source,
+    at: &ObjectKey,
+    found: Option<&Companion>,
+    in_step: Option<Digest>,
+) -> Decision {
     decide(source, at, found, TargetContext::of(world, source, at, found, in_step))
 }
 

@@ -6,13 +6,14 @@
 //! | [`state`] | the state that watches and our own writes have shown; pure, like all below |
 //! | [`source`], [`companion`], [`namespaces`] | what is kept of each object, and how it is read |
 //! | [`payloads`] | what is written to companions, within a budget |
-//! | `index` | companions by source, sources by the name they want |
+//! | `companions` | all companions, by name and by source |
+//! | `wanted` | sources by the companion they want |
 //! | `lost` | companions that vanished without our doing |
 //! | [`packed`] | small forms of UIDs and versions; one copy of what many companions share |
 //! | `relist` | distinguishes new states from old ones, across lists and our own writes |
 
 pub mod companion;
-mod index;
+mod companions;
 pub mod informer;
 mod lost;
 pub mod namespaces;
@@ -21,6 +22,7 @@ pub mod payloads;
 mod relist;
 pub mod source;
 pub mod state;
+mod wanted;
 
 pub use companion::{Companion, CompanionState, ObservedCompanion, uid_digest};
 pub use lost::LostCompanion;

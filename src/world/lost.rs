@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{
-    companion::Companion,
-    index::{AwayCounts, remove, sources_in},
-    packed::Uid,
-};
+use super::{companion::Companion, packed::Uid};
 use crate::{content::Digest, object::ObjectKey, policy::list::MAX_ITEMS};
 
 /// The maximum of places without a known UID that are kept for one source: those that it can list by name, and its own
@@ -47,7 +43,8 @@ pub enum SeenBy {
 pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    found_away: AwayCounts,
+    /// How many of each source are in other namespaces and were found by a live read.
+    found_away: HashMap<ObjectKey, usize>,
 }
 
 impl LostCompanion {
@@ -74,6 +71,11 @@ impl LostCompanion {
     #[must_use]
     pub const fn is_found(&self) -> bool {
         self.found
+    }
+
+    /// Whether its place is in another namespace than its source.
+    fn is_away_from(&self, at: &ObjectKey) -> bool {
+        self.source.namespace != at.namespace
     }
 
     /// Whether it is about the same companion of the same source, whatever has been learned of it since.
@@ -123,7 +125,10 @@ impl LostCompanions {
 
     /// The sources that have lost a companion in a namespace.
     pub fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
-        sources_in(&self.by_source, namespace)
+        let in_here = move |(_, places): &(&ObjectKey, &BTreeSet<ObjectKey>)| {
+            places.iter().any(|at| *at.namespace == *namespace)
+        };
+        self.by_source.iter().filter(in_here).map(|(source, _)| source)
     }
 
     pub fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {
@@ -138,17 +143,24 @@ impl LostCompanions {
         MAX_PLACES.saturating_sub(places.count())
     }
 
-    /// Those in other namespaces than their source that a live read has found.
-    pub const fn found_away(&self) -> &AwayCounts {
-        &self.found_away
+    /// The sources with companions in other namespaces that a live read has found, and how many each has.
+    pub fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
+        self.found_away.iter().map(|(source, count)| (source, *count))
     }
 
     pub fn remove(&mut self, at: &ObjectKey) {
-        if let Some(lost) = self.by_name.remove(at) {
-            remove(&mut self.by_source, &lost.source, at);
-            if lost.found {
-                self.found_away.remove(&lost.source, at);
+        let Some(lost) = self.by_name.remove(at) else { return };
+        if let Some(places) = self.by_source.get_mut(&lost.source) {
+            places.remove(at);
+            if places.is_empty() {
+                self.by_source.remove(&lost.source);
             }
+        }
+        if lost.found
+            && let Some(count) = self.found_away.get_mut(&lost.source).filter(|_| lost.is_away_from(at))
+        {
+            *count -= 1;
+            self.found_away.retain(|_, count| *count > 0);
         }
     }
 
@@ -156,7 +168,9 @@ impl LostCompanions {
     pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
-            self.found_away.add(&lost.source, at);
+            if lost.is_away_from(at) {
+                *self.found_away.entry(lost.source.clone()).or_default() += 1;
+            }
         }
     }
 

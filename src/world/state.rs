@@ -8,13 +8,14 @@ use std::{
 use super::{
     NamespaceRules, WatchId,
     companion::{Companion, CompanionState, ObservedCompanion, uid_digest},
-    index::Index,
+    companions::Companions,
     lost::{LostCompanion, LostCompanions, SeenBy},
     namespaces::{Eligibility, Namespaces},
     packed::{Interner, Uid},
     payloads::{Payload, Payloads},
     relist::{Tombstone, WatchProgress},
     source::{ObservedSource, Source},
+    wanted::Wanted,
 };
 use crate::{
     content::Digest,
@@ -42,11 +43,11 @@ pub struct Effect {
 pub struct World {
     sources: HashMap<ObjectKey, Arc<Source>>,
     payloads: Payloads,
-    companions: HashMap<ObjectKey, Companion>,
+    companions: Companions,
     /// Names and namespaces of sources and companions.
     names: Interner<str>,
     companion_states: Interner<CompanionState>,
-    index: Index,
+    wanted: Wanted,
     namespaces: Namespaces,
     /// All namespaces have been listed once.
     namespaces_listed: bool,
@@ -61,10 +62,10 @@ impl World {
         Self {
             sources: HashMap::new(),
             payloads: Payloads::new(source_cache),
-            companions: HashMap::new(),
+            companions: Companions::default(),
             names: Interner::default(),
             companion_states: Interner::default(),
-            index: Index::default(),
+            wanted: Wanted::default(),
             namespaces: Namespaces::new(keys, rules),
             namespaces_listed: false,
             lost: LostCompanions::default(),
@@ -101,23 +102,24 @@ impl World {
         self.companions.get(key)
     }
 
-    /// The companions that belong to a source, whether it exists or not.
+    /// The companions that belong to a source, whether it exists or not, in order of their names.
     pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
-        self.index.companions_of(source).filter_map(|key| Some((key, self.companions.get(key)?)))
+        self.companions.of(source)
     }
 
     /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
-        let with_lost = self.lost.sources().filter(|key| !self.index.has_companions(key));
-        let removed = self.index.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
+        let with_lost = self.lost.sources().filter(|key| !self.companions.has_any(key));
+        let removed =
+            self.companions.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
         self.sources.keys().chain(removed).cloned().collect()
     }
 
     /// Whether a source has companions, or had some that have to be looked for.
     #[must_use]
     pub fn has_companions(&self, source: &ObjectKey) -> bool {
-        self.companions_of(source).next().is_some() || self.lost.of(source).next().is_some()
+        self.companions.has_any(source) || self.lost.of(source).next().is_some()
     }
 
     /// The places at which a source had a companion that is lost and that it does not want, or not any more.
@@ -221,7 +223,12 @@ impl World {
     /// sources have any there, whether they still exist or not.
     #[must_use]
     pub fn away_counts(&self) -> (usize, usize) {
-        self.index.away().with(self.lost.found_away())
+        let (mut companions, mut sources) = self.companions.away();
+        for (source, found) in self.lost.found_away() {
+            companions += found;
+            sources += usize::from(!self.companions.is_away(source));
+        }
+        (companions, sources)
     }
 
     #[must_use]
@@ -285,7 +292,7 @@ impl World {
     fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
         // Anybody may write sources with many patterns, so these are asked last.
         let counts = |source: &&ObjectKey| counts(source) && self.wants(source, &at.namespace);
-        self.index.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
+        self.wanted.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
     }
 
     /// Whether the mirror writes this companion for this source.
@@ -316,7 +323,7 @@ impl World {
         let same =
             |former: &Companion| former.source.is_none() && former.availability() == now.availability();
         if now.source.is_none() && !former.is_some_and(same) {
-            let wanting = self.index.sources_by_name(at).into_iter().flatten();
+            let wanting = self.wanted.sources_by_name(at).into_iter().flatten();
             affected.extend(wanting.filter(|source| self.wants(source, &at.namespace)));
         }
         affected.into_iter().cloned().collect()
@@ -385,7 +392,7 @@ impl World {
             self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
         // A source that is gone, malformed or paused may have companions where it wants none. They could not be deleted
         // before the namespace was known, or must be now that it is excluded.
-        let in_here = self.index.sources_with_companions_in(&meta.name);
+        let in_here = self.companions.sources_in(&meta.name);
         requeue.extend(in_here.chain(self.lost.sources_with_places_in(&meta.name)).cloned());
         requeue.extend(self.leave_alone(None));
         (Effect { requeue: requeue.into_iter().collect(), ..Effect::default() }, change.complaint)
@@ -453,9 +460,9 @@ impl World {
             Some(_) => SourceEvent::Changed,
         };
         if let Some(known) = known {
-            self.index.remove_source(known);
+            self.wanted.remove_source(known);
         }
-        self.index.add_source(&source);
+        self.wanted.add_source(&source);
         if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
             self.remember_places(&former);
         }
@@ -475,7 +482,7 @@ impl World {
 
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
         if let Some(source) = self.sources.remove(key) {
-            self.index.remove_source(&source);
+            self.wanted.remove_source(&source);
             self.remember_places(&source);
         }
         self.payloads.remove(key);
@@ -532,7 +539,7 @@ impl World {
         if self.lost.get(at).is_some_and(|known| known.is_same(lost)) {
             self.lost.remove(at);
         }
-        let free = !self.companions.contains_key(at);
+        let free = self.companions.get(at).is_none();
         Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
     }
 
@@ -609,7 +616,7 @@ impl World {
         let kind = key.kind;
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
         let deleted = self.progress.tombstone(&key, &companion.uid).is_some()
-            || (!self.companions.contains_key(&key) && self.progress.has_passed(kind, companion.version()));
+            || (self.companions.get(&key).is_none() && self.progress.has_passed(kind, companion.version()));
         if !deleted && !companion.labelled {
             // No watch of ours would ever show the deletion of an object without our label.
             self.lose(&key, &companion, SeenBy::Watch);
@@ -638,16 +645,9 @@ impl World {
         }
         self.lost.remove(&key);
         let requeue = self.affected(&key, self.companions.get(&key), &companion);
-        let former = self.companions.get(&key).and_then(|known| known.source.as_ref());
-        if let Some(former) = former.filter(|former| Some(*former) != companion.source.as_ref()) {
-            self.index.remove_companion(former, &key);
-        }
         let key = self.intern_key(key);
         companion.state = self.intern_state(companion.state);
-        if let Some(source) = &companion.source {
-            self.index.add_companion(source, &key);
-        }
-        self.companions.insert(key, companion);
+        self.companions.put(key, companion);
         Effect { requeue, ..Effect::default() }
     }
 
@@ -713,9 +713,6 @@ impl World {
 
     fn forget_companion(&mut self, key: &ObjectKey, seen_by: SeenBy) -> Effect {
         let Some(companion) = self.companions.remove(key) else { return Effect::default() };
-        if let Some(source) = &companion.source {
-            self.index.remove_companion(source, key);
-        }
         self.lose(key, &companion, seen_by);
         Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
     }
