@@ -22,11 +22,18 @@ pub struct Marks {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Marks as JSON, serialised once for any number of companions. As maps, they would take a kilobyte more for each source.
+/// Labels and annotations of a source that its companions have, too.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Copied {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// The same as JSON, which takes less memory. Most sources copy none.
 #[derive(Clone)]
-pub struct PackedMarks {
-    pub labels: Box<RawValue>,
-    pub annotations: Box<RawValue>,
+pub struct PackedCopied {
+    labels: Option<Box<RawValue>>,
+    annotations: Option<Box<RawValue>>,
 }
 
 /// Keys on a companion that an update may have to remove: copied labels and annotations, and any other key under
@@ -40,14 +47,14 @@ pub struct RemovableKeys {
 impl Marks {
     /// The marks that companions of a source must have.
     #[must_use]
-    pub fn expected(keys: &Keys, source: &ObjectKey, meta: &Meta, policy: &Policy, checksum: String) -> Self {
-        let copy = |from: &BTreeMap<String, String>, patterns: &Patterns| {
-            policy::copied(keys, patterns, from)
-                .map(|(key, value)| (key.clone(), value.clone()))
-                .collect::<BTreeMap<_, _>>()
-        };
-        let mut labels = copy(&meta.labels, &policy.copy_labels);
-        let mut annotations = copy(&meta.annotations, &policy.copy_annotations);
+    pub fn expected(
+        keys: &Keys,
+        source: &ObjectKey,
+        uid: &str,
+        policy: &Policy,
+        checksum: String,
+        Copied { mut labels, mut annotations }: Copied,
+    ) -> Self {
         labels.extend(policy.set_labels.clone());
         annotations.extend(policy.set_annotations.clone());
         let copied = copied_annotation(&labels, &annotations);
@@ -56,7 +63,7 @@ impl Marks {
         labels.insert(keys.source_namespace.clone(), source.namespace.to_string());
         labels.insert(keys.source_name.clone(), names::label_value_of(&source.name).into_owned());
         annotations.insert(keys.source.clone(), source.to_string());
-        annotations.insert(keys.source_uid.clone(), meta.uid.clone());
+        annotations.insert(keys.source_uid.clone(), uid.to_owned());
         annotations.insert(keys.source_checksum.clone(), checksum);
         annotations.insert(keys.protect.clone(), policy.protect.as_str().to_owned());
         if policy.when_removed == WhenRemoved::Keep {
@@ -80,11 +87,6 @@ impl Marks {
                 .collect()
         };
         Self { labels: ours(&meta.labels, 'l'), annotations: ours(&meta.annotations, 'a') }
-    }
-
-    #[must_use]
-    pub fn pack(&self) -> PackedMarks {
-        PackedMarks { labels: raw_json(&self.labels), annotations: raw_json(&self.annotations) }
     }
 
     #[must_use]
@@ -131,12 +133,39 @@ impl Marks {
     }
 }
 
-impl PackedMarks {
-    /// Length of its texts in bytes. There are at least two braces for each map.
+impl Copied {
+    /// What the policy of a source says about its labels and annotations.
     #[must_use]
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.labels.get().len() + self.annotations.get().len()
+    pub fn of(keys: &Keys, source: &Meta, policy: &Policy) -> Self {
+        let copy = |from: &BTreeMap<String, String>, patterns: &Patterns| {
+            let copied = policy::copied(keys, patterns, from);
+            copied.map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        Self {
+            labels: copy(&source.labels, &policy.copy_labels),
+            annotations: copy(&source.annotations, &policy.copy_annotations),
+        }
+    }
+
+    #[must_use]
+    pub fn pack(&self) -> PackedCopied {
+        let pack = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
+        PackedCopied { labels: pack(&self.labels), annotations: pack(&self.annotations) }
+    }
+}
+
+impl PackedCopied {
+    pub fn unpack(&self) -> serde_json::Result<Copied> {
+        let unpack = |raw: &Option<Box<RawValue>>| {
+            raw.as_ref().map_or_else(|| Ok(BTreeMap::new()), |raw| serde_json::from_str(raw.get()))
+        };
+        Ok(Copied { labels: unpack(&self.labels)?, annotations: unpack(&self.annotations)? })
+    }
+
+    /// How many bytes of text it has.
+    #[must_use]
+    pub fn text_bytes(&self) -> usize {
+        [&self.labels, &self.annotations].into_iter().flatten().map(|raw| raw.get().len()).sum()
     }
 }
 
@@ -222,12 +251,19 @@ mod tests {
         }
     }
 
+    /// With what is copied as it comes back from its packed form.
+    fn expected_of(keys: &Keys, meta: &Meta, policy: &Policy) -> Marks {
+        let key = ObjectKey::of(Kind::ConfigMap, meta);
+        let copied = Copied::of(keys, meta, policy);
+        assert_eq!(copied.pack().unpack().unwrap(), copied);
+        Marks::expected(keys, &key, &meta.uid, policy, "abc".to_owned(), copied)
+    }
+
     fn expected() -> (Keys, Marks) {
         let keys = Keys::new("workshop.io", "-synced");
         let meta = source();
         let policy = Policy::parse(&keys, &meta).unwrap();
-        let marks =
-            Marks::expected(&keys, &ObjectKey::of(Kind::ConfigMap, &meta), &meta, &policy, "abc".to_owned());
+        let marks = expected_of(&keys, &meta, &policy);
         (keys, marks)
     }
 
@@ -251,8 +287,7 @@ mod tests {
         meta.annotations.insert("workshop.io/set-annotations".into(), "note=a=b".into());
         meta.labels.insert("secret".into(), "x".into());
         let policy = Policy::parse(&keys, &meta).unwrap();
-        let key = ObjectKey::of(Kind::ConfigMap, &meta);
-        let marks = Marks::expected(&keys, &key, &meta, &policy, "abc".to_owned());
+        let marks = expected_of(&keys, &meta, &policy);
         assert_eq!((&*marks.labels["team"], &*marks.labels["tier"]), ("b", "web"));
         assert_eq!(marks.annotations["note"], "a=b");
         assert!(!marks.labels.contains_key("secret") && !marks.labels.contains_key("workshop.io/managed"));

@@ -93,9 +93,9 @@ impl Mirror {
         let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
         let reporter = Reporter::new(recorder, metrics.clone());
         let reconciler =
-            Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+            Reconciler::new(&settings, api, world.clone(), queue, reporter, claim.clone(), metrics);
         let events = tokio::spawn(events.run(reconciler.writes(), stop.clone()));
-        let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
+        let Tasks { workers, others } = Tasks::new(&settings, world, claim, &annotations, &reconciler);
         let (mut workers, mut tasks): (JoinSet<_>, JoinSet<_>) =
             (workers.into_iter().collect(), others.into_iter().collect());
 
@@ -130,13 +130,12 @@ impl Tasks {
     pub fn new<A: CompanionApi>(
         settings: &Settings,
         world: SharedWorld,
-        queue: Arc<Queue<ObjectKey>>,
         claim: Claim,
         annotations: &LeaseAnnotations,
         reconciler: &Reconciler<A>,
     ) -> Self {
         let mut others: Vec<BoxFuture<'static, &'static str>> = vec![
-            Box::pin(resync(world, queue, claim.clone(), settings.resync)),
+            Box::pin(resync(world, claim.clone(), settings.resync, reconciler.clone())),
             Box::pin(follow_leadership(claim, annotations.clone(), reconciler.clone())),
             Box::pin(keep_hold(annotations.clone(), reconciler.clone())),
         ];
@@ -193,18 +192,18 @@ async fn keep_hold<A: CompanionApi>(
     }
 }
 
-/// Enqueues every source at each resync. A plan that finds nothing to do makes no API call, so this is free.
-async fn resync(
+/// Plans every source at each resync. A plan that finds nothing to do makes no API call.
+async fn resync<A: CompanionApi>(
     world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
     claim: Claim,
     every: Duration,
+    reconciler: Reconciler<A>,
 ) -> &'static str {
     let mut ticks = tokio::time::interval(every);
     loop {
         ticks.tick().await;
         if claim.is_held() {
-            queue.push_all(world.all_sources());
+            reconciler.resync().await;
         } else {
             world.write(World::forget_unwanted_lost);
         }

@@ -7,6 +7,8 @@ mod trouble;
 
 pub use trouble::{Holder, Trouble};
 
+use std::cell::LazyCell;
+
 use crate::{
     content::Digest,
     object::ObjectKey,
@@ -208,6 +210,8 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
     // The namespaces in which the companion stays, in order, as the targets and the companions are.
     let mut kept: Vec<&str> = Vec::new();
     let name = &*desired.policy.companion;
+    // One copy for all companions that are missing.
+    let shared_name = LazyCell::new(|| world.shared_name(name));
     let mut companions = world.companions_of(key).peekable();
     for target in targets(world, home, &desired.policy.targets) {
         match target.eligibility {
@@ -227,7 +231,9 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
                 plan.add(match ours {
                     Some((at, found)) => decide_about(world, source, at, Some(found), in_step),
                     None => {
-                        decide_in(world, source, &ObjectKey::new(key.kind, target.namespace, name), in_step)
+                        let namespace = world.shared_name(target.namespace);
+                        let at = ObjectKey { kind: key.kind, namespace, name: shared_name.clone() };
+                        decide_in(world, source, &at, in_step)
                     }
                 });
                 plan.wanted += 1;

@@ -337,7 +337,8 @@ impl<A: CompanionApi> Applier<A> {
         let Some(Content { source, payload }) = content else { return Ok(Next::Done(None)) };
         let (written, reason) = match action {
             Action::Create { reason } => {
-                let body = request::body(source, payload, at).map_err(|failure| error(at, failure))?;
+                let body =
+                    request::body(&self.keys, source, payload, at).map_err(|failure| error(at, failure))?;
                 match self.api.create(at, body).await {
                     Ok(object) => (object, reason),
                     Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
@@ -347,8 +348,8 @@ impl<A: CompanionApi> Applier<A> {
                 }
             }
             Action::Update { reason, known } => {
-                let operations =
-                    request::update(source, payload, at, &known).map_err(|failure| error(at, failure))?;
+                let operations = request::update(&self.keys, source, payload, at, &known)
+                    .map_err(|failure| error(at, failure))?;
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
                     Err(Failure::NotFound) => {

@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::writes::WriteQueue;
+use super::writes::{Item, WriteQueue};
 use crate::{
     client::Failure,
     clock,
@@ -176,7 +176,7 @@ struct Series {
 
 impl EventWriter {
     /// Ends when every clone of the recorder is dropped and all Events are written. Once `stop` turns true, none waits.
-    pub async fn run<T>(mut self, companions: Arc<WriteQueue<T>>, mut stop: watch::Receiver<bool>) {
+    pub async fn run<T: Item>(mut self, companions: Arc<WriteQueue<T>>, mut stop: watch::Receiver<bool>) {
         while let Some((event, recorded)) = self.events.recv().await {
             let companions_first = async {
                 sleep_until((recorded + DELAY).into()).await;
@@ -257,7 +257,7 @@ impl EventWriter {
 mod tests {
     use super::*;
     use crate::{
-        mirror::writes::Queued,
+        mirror::writes::tests::item,
         testing::{self, api::api_server, configmap},
     };
 
@@ -299,17 +299,12 @@ mod tests {
         };
         let seconds = |time: Duration| time.as_secs();
         assert_eq!(seconds(wait("nothing is written").await), 1);
-        companions.push_all([Queued {
-            source: configmap("home", "colors"),
-            namespace: "home".into(),
-            permits: 1,
-            item: (),
-        }]);
+        companions.push_all(vec![item("colors", "home", 1, ())]);
         let write = companions.next().await;
         assert_eq!(seconds(wait("a write hangs").await), 10);
         let (waited, ()) = tokio::join!(wait("a write ends"), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
-            companions.done(&write.namespace, write.permits);
+            companions.done(write.namespace(), write.permits());
         });
         assert_eq!(seconds(waited), 4);
         stop.send(true).unwrap();

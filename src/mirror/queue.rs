@@ -11,6 +11,9 @@ use tokio::sync::Notify;
 
 use crate::clock;
 
+/// For how many keys there is room while none is due. A resync needs more, and gives it back.
+const IDLE_CAPACITY: usize = 64;
+
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
 pub struct Schedule<K> {
@@ -120,6 +123,10 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             Some(KeyState::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
             _ => {}
         }
+        if self.is_idle() {
+            self.states.shrink_to(IDLE_CAPACITY);
+            self.ready.shrink_to(IDLE_CAPACITY);
+        }
     }
 
     #[must_use]
@@ -190,7 +197,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// When a key was first pushed since the last time that this was asked; none if only its time has come.
     pub fn take_pushed(&self, key: &K) -> Option<Instant> {
-        self.pushed().remove(key)
+        let mut pushed = self.pushed();
+        let when = pushed.remove(key);
+        if pushed.is_empty() {
+            pushed.shrink_to(IDLE_CAPACITY);
+        }
+        when
     }
 
     pub fn push_at(&self, key: K, when: Instant) {

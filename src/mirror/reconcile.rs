@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ use super::{
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    writes::{Queued, WriteQueue, namespace_limit},
+    writes::{Item, WriteQueue, namespace_limit},
 };
 use crate::{
     client::Failure,
@@ -39,6 +39,8 @@ use crate::{
 
 /// How long writes that are queued or in flight may take after a stop.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// So many sources are planned in one go at a resync.
+const RESYNC_CHUNK: usize = 100;
 /// A write that takes longer hangs in something like a webhook. Other writes of its source do not wait for it.
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
@@ -85,16 +87,52 @@ struct SourceState {
     closed: bool,
 }
 
-/// A queued write, and the reconcile that it belongs to.
+impl SourceState {
+    /// Whether nothing is in flight, has failed or is reported.
+    fn is_settled(&self) -> bool {
+        !self.closed
+            && !self.retry.is_in_flight()
+            && !self.retry.has_failures()
+            && self.planned.is_empty()
+            && self.reported.is_empty()
+            && !self.failing.is_failing()
+    }
+}
+
+/// A queued write, and the reconcile that it belongs to. There are as many as companions when all have to be written, so it
+/// is small.
 struct Write {
     reconcile: Arc<Reconcile>,
     job: Job,
+    permits: u32,
 }
 
 enum Job {
-    Apply(PlannedWrite),
+    Apply {
+        at: ObjectKey,
+        removal: Option<Removal>,
+    },
     /// Reads the source live before these companions are deleted or released.
     ConfirmRemovals(Vec<(ObjectKey, Removal)>),
+}
+
+impl Item for Write {
+    fn source(&self) -> &ObjectKey {
+        &self.reconcile.source
+    }
+
+    fn namespace(&self) -> &Arc<str> {
+        /// A read passes no webhook: it does not wait for writes in the source's namespace.
+        static NONE: LazyLock<Arc<str>> = LazyLock::new(Arc::default);
+        match &self.job {
+            Job::Apply { at, .. } => &at.namespace,
+            Job::ConfirmRemovals(_) => &NONE,
+        }
+    }
+
+    fn permits(&self) -> usize {
+        self.permits as usize
+    }
 }
 
 /// Whether a reconcile starts writes that only add labels which earlier versions did not write.
@@ -194,11 +232,24 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
+    /// Enqueues every source that is not right and settled. Those that are would only pass through the queue.
+    pub async fn resync(&self) {
+        for sources in self.0.world.all_sources().chunks(RESYNC_CHUNK) {
+            let due: Vec<ObjectKey> = sources.iter().filter(|key| !self.0.is_settled(key)).cloned().collect();
+            self.0.metrics.settled(sources.len() - due.len());
+            self.0.queue.push_all(due);
+            // Whatever else has to be done does not wait for all sources.
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Carries out one queued write after the other, for ever.
     pub async fn write_all(&self) {
         loop {
-            let Queued { source, namespace, permits, item } = self.0.writes.next().await;
-            let mut write = pin!(self.0.write(item));
+            let write = self.0.writes.next().await;
+            let (source, namespace, permits) =
+                (write.source().clone(), write.namespace().clone(), write.permits());
+            let mut write = pin!(self.0.write(write));
             let ended = tokio::time::timeout(SLOW_WRITE, &mut write).await;
             self.0.writes.give_back_source_share(&source, permits);
             if ended.is_err() {
@@ -246,7 +297,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// The writes that run or wait.
     #[must_use]
-    pub fn writes(&self) -> Arc<WriteQueue<impl Send + 'static>> {
+    pub fn writes(&self) -> Arc<WriteQueue<impl Item + Send + 'static>> {
         self.0.writes.clone()
     }
 
@@ -353,23 +404,37 @@ impl<A: CompanionApi> Inner<A> {
             LabelWrites::Postponed => 0,
             LabelWrites::Few => (self.label_permits / permits).max(1),
         };
-        let (writes, progress) = self.select_writes(&reconcile, &mut state, plan, deletable, max_labels);
+        let (jobs, progress) = self.select_writes(&reconcile, &mut state, plan, deletable, max_labels);
         if progress.unfinished == 0 {
             self.reconcile_ended(&reconcile, &mut state, progress);
             return;
         }
         *lock(&reconcile.progress) = progress;
         let reconcile = Arc::new(reconcile);
-        let queued = writes.into_iter().map(|(namespace, job)| {
-            let permits = if matches!(job, Job::Apply(_)) { permits } else { 1 };
-            let item = Write { reconcile: reconcile.clone(), job };
-            Queued { source: key.clone(), namespace, permits, item }
-        });
-        if !self.writes.push_all(queued) {
+        let permits = permits.try_into().unwrap_or(u32::MAX);
+        let write = |job: Job| {
+            let permits = if matches!(job, Job::Apply { .. }) { permits } else { 1 };
+            Write { reconcile: reconcile.clone(), job, permits }
+        };
+        if !self.writes.push_all(jobs.into_iter().map(write).collect()) {
             // This replica lost the lead meanwhile, and nobody ends these writes.
             self.close_state(&mut state);
             self.forget(key, &shared);
         }
+    }
+
+    /// Whether the last reconcile of a source left nothing to do, and a plan of now finds the same.
+    fn is_settled(&self, key: &ObjectKey) -> bool {
+        let Some(state) = self.sources().get(key).cloned() else { return false };
+        let state = lock(&state);
+        let Some(in_step) = state.retry.in_step.filter(|_| state.is_settled()) else { return false };
+        self.world.read(|world| {
+            let plan = plan(world, key, Some(in_step));
+            plan.changes.is_empty()
+                && plan.troubles.is_empty()
+                && (plan.wanted, plan.wanted) == (state.figures.wanted, state.figures.in_step)
+                && world.source(key).is_some_and(|source| source.digest == in_step)
+        })
     }
 
     /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
@@ -415,7 +480,7 @@ impl<A: CompanionApi> Inner<A> {
         allowed
     }
 
-    /// Chooses the changes that may happen now, as jobs with the namespace they are for, and marks them as in flight. At most
+    /// Chooses the changes that may happen now, and marks them as in flight. At most
     /// `max_labels` of them only add labels; if there are more, the source waits for another turn of [`Reconciler::label_all`].
     fn select_writes(
         &self,
@@ -424,7 +489,7 @@ impl<A: CompanionApi> Inner<A> {
         plan: Plan,
         deletable: HashSet<ObjectKey>,
         mut max_labels: usize,
-    ) -> (Vec<(Arc<str>, Job)>, Progress) {
+    ) -> (Vec<Job>, Progress) {
         let (key, now) = (&reconcile.source, reconcile.started);
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
@@ -446,8 +511,7 @@ impl<A: CompanionApi> Inner<A> {
                     Some(removal) => removals.push((at, removal)),
                     None => {
                         max_labels -= usize::from(only_adds_labels);
-                        let write = PlannedWrite { source: key.clone(), at: at.clone(), removal };
-                        jobs.push((at.namespace, Job::Apply(write)));
+                        jobs.push(Job::Apply { at, removal });
                     }
                 },
                 Permission::At(when) => self.queue.push_at(key.clone(), when),
@@ -460,8 +524,7 @@ impl<A: CompanionApi> Inner<A> {
         let writes = jobs.len() + removals.len();
         let progress = Progress { writes, unfinished: writes, ..Progress::default() };
         if !removals.is_empty() {
-            // A read passes no webhook: it does not wait for writes in the source's namespace.
-            jobs.push(("".into(), Job::ConfirmRemovals(removals)));
+            jobs.push(Job::ConfirmRemovals(removals));
         }
         (jobs, progress)
     }
@@ -486,17 +549,19 @@ impl<A: CompanionApi> Inner<A> {
         let confirmed_set: HashSet<&ObjectKey> = confirmed.iter().map(|(at, _)| at).collect();
         let skipped = companions.iter().filter(|at| !confirmed_set.contains(at));
         skipped.for_each(|at| self.write_ended(reconcile, at, Ok(None)));
-        let queued = confirmed.iter().map(|(at, removal)| {
-            let write = PlannedWrite { source: key.clone(), at: at.clone(), removal: Some(*removal) };
-            let item = Write { reconcile: reconcile.clone(), job: Job::Apply(write) };
-            Queued { source: key.clone(), namespace: at.namespace.clone(), permits: 1, item }
-        });
-        self.writes.push_all(queued);
+        let write = |(at, removal): (ObjectKey, Removal)| {
+            let job = Job::Apply { at, removal: Some(removal) };
+            Write { reconcile: reconcile.clone(), job, permits: 1 }
+        };
+        self.writes.push_all(confirmed.into_iter().map(write).collect());
     }
 
-    async fn write(&self, Write { reconcile, job }: Write) {
+    async fn write(&self, Write { reconcile, job, .. }: Write) {
         match job {
-            Job::Apply(write) => self.apply(&reconcile, &write).await,
+            Job::Apply { at, removal } => {
+                let write = PlannedWrite { source: reconcile.source.clone(), at, removal };
+                self.apply(&reconcile, &write).await;
+            }
             Job::ConfirmRemovals(removals) => self.confirm_removals(&reconcile, removals).await,
         }
     }

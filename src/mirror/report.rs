@@ -1,7 +1,7 @@
 //! What people see of the mirror's work: log lines, counters, gauges and Events. Names of keys, never values.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     time::{Duration, Instant},
 };
@@ -39,7 +39,7 @@ pub struct About<'a> {
 
 /// The troubles of one source that were reported, by label.
 #[derive(Debug, Default)]
-pub struct Reported(HashMap<&'static str, ReportedTroubles>);
+pub struct Reported(BTreeMap<&'static str, ReportedTroubles>);
 
 /// Troubles with the same label, which were reported together.
 #[derive(Debug)]
@@ -146,7 +146,9 @@ impl Reporter {
 
     /// Takes the troubles of a source out of the gauges: this replica no longer reports them.
     pub fn withdraw(&self, reported: &mut Reported) {
-        reported.0.drain().for_each(|(label, known)| self.count(label, -known.count));
+        std::mem::take(&mut reported.0)
+            .into_iter()
+            .for_each(|(label, known)| self.count(label, -known.count));
     }
 
     fn count(&self, label: &'static str, by: i64) {

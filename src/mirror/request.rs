@@ -12,7 +12,7 @@ use serde_json::{Value, json, value::RawValue};
 use crate::{
     client::Failure,
     keys::Keys,
-    marks::RemovableKeys,
+    marks::{Marks, RemovableKeys},
     object::{Kind, ObjectKey, OwnerReference},
     patch,
     policy::WhenRemoved,
@@ -41,23 +41,24 @@ struct Body<'a> {
 struct BodyMeta<'a> {
     namespace: &'a str,
     name: &'a str,
-    labels: &'a RawValue,
-    annotations: &'a RawValue,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     owner_references: Vec<OwnerReference>,
 }
 
 /// The companion of a source, for a create.
-pub fn body(source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
-    let Payload { content, marks } = payload;
+pub fn body(keys: &Keys, source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
+    let content = &payload.content;
+    let Marks { labels, annotations } = marks(keys, source, payload)?;
     serde_json::to_vec(&Body {
         api_version: "v1",
         kind: at.kind.as_str(),
         metadata: BodyMeta {
             namespace: &at.namespace,
             name: &at.name,
-            labels: &marks.labels,
-            annotations: &marks.annotations,
+            labels,
+            annotations,
             owner_references: source.expected_owners(&at.namespace),
         },
         data: content.data.as_deref(),
@@ -72,12 +73,13 @@ pub fn body(source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8
 ///
 /// `add` replaces what is there; a null value removes a field.
 pub fn update(
+    keys: &Keys,
     source: &Source,
     payload: &Payload,
     at: &ObjectKey,
     known: &Companion,
 ) -> Result<Operations, Failure> {
-    let Payload { content, marks } = payload;
+    let content = &payload.content;
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if known.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
@@ -100,12 +102,17 @@ pub fn update(
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    let map =
-        |raw: &RawValue| serde_json::from_str::<BTreeMap<String, String>>(raw.get()).map_err(unserialisable);
-    let (labels, annotations) = (map(&marks.labels)?, map(&marks.annotations)?);
+    let Marks { labels, annotations } = marks(keys, source, payload)?;
     set_map(&mut ops, "labels", &labels, known.has_labels, &extras.labels);
     set_map(&mut ops, "annotations", &annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
+}
+
+fn marks(keys: &Keys, source: &Source, payload: &Payload) -> Result<Marks, Failure> {
+    let copied = payload.copied.unpack().map_err(unserialisable)?;
+    source
+        .expected_marks(keys, copied)
+        .ok_or_else(|| Failure::Unavailable("the source is malformed".to_owned()))
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
@@ -188,7 +195,7 @@ mod tests {
         let draft = companion("away", "colors-synced").of("home/colors").version(7);
         let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
         let (known, payload) = (known.companion(), observed.payload.unwrap());
-        let update = update(&observed.source, &payload, &at, known).unwrap();
+        let update = update(&testing::keys(), &observed.source, &payload, &at, known).unwrap();
         let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
         for operations in [update, release(&testing::keys(), known)] {
             assert_eq!(json!(operations)[0], only_this_version);

@@ -2,7 +2,7 @@
 //! to try again.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -27,11 +27,12 @@ const MAX_RETRY_AFTER_JITTER: Duration = Duration::from_millis(500);
 pub struct RetryState {
     /// The source's digest when a reconcile last ended with nothing left to write, failures that are reported aside.
     pub in_step: Option<Digest>,
-    failed: HashMap<ObjectKey, FailedWrite>,
-    heals: HashMap<ObjectKey, Heals>,
+    // There are as many of these maps as sources, and most are empty: then these take less than hash maps.
+    failed: BTreeMap<ObjectKey, FailedWrite>,
+    heals: BTreeMap<ObjectKey, Heals>,
     /// Reconciles in a row that met a stale cache.
     stale: u32,
-    in_flight: HashMap<ObjectKey, InFlight>,
+    in_flight: BTreeMap<ObjectKey, InFlight>,
     /// The first failure, from which the times of retries are counted.
     first_failure: Option<Instant>,
 }
@@ -124,12 +125,7 @@ impl RetryState {
 
     /// A write has ended. True if the companion was wanted again meanwhile, so that the source must be reconciled.
     pub fn finished(&mut self, at: &ObjectKey) -> bool {
-        let wanted_again = self.in_flight.remove(at).is_some_and(|write| write.wanted_again);
-        if self.in_flight.is_empty() {
-            // There is one map for each source, with room for all of its companions after a burst.
-            self.in_flight.shrink_to_fit();
-        }
-        wanted_again
+        self.in_flight.remove(at).is_some_and(|write| write.wanted_again)
     }
 
     /// A write failed; returns when to try again.

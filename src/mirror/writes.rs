@@ -16,6 +16,8 @@ use tokio::sync::Notify;
 
 use crate::{clock, object::ObjectKey};
 
+/// For how many sources there is room while none has anything to write. A burst needs more, and gives it back.
+const IDLE_CAPACITY: usize = 64;
 /// For so long after a small change, sources with more to write hold few permits: people who make one often make another.
 const YIELD_TIME: Duration = Duration::from_millis(250);
 
@@ -30,6 +32,18 @@ fn small_change(permits: usize) -> usize {
     permits.div_ceil(8).max(2)
 }
 
+/// A request to the API server that waits for a worker.
+pub trait Item {
+    /// The source that it is for.
+    fn source(&self) -> &ObjectKey;
+
+    /// The namespace of the object that it is about.
+    fn namespace(&self) -> &Arc<str>;
+
+    /// How many permits it takes: more for large content.
+    fn permits(&self) -> usize;
+}
+
 /// PURE. Items of sources, each for one namespace.
 #[derive(Debug)]
 pub struct FairQueue<T> {
@@ -41,23 +55,13 @@ pub struct FairQueue<T> {
     turns: VecDeque<ObjectKey>,
     /// Sources that have items and are at their limit.
     at_limit: HashSet<ObjectKey>,
-    items: HashMap<ObjectKey, VecDeque<Queued<T>>>,
+    items: HashMap<ObjectKey, VecDeque<T>>,
     sources: Shares<ObjectKey>,
     namespaces: Shares<Arc<str>>,
     /// Items whose namespace was at its limit when their turn came.
-    blocked: HashMap<Arc<str>, VecDeque<Queued<T>>>,
+    blocked: HashMap<Arc<str>, VecDeque<T>>,
     /// Namespaces with blocked items, in which an item has ended.
     freed: VecDeque<Arc<str>>,
-}
-
-/// An item that needs a request to the API server, for an object in this namespace.
-#[derive(Debug)]
-pub struct Queued<T> {
-    pub source: ObjectKey,
-    pub namespace: Arc<str>,
-    /// How many permits it takes: more for large content.
-    pub permits: usize,
-    pub item: T,
 }
 
 /// How many permits the running items of each source, or of each namespace, hold.
@@ -91,7 +95,7 @@ impl<K: Eq + Hash + Clone> Shares<K> {
     }
 }
 
-impl<T> FairQueue<T> {
+impl<T: Item> FairQueue<T> {
     #[must_use]
     pub fn new(permits: usize) -> Self {
         Self {
@@ -123,44 +127,39 @@ impl<T> FairQueue<T> {
     }
 
     /// Pushes the items of one change.
-    pub fn push_all(&mut self, items: Vec<Queued<T>>, now: Instant) {
-        let permits: usize = items.iter().map(|queued| queued.permits).sum();
-        if (1..=small_change(self.permits)).contains(&permits) {
+    pub fn push_all(&mut self, items: Vec<T>, now: Instant) {
+        let Some(source) = items.first().map(|item| item.source().clone()).filter(|_| self.open) else {
+            return;
+        };
+        if items.iter().map(Item::permits).sum::<usize>() <= small_change(self.permits) {
             self.small_change = Some(now);
         }
-        items.into_iter().for_each(|queued| self.push(queued));
-    }
-
-    fn push(&mut self, queued: Queued<T>) {
-        if !self.open {
-            return;
-        }
-        if let Some(items) = self.items.get_mut(&queued.source) {
-            items.push_back(queued);
-        } else {
-            let source = queued.source.clone();
-            self.turns.push_back(source.clone());
-            self.items.insert(source, [queued].into());
+        match self.items.get_mut(&source) {
+            Some(waiting) => waiting.extend(items),
+            None => {
+                self.turns.push_back(source.clone());
+                self.items.insert(source, items.into());
+            }
         }
     }
 
     /// The next item that may run. It counts for its source until [`Self::give_back_source_share`] and for its namespace
     /// until [`Self::done`].
-    pub fn pop(&mut self, now: Instant) -> Option<Queued<T>> {
+    pub fn pop(&mut self, now: Instant) -> Option<T> {
         self.sources.limit = self.source_limit(now);
-        let queued = self.next_unblocked().or_else(|| {
+        let item = self.next_unblocked().or_else(|| {
             loop {
-                let queued = self.next_in_turn()?;
+                let item = self.next_in_turn()?;
                 // None overtakes one that waits, or a large one would wait as long as small ones arrive.
-                if !self.blocked.contains_key(&queued.namespace) && self.fits_namespace(&queued) {
-                    return Some(queued);
+                if !self.blocked.contains_key(item.namespace()) && self.fits_namespace(&item) {
+                    return Some(item);
                 }
-                self.blocked.entry(queued.namespace.clone()).or_default().push_back(queued);
+                self.blocked.entry(item.namespace().clone()).or_default().push_back(item);
             }
         })?;
-        self.sources.take(&queued.source, queued.permits);
-        self.namespaces.take(&queued.namespace, queued.permits);
-        Some(queued)
+        self.sources.take(item.source(), item.permits());
+        self.namespaces.take(item.namespace(), item.permits());
+        Some(item)
     }
 
     /// The most permits that the writes of one source may hold at a time: all but those that the next small change needs,
@@ -176,42 +175,42 @@ impl<T> FairQueue<T> {
         }
     }
 
-    fn fits_namespace(&self, queued: &Queued<T>) -> bool {
-        self.namespaces.fits(&queued.namespace, queued.permits)
+    fn fits_namespace(&self, item: &T) -> bool {
+        self.namespaces.fits(item.namespace(), item.permits())
     }
 
     /// It has had its turn, so the limit of its source does not hold it up again.
-    fn next_unblocked(&mut self) -> Option<Queued<T>> {
+    fn next_unblocked(&mut self) -> Option<T> {
         while let Some(namespace) = self.freed.front() {
             let first = self.blocked.get(namespace).and_then(VecDeque::front);
             if first.is_some_and(|first| self.fits_namespace(first)) {
                 let blocked = self.blocked.get_mut(namespace)?;
-                let queued = blocked.pop_front();
+                let item = blocked.pop_front();
                 if blocked.is_empty() {
                     self.blocked.remove(namespace);
                 }
-                return queued;
+                return item;
             }
             self.freed.pop_front();
         }
         None
     }
 
-    fn next_in_turn(&mut self) -> Option<Queued<T>> {
+    fn next_in_turn(&mut self) -> Option<T> {
         loop {
             let source = self.turns.pop_front()?;
             let items = self.items.get_mut(&source)?;
-            if !self.sources.fits(&source, items.front()?.permits) {
+            if !self.sources.fits(&source, items.front()?.permits()) {
                 self.at_limit.insert(source);
                 continue;
             }
-            let queued = items.pop_front();
+            let item = items.pop_front();
             if items.is_empty() {
                 self.items.remove(&source);
             } else {
                 self.turns.push_back(source);
             }
-            return queued;
+            return item;
         }
     }
 
@@ -228,6 +227,10 @@ impl<T> FairQueue<T> {
         self.namespaces.give_back(namespace, permits);
         if self.blocked.contains_key(namespace) {
             self.freed.push_back(namespace.clone());
+        }
+        if self.is_idle() {
+            self.items.shrink_to(IDLE_CAPACITY);
+            self.turns.shrink_to(IDLE_CAPACITY);
         }
     }
 
@@ -257,7 +260,7 @@ pub struct WriteQueue<T> {
     idle: Notify,
 }
 
-impl<T> WriteQueue<T> {
+impl<T: Item> WriteQueue<T> {
     #[must_use]
     pub fn new(permits: usize) -> Self {
         Self { queue: Mutex::new(FairQueue::new(permits)), pushed: Notify::new(), idle: Notify::new() }
@@ -277,8 +280,7 @@ impl<T> WriteQueue<T> {
     }
 
     /// Pushes the items of one change. False if the queue is closed and took none of them.
-    pub fn push_all(&self, items: impl IntoIterator<Item = Queued<T>>) -> bool {
-        let items = items.into_iter().collect();
+    pub fn push_all(&self, items: Vec<T>) -> bool {
         let mut queue = self.lock();
         queue.push_all(items, clock::now());
         let open = queue.open;
@@ -305,10 +307,10 @@ impl<T> WriteQueue<T> {
     }
 
     /// Waits for the next item. Safe to drop at any time: no item is lost.
-    pub async fn next(&self) -> Queued<T> {
+    pub async fn next(&self) -> T {
         loop {
             match self.pop() {
-                Some(queued) => return queued,
+                Some(item) => return item,
                 None => self.pushed.notified().await,
             }
         }
@@ -320,14 +322,14 @@ impl<T> WriteQueue<T> {
         self.lock().has_more()
     }
 
-    fn pop(&self) -> Option<Queued<T>> {
+    fn pop(&self) -> Option<T> {
         let mut queue = self.lock();
-        let queued = queue.pop(clock::now());
+        let item = queue.pop(clock::now());
         if queue.has_more() {
             // Several pushes may have caused a single wake-up: wake the next worker.
             self.pushed.notify_one();
         }
-        queued
+        item
     }
 
     /// Waits until nothing runs and nothing waits.
@@ -343,38 +345,67 @@ impl<T> WriteQueue<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::HashSet;
 
     use super::*;
     use crate::testing::configmap;
 
-    fn queue(workers: usize) -> FairQueue<&'static str> {
+    fn queue(workers: usize) -> TestQueue {
         let mut queue = FairQueue::new(workers);
         queue.open();
         queue
     }
 
-    fn queued<T>(source: &str, namespace: &str, permits: usize, item: T) -> Queued<T> {
-        Queued { source: configmap("home", source), namespace: namespace.into(), permits, item }
+    /// An item with a name or a number.
+    #[derive(Debug)]
+    pub struct Named<T> {
+        source: ObjectKey,
+        namespace: Arc<str>,
+        permits: usize,
+        name: T,
     }
 
-    fn push(queue: &mut FairQueue<&'static str>, source: &str, namespace: &str, item: &'static str) {
-        queue.push(queued(source, namespace, 1, item));
+    impl<T> Item for Named<T> {
+        fn source(&self) -> &ObjectKey {
+            &self.source
+        }
+
+        fn namespace(&self) -> &Arc<str> {
+            &self.namespace
+        }
+
+        fn permits(&self) -> usize {
+            self.permits
+        }
+    }
+
+    type TestQueue = FairQueue<Named<&'static str>>;
+
+    pub fn item<T>(source: &str, namespace: &str, permits: usize, name: T) -> Named<T> {
+        Named { source: configmap("home", source), namespace: namespace.into(), permits, name }
+    }
+
+    fn push_item(queue: &mut TestQueue, item: Named<&'static str>) {
+        queue.push_all(vec![item], Instant::now());
+    }
+
+    fn push(queue: &mut TestQueue, source: &str, namespace: &str, name: &'static str) {
+        push_item(queue, item(source, namespace, 1, name));
     }
 
     /// An item has ended.
-    fn done(queue: &mut FairQueue<&'static str>, source: &str, namespace: &str, permits: usize) {
+    fn done(queue: &mut TestQueue, source: &str, namespace: &str, permits: usize) {
         queue.give_back_source_share(&configmap("home", source), permits);
         queue.done(&namespace.into(), permits);
     }
 
-    fn pop(queue: &mut FairQueue<&'static str>) -> Option<&'static str> {
+    fn pop(queue: &mut TestQueue) -> Option<&'static str> {
         pop_at(queue, Instant::now())
     }
 
-    fn pop_at(queue: &mut FairQueue<&'static str>, now: Instant) -> Option<&'static str> {
-        queue.pop(now).map(|queued| queued.item)
+    fn pop_at(queue: &mut TestQueue, now: Instant) -> Option<&'static str> {
+        queue.pop(now).map(|item| item.name)
     }
 
     #[test]
@@ -391,7 +422,7 @@ mod tests {
     #[test]
     fn source_at_its_limit_leaves_permits_to_a_small_change() {
         let (mut queue, now) = (queue(8), Instant::now());
-        let wide = |namespace: &str| queued("wide", namespace, 1, "wide");
+        let wide = |namespace: &str| item("wide", namespace, 1, "wide");
         queue.push_all((0..20).map(|n| wide(&format!("n{n}"))).collect(), now);
         let running = std::iter::from_fn(|| pop_at(&mut queue, now)).count();
         assert_eq!(
@@ -399,7 +430,7 @@ mod tests {
             (6, false, 1),
             "an eighth, two at least, stays free"
         );
-        queue.push_all(vec![queued("small", "n1", 1, "small")], now);
+        queue.push_all(vec![item("small", "n1", 1, "small")], now);
         assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("small"), None));
         // While there are small changes, it holds no more than one of them does.
         for n in 0..4 {
@@ -418,7 +449,7 @@ mod tests {
     #[test]
     fn write_that_takes_long_counts_for_its_namespace_only() {
         let (mut queue, now) = (queue(2), Instant::now());
-        queue.push_all(["n1", "n2", "n3"].map(|namespace| queued("wide", namespace, 1, "wide")).into(), now);
+        queue.push_all(["n1", "n2", "n3"].map(|namespace| item("wide", namespace, 1, "wide")).into(), now);
         assert_eq!(std::iter::from_fn(|| pop_at(&mut queue, now)).count(), 2);
         queue.give_back_source_share(&configmap("home", "wide"), 1);
         assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("wide"), None));
@@ -456,7 +487,7 @@ mod tests {
     fn large_items_of_a_namespace_hold_no_more_permits_than_its_limit() {
         let mut queue = queue(16);
         for (permits, name) in [(3, "large-1"), (3, "large-2"), (1, "small-1"), (1, "small-2")] {
-            queue.push(queued(name, "slow", permits, name));
+            push_item(&mut queue, item(name, "slow", permits, name));
         }
         // The limit is 4. Order within a namespace that is blocked is kept.
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("large-1"), None));
@@ -467,7 +498,7 @@ mod tests {
         assert_eq!((pop(&mut queue), pop(&mut queue)), (Some("small-2"), None));
         done(&mut queue, "small-2", "slow", 1);
         done(&mut queue, "large-2", "slow", 3);
-        queue.push(queued("huge", "slow", 9, "huge"));
+        push_item(&mut queue, item("huge", "slow", 9, "huge"));
         assert_eq!(pop(&mut queue), Some("huge"), "alone, it runs though it exceeds the limit");
         done(&mut queue, "huge", "slow", 9);
         assert!(queue.is_idle() && queue.freed.is_empty());
@@ -478,7 +509,7 @@ mod tests {
         let mut queue = queue(16);
         push(&mut queue, "first", "n", "small");
         assert_eq!(pop(&mut queue), Some("small"));
-        queue.push(queued("large", "n", 4, "large"));
+        push_item(&mut queue, item("large", "n", 4, "large"));
         for other in ["second", "third"] {
             push(&mut queue, other, "n", "small");
             assert_eq!(pop(&mut queue), None, "it would overtake the large one");
@@ -509,7 +540,7 @@ mod tests {
     async fn queue_that_is_closed_is_idle() {
         let queue = WriteQueue::new(1);
         queue.open();
-        queue.push_all([queued("a", "n", 1, 1)]);
+        queue.push_all(vec![item("a", "n", 1, 1)]);
         let (idle, ()) =
             tokio::join!(tokio::time::timeout(std::time::Duration::from_secs(10), queue.idle()), async {
                 queue.close()
@@ -519,15 +550,15 @@ mod tests {
 
     #[tokio::test]
     async fn one_wake_up_reaches_every_worker() {
-        let queue = Arc::new(WriteQueue::new(12));
+        let queue = Arc::new(WriteQueue::<Named<i32>>::new(12));
         queue.open();
         let workers: Vec<_> = (0..3)
             .map(|_| {
                 let queue = queue.clone();
-                tokio::spawn(async move { queue.next().await.item })
+                tokio::spawn(async move { queue.next().await.name })
             })
             .collect();
-        queue.push_all((0..3).map(|n| queued("a", &format!("n{n}"), 1, n)));
+        queue.push_all((0..3).map(|n| item("a", &format!("n{n}"), 1, n)).collect());
         let done = futures::future::join_all(workers);
         let done = tokio::time::timeout(std::time::Duration::from_secs(10), done).await.expect("in time");
         assert_eq!(done.into_iter().map(Result::unwrap).collect::<HashSet<_>>(), HashSet::from([0, 1, 2]));

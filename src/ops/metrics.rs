@@ -265,6 +265,11 @@ impl Metrics {
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
     }
 
+    /// A resync found nothing to do for so many sources.
+    pub fn settled(&self, sources: usize) {
+        self.reconciles.get_or_create(&ResultLabel { result: "unchanged" }).inc_by(sources as u64);
+    }
+
     /// A source adds other figures than before.
     pub fn source_figures(&self, before: SourceFigures, now: SourceFigures) {
         let change = |gauge: &Gauge, before: usize, now: usize| {

@@ -158,6 +158,11 @@ impl<T: ?Sized> Default for Interner<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
+    /// The copy that is kept of a value, if there is one.
+    pub fn get(&self, value: &T) -> Option<Arc<T>> {
+        self.values.get(value).cloned()
+    }
+
     /// The copy that is kept of a value: this one if there is none.
     pub fn intern(&mut self, value: Arc<T>) -> Arc<T> {
         if let Some(known) = self.values.get(&value) {

@@ -11,15 +11,14 @@ use std::{
 
 use crate::{
     content::{Digest, PackedContent},
-    marks::PackedMarks,
+    marks::PackedCopied,
     object::ObjectKey,
 };
 
-/// What is written to every companion of a source. Annotations that are copied may be as large as data, so marks are
-/// part of it.
+/// What is written to every companion of a source, and is not known from [`super::Source`].
 pub struct Payload {
     pub content: PackedContent,
-    pub marks: PackedMarks,
+    pub copied: PackedCopied,
 }
 
 pub struct Payloads {
@@ -51,7 +50,7 @@ impl Payload {
     pub fn bytes(&self) -> usize {
         /// What a payload takes besides its texts.
         const OVERHEAD: usize = 256;
-        OVERHEAD + self.content.len() + self.marks.len()
+        OVERHEAD + self.content.len() + self.copied.text_bytes()
     }
 }
 
@@ -133,14 +132,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{content::Content, marks::Marks, testing::configmap};
+    use crate::{content::Content, marks::Copied, testing::configmap};
 
     const BUDGET: usize = 10_000;
 
     fn payload(bytes: usize) -> Arc<Payload> {
         let content = Content { data: [("k".to_owned(), "x".repeat(bytes))].into(), ..Content::default() };
-        let marks = Marks { labels: BTreeMap::new(), annotations: BTreeMap::new() };
-        Arc::new(Payload { content: content.pack(), marks: marks.pack() })
+        Arc::new(Payload { content: content.pack(), copied: Copied::default().pack() })
     }
 
     fn put(payloads: &mut Payloads, namespace: &str, name: &str, bytes: usize) {

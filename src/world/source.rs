@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use crate::{
     content::{Content, Digest, Hasher},
     keys::Keys,
-    marks::{self, Marks},
+    marks::{self, Copied, Marks},
     object::{Kind, Meta, Object, ObjectKey, OwnerReference},
     policy::{Fault, Policy, WhenRemoved, mistake::Mistake},
 };
@@ -109,6 +109,13 @@ impl Source {
         self.desired.as_ref().ok().map(|desired| desired.policy.when_removed)
     }
 
+    /// The marks that its companions must have. A malformed source has none.
+    #[must_use]
+    pub fn expected_marks(&self, keys: &Keys, copied: Copied) -> Option<Marks> {
+        let Desired { policy, content, .. } = self.desired.as_ref().ok()?;
+        Some(Marks::expected(keys, &self.key, &self.uid, policy, content.checksum(), copied))
+    }
+
     /// The ownerReferences that its companion in a namespace must have.
     #[must_use]
     pub fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
@@ -143,10 +150,11 @@ impl Desired {
     fn new(keys: &Keys, key: &ObjectKey, meta: &Meta, policy: Policy, content: Content) -> (Self, Payload) {
         let content = content.select(&policy.keys);
         let digest = content.digest();
-        let marks = Marks::expected(keys, key, meta, &policy, digest.checksum());
+        let copied = Copied::of(keys, meta, &policy);
+        let packed = Payload { content: content.pack(), copied: copied.pack() };
+        let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), copied);
         let (marks_digest, without_labels) = (marks.digest(), marks.digest_without_source_labels(keys));
         let without_uid = marks.digest_without_uid(keys);
-        let payload = Payload { content: content.pack(), marks: marks.pack() };
         let desired = Self {
             policy,
             content: digest,
@@ -155,9 +163,9 @@ impl Desired {
             marks: marks_digest,
             marks_without_source_labels: without_labels,
             marks_without_uid: without_uid,
-            payload_bytes: payload.bytes(),
+            payload_bytes: packed.bytes(),
             key_names: content.key_names(),
         };
-        (desired, payload)
+        (desired, packed)
     }
 }

@@ -102,6 +102,12 @@ impl World {
         self.companions.get(key)
     }
 
+    /// A name or a namespace, shared with the objects that have it: there may be many more keys than names.
+    #[must_use]
+    pub fn shared_name(&self, name: &str) -> Arc<str> {
+        self.names.get(name).unwrap_or_else(|| name.into())
+    }
+
     /// The companions that belong to a source, whether it exists or not, in order of their names.
     pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         self.companions.of(source)

@@ -485,6 +485,47 @@ async fn held_deletes_happen_as_soon_as_the_lease_shows_a_release() {
 }
 
 #[tokio::test]
+async fn resync_enqueues_what_no_event_has_enqueued_and_leaves_settled_sources_alone() {
+    let mut cluster = Cluster::with(&["home", "away", "n0"]);
+    let (key, at) = (cluster.put(colors("blue", "away,n*")), configmap("away", "colors-synced"));
+    let mut fixture = Fixture::new(cluster);
+    fixture.settle().await;
+    let changes: [(&str, &dyn Fn(&mut Cluster)); 6] = [
+        ("a companion is edited", &|cluster| {
+            cluster.edit(&at, |object| drop(object.data.take()));
+        }),
+        ("a companion is deleted", &|cluster| cluster.delete(&at)),
+        ("the source changes", &|cluster| drop(cluster.put(colors("red", "away,n*")))),
+        ("a namespace appears", &|cluster| cluster.namespace(testing::namespace("n1"))),
+        ("the source gets a problem", &|cluster| drop(cluster.put(colors("red", "away,missing")))),
+        ("the source is deleted", &|cluster| cluster.delete(&key)),
+    ];
+    for (change, make) in changes {
+        let before = fixture.reconciles();
+        fixture.reconciler.resync().await;
+        assert_eq!(
+            (fixture.reconciler.0.queue.depth(), fixture.reconciles()),
+            (0, before + 1),
+            "before {change}"
+        );
+        make(&mut fixture.cluster);
+        fixture.reconciler.resync().await;
+        assert_eq!(fixture.reconciler.0.queue.depth(), 1, "{change}");
+        fixture.settle().await;
+        assert!(fixture.cluster.plan(&key).changes.is_empty(), "{change}");
+        if change == "the source gets a problem" {
+            // It is reported again before its Event expires, and reconciles find out when it ends.
+            fixture.reconciler.resync().await;
+            assert_eq!(fixture.reconciler.0.queue.depth(), 1, "{change}");
+            fixture.cluster.put(colors("red", "away"));
+            fixture.settle().await;
+        }
+    }
+    fixture.reconciler.resync().await;
+    assert_eq!((fixture.reconciler.0.queue.depth(), fixture.sky("away")), (0, None));
+}
+
+#[tokio::test]
 async fn create_that_turns_out_to_be_a_heal_backs_off() {
     let mut cluster = Cluster::with(&["home", "away"]);
     let key = cluster.put(colors("blue", "away"));

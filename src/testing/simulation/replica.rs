@@ -156,9 +156,9 @@ impl Replica {
         let reporter = Reporter::new(EventRecorder::discarding(metrics.clone()), metrics.clone());
         let (world, queue) = (self.world.clone(), self.queue.clone());
         let reconciler =
-            Reconciler::new(&settings, api, world.clone(), queue.clone(), reporter, claim.clone(), metrics);
+            Reconciler::new(&settings, api, world.clone(), queue, reporter, claim.clone(), metrics);
         self.claim = Some(claim.clone());
-        let Tasks { workers, others } = Tasks::new(&settings, world, queue, claim, &annotations, &reconciler);
+        let Tasks { workers, others } = Tasks::new(&settings, world, claim, &annotations, &reconciler);
         self.tasks.extend(workers.into_iter().chain(others));
         let (stop, stopped) = channel(false);
         let election = candidate.run(stopped).map(move |()| {
