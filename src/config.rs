@@ -57,7 +57,7 @@ pub struct Run {
     #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
     pub source_cache: usize,
 
-    /// How often every source is reconciled even if nothing changed
+    /// How often every source is planned, and reconciled if anything is missing, even if no event said so
     #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
 

@@ -29,7 +29,7 @@ pub struct Copied {
     annotations: BTreeMap<String, String>,
 }
 
-/// The same as JSON, which takes less memory. Most sources copy none.
+/// A [`Copied`], serialised as JSON, which takes less memory. Most sources copy none.
 #[derive(Clone)]
 pub struct PackedCopied {
     labels: Option<Box<RawValue>>,

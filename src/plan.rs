@@ -127,7 +127,7 @@ pub struct Target<'a> {
 /// How much of a selector a message quotes.
 const MAX_QUOTED_CHARS: usize = 60;
 
-/// The namespaces that sources of `home` with these targets ask for, in order, whether or not they get a companion.
+/// The namespaces that sources of `home` with these targets ask for, in order of their names, whether or not they get a companion.
 pub fn targets<'a>(
     world: &'a World,
     home: &'a str,
@@ -207,7 +207,7 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
     plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
     let home = &*key.namespace;
     plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
-    // The namespaces in which the companion stays, in order, as the targets and the companions are.
+    // The namespaces in which the companion stays. Targets and companions are both in order of their namespaces.
     let mut kept: Vec<&str> = Vec::new();
     let name = &*desired.policy.companion;
     // One copy for all companions that are missing.
@@ -241,6 +241,7 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
             }
         }
     }
+    debug_assert!(kept.is_sorted());
     let is_kept = |at: &ObjectKey| *at.name == *name && kept.binary_search(&&*at.namespace).is_ok();
     // So far, every change is about a companion that is wanted.
     let conflicts =

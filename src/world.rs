@@ -104,7 +104,7 @@ impl SharedWorld {
         World::new(scope.keys.clone(), scope.rules.clone(), source_cache).into()
     }
 
-    /// Every source that exists or has companions, in order: what a resync reconciles.
+    /// Every source that exists or has companions, in order: what a resync plans.
     #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
         let mut sources = self.read(World::all_sources);

@@ -331,6 +331,13 @@ impl Brake {
         self.change(source, |deletes| deletes.retain(|key, state| keeps(state) || due.contains(key)));
     }
 
+    /// Whether deletes of a source are due, held or released, and have not been made yet.
+    #[must_use]
+    pub fn awaits_deletes_of(&self, source: &ObjectKey) -> bool {
+        let is_made = |state: &DeleteState| matches!(state, DeleteState::Gone(_));
+        self.deletes.get(source).is_some_and(|deletes| !deletes.values().all(is_made))
+    }
+
     #[cfg(test)]
     pub fn pending_count(&self) -> usize {
         self.count.counted()

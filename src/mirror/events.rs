@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::writes::{Item, WriteQueue};
+use super::writes::{QueuedRequest, WriteQueue};
 use crate::{
     client::Failure,
     clock,
@@ -176,7 +176,11 @@ struct Series {
 
 impl EventWriter {
     /// Ends when every clone of the recorder is dropped and all Events are written. Once `stop` turns true, none waits.
-    pub async fn run<T: Item>(mut self, companions: Arc<WriteQueue<T>>, mut stop: watch::Receiver<bool>) {
+    pub async fn run<T: QueuedRequest>(
+        mut self,
+        companions: Arc<WriteQueue<T>>,
+        mut stop: watch::Receiver<bool>,
+    ) {
         while let Some((event, recorded)) = self.events.recv().await {
             let companions_first = async {
                 sleep_until((recorded + DELAY).into()).await;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::clock;
 
-/// For how many keys there is room while none is due. A resync needs more, and gives it back.
+/// For how many keys there is room while none is due. A new leader needs more, and gives it back.
 const IDLE_CAPACITY: usize = 64;
 
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.

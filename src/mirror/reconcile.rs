@@ -21,7 +21,7 @@ use super::{
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    writes::{Item, WriteQueue, namespace_limit},
+    writes::{QueuedRequest, WriteQueue, namespace_limit},
 };
 use crate::{
     client::Failure,
@@ -31,7 +31,7 @@ use crate::{
     object::ObjectKey,
     ops::{
         log::LogOnce,
-        metrics::{Metrics, ResultLabel, SourceFigures},
+        metrics::{Metrics, SourceFigures},
     },
     plan::{Change, Decision, Plan, Removal, Trouble, plan, plan_companion},
     world::{SharedWorld, Source},
@@ -39,6 +39,8 @@ use crate::{
 
 /// How long writes that are queued or in flight may take after a stop.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
+/// The result of a reconcile that found nothing to do, in metrics.
+const UNCHANGED: &str = "unchanged";
 /// So many sources are planned in one go at a resync.
 const RESYNC_CHUNK: usize = 100;
 /// A write that takes longer hangs in something like a webhook. Other writes of its source do not wait for it.
@@ -88,11 +90,10 @@ struct SourceState {
 }
 
 impl SourceState {
-    /// Whether nothing is in flight, has failed or is reported.
-    fn is_settled(&self) -> bool {
+    /// Whether nothing is in flight, remembered for later, or reported.
+    fn is_quiet(&self) -> bool {
         !self.closed
-            && !self.retry.is_in_flight()
-            && !self.retry.has_failures()
+            && self.retry.is_quiet()
             && self.planned.is_empty()
             && self.reported.is_empty()
             && !self.failing.is_failing()
@@ -116,7 +117,7 @@ enum Job {
     ConfirmRemovals(Vec<(ObjectKey, Removal)>),
 }
 
-impl Item for Write {
+impl QueuedRequest for Write {
     fn source(&self) -> &ObjectKey {
         &self.reconcile.source
     }
@@ -232,15 +233,15 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
-    /// Enqueues every source that is not right and settled. Those that are would only pass through the queue.
+    /// Enqueues every source, except those for which a reconcile would do nothing: these would only pass through the queue.
     pub async fn resync(&self) {
         for sources in self.0.world.all_sources().chunks(RESYNC_CHUNK) {
-            let due: Vec<ObjectKey> = sources.iter().filter(|key| !self.0.is_settled(key)).cloned().collect();
-            self.0.metrics.settled(sources.len() - due.len());
-            self.0.queue.push_all(due);
+            let due = sources.iter().filter(|key| !self.0.is_settled(key));
+            self.0.queue.push_all(due.cloned().collect::<Vec<_>>());
             // Whatever else has to be done does not wait for all sources.
             tokio::task::yield_now().await;
         }
+        self.0.update_gauges();
     }
 
     /// Carries out one queued write after the other, for ever.
@@ -297,7 +298,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// The writes that run or wait.
     #[must_use]
-    pub fn writes(&self) -> Arc<WriteQueue<impl Item + Send + 'static>> {
+    pub fn writes(&self) -> Arc<WriteQueue<impl QueuedRequest + Send + 'static>> {
         self.0.writes.clone()
     }
 
@@ -423,18 +424,27 @@ impl<A: CompanionApi> Inner<A> {
         }
     }
 
-    /// Whether the last reconcile of a source left nothing to do, and a plan of now finds the same.
+    /// Whether a reconcile of this source would write, report, remember and forget nothing. Then it counts as one.
     fn is_settled(&self, key: &ObjectKey) -> bool {
+        let started = clock::now();
         let Some(state) = self.sources().get(key).cloned() else { return false };
         let state = lock(&state);
-        let Some(in_step) = state.retry.in_step.filter(|_| state.is_settled()) else { return false };
-        self.world.read(|world| {
+        let Some(in_step) = state.retry.in_step.filter(|_| state.is_quiet()) else { return false };
+        // A reconcile forgets deletes that are not due any more.
+        if lock(&self.brake).awaits_deletes_of(key) {
+            return false;
+        }
+        let settled = self.world.read(|world| {
             let plan = plan(world, key, Some(in_step));
             plan.changes.is_empty()
                 && plan.troubles.is_empty()
                 && (plan.wanted, plan.wanted) == (state.figures.wanted, state.figures.in_step)
                 && world.source(key).is_some_and(|source| source.digest == in_step)
-        })
+        });
+        if settled {
+            self.metrics.reconciled(UNCHANGED, clock::elapsed(started));
+        }
+        settled
     }
 
     /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
@@ -684,10 +694,9 @@ impl<A: CompanionApi> Inner<A> {
         } else if !summary.is_empty() {
             "changed"
         } else {
-            "unchanged"
+            UNCHANGED
         };
-        self.metrics.reconciles.get_or_create(&ResultLabel { result }).inc();
-        self.metrics.reconcile_seconds.observe(clock::elapsed(reconcile.started).as_secs_f64());
+        self.metrics.reconciled(result, clock::elapsed(reconcile.started));
         let idle = latest && !state.retry.is_in_flight() && state.reported.is_empty();
         let has_companions = || self.world.read(|world| world.has_companions(key));
         if idle && reconcile.digest.is_none() && !has_companions() {

@@ -219,6 +219,12 @@ impl RetryState {
         failed.chain(fights).collect()
     }
 
+    /// Whether nothing is in flight, no write has failed, and no heal is remembered. A heal is until it counts no longer.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight.is_empty() && self.failed.is_empty() && self.heals.is_empty()
+    }
+
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
         !self.in_flight.is_empty()

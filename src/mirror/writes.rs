@@ -2,8 +2,8 @@
 //!
 //! A write can hang for as long as [`super::api::REQUEST_TIMEOUT`], for example in a slow admission webhook of one
 //! namespace. So no namespace gets more than a part of the permits. And what comes while a source is written to a thousand
-//! namespaces is written next, but the API server still has to finish what it was sent before: so a source never gets all
-//! permits, and only a few while there are small changes of other sources.
+//! namespaces is written next, but the API server still has to finish what it was sent before: so a source leaves some
+//! permits to others, and most of them while others make small changes.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -18,8 +18,8 @@ use crate::{clock, object::ObjectKey};
 
 /// For how many sources there is room while none has anything to write. A burst needs more, and gives it back.
 const IDLE_CAPACITY: usize = 64;
-/// For so long after a small change, sources with more to write hold few permits: people who make one often make another.
-const YIELD_TIME: Duration = Duration::from_millis(250);
+/// For so long after a small change, no source holds many permits: another small change often follows.
+const YIELD_TIME: Duration = Duration::from_millis(100);
 
 /// The most permits that the writes of one namespace may hold at a time: a quarter of all.
 #[must_use]
@@ -28,12 +28,12 @@ pub const fn namespace_limit(permits: usize) -> usize {
 }
 
 /// A change whose writes fit into so many permits is small: an eighth of all, and two at least, because one write may hang.
-fn small_change(permits: usize) -> usize {
+fn small_change_permits(permits: usize) -> usize {
     permits.div_ceil(8).max(2)
 }
 
 /// A request to the API server that waits for a worker.
-pub trait Item {
+pub trait QueuedRequest {
     /// The source that it is for.
     fn source(&self) -> &ObjectKey;
 
@@ -49,11 +49,11 @@ pub trait Item {
 pub struct FairQueue<T> {
     open: bool,
     permits: usize,
-    /// When the last small change was pushed.
-    small_change: Option<Instant>,
-    /// Sources that have items and are below their limit, in the order of their turns.
+    /// When a source that had nothing to write got something small.
+    last_small_change: Option<Instant>,
+    /// Sources that have items and were below their limit when that was looked at, in the order of their turns.
     turns: VecDeque<ObjectKey>,
-    /// Sources that have items and are at their limit.
+    /// Sources that have items and were at their limit. That is looked at again when one of their items has ended.
     at_limit: HashSet<ObjectKey>,
     items: HashMap<ObjectKey, VecDeque<T>>,
     sources: Shares<ObjectKey>,
@@ -95,13 +95,13 @@ impl<K: Eq + Hash + Clone> Shares<K> {
     }
 }
 
-impl<T: Item> FairQueue<T> {
+impl<T: QueuedRequest> FairQueue<T> {
     #[must_use]
     pub fn new(permits: usize) -> Self {
         Self {
             open: false,
             permits,
-            small_change: None,
+            last_small_change: None,
             turns: VecDeque::new(),
             at_limit: HashSet::new(),
             items: HashMap::new(),
@@ -131,8 +131,11 @@ impl<T: Item> FairQueue<T> {
         let Some(source) = items.first().map(|item| item.source().clone()).filter(|_| self.open) else {
             return;
         };
-        if items.iter().map(Item::permits).sum::<usize>() <= small_change(self.permits) {
-            self.small_change = Some(now);
+        // What follows from a large change, such as a retry, is no small one.
+        let is_new = !self.items.contains_key(&source) && !self.sources.held.contains_key(&source);
+        let permits: usize = items.iter().map(QueuedRequest::permits).sum();
+        if is_new && permits <= small_change_permits(self.permits) {
+            self.last_small_change = Some(now);
         }
         match self.items.get_mut(&source) {
             Some(waiting) => waiting.extend(items),
@@ -162,13 +165,13 @@ impl<T: Item> FairQueue<T> {
         Some(item)
     }
 
-    /// The most permits that the writes of one source may hold at a time: all but those that the next small change needs,
-    /// or just as many as one, for a while after it. The API server answers a small change the sooner the fewer others it
-    /// has to answer before, and a fan-out ends the sooner the more of it is on the way.
+    /// The most permits that the writes of one source may hold at a time: usually all but those of one small change, and for
+    /// [`YIELD_TIME`] after a small change only as many as that needs. The more writes are on the way, the sooner a fan-out
+    /// ends, and the longer a small change waits in the API server.
     fn source_limit(&self, now: Instant) -> usize {
-        let small = small_change(self.permits);
+        let small = small_change_permits(self.permits);
         let is_recent = |pushed: Instant| now.saturating_duration_since(pushed) < YIELD_TIME;
-        if self.small_change.is_some_and(is_recent) {
+        if self.last_small_change.is_some_and(is_recent) {
             small
         } else {
             self.permits.saturating_sub(small).max(small)
@@ -260,7 +263,7 @@ pub struct WriteQueue<T> {
     idle: Notify,
 }
 
-impl<T: Item> WriteQueue<T> {
+impl<T: QueuedRequest> WriteQueue<T> {
     #[must_use]
     pub fn new(permits: usize) -> Self {
         Self { queue: Mutex::new(FairQueue::new(permits)), pushed: Notify::new(), idle: Notify::new() }
@@ -366,7 +369,7 @@ pub(super) mod tests {
         name: T,
     }
 
-    impl<T> Item for Named<T> {
+    impl<T> QueuedRequest for Named<T> {
         fn source(&self) -> &ObjectKey {
             &self.source
         }
@@ -439,6 +442,8 @@ pub(super) mod tests {
         }
         done(&mut queue, "wide", "n4", 1);
         assert_eq!((pop_at(&mut queue, now), pop_at(&mut queue, now)), (Some("wide"), None));
+        // What follows of its own, such as a retry, is no small change.
+        queue.push_all(vec![wide("n20")], now + YIELD_TIME);
         // And then it takes them again.
         let later = now + YIELD_TIME;
         assert_eq!(pop_at(&mut queue, later), None, "it is looked at when one of its writes has ended");

@@ -265,9 +265,10 @@ impl Metrics {
         self.fights.get_or_create(&ManagerLabel { manager }).inc();
     }
 
-    /// A resync found nothing to do for so many sources.
-    pub fn settled(&self, sources: usize) {
-        self.reconciles.get_or_create(&ResultLabel { result: "unchanged" }).inc_by(sources as u64);
+    /// A reconcile has ended with this result.
+    pub fn reconciled(&self, result: &'static str, took: Duration) {
+        self.reconciles.get_or_create(&ResultLabel { result }).inc();
+        self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
     /// A source adds other figures than before.

@@ -31,7 +31,7 @@ type Slot = u32;
 /// The companions of a source, whether or not it exists.
 #[derive(Default)]
 struct OfSource {
-    /// In order of their names.
+    /// In order of namespace and name. All have the kind of the source.
     slots: Vec<Slot>,
     /// How many of them are in other namespaces.
     away: usize,
@@ -50,11 +50,15 @@ impl Companions {
         self.find(key).map(|slot| &self.slots[slot as usize].1)
     }
 
-    pub fn get_mut(&mut self, key: &ObjectKey) -> Option<&mut Companion> {
-        self.find(key).map(|slot| &mut self.slots[slot as usize].1)
+    /// The lists that showed a companion last, and during which we wrote it last.
+    pub fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
+        if let Some(slot) = self.find(key) {
+            let companion = &mut self.slots[slot as usize].1;
+            (companion.epoch, companion.written_epoch) = (epoch, written_epoch);
+        }
     }
 
-    /// The companions of a source, in order of their names.
+    /// The companions of a source, in order of their namespaces, and in each of their names.
     pub fn of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         let slots = self.by_source.get(source).map(|of| of.slots.as_slice()).unwrap_or_default();
         slots.iter().map(|slot| &self.slots[*slot as usize]).map(|(key, companion)| (key, companion))
@@ -84,7 +88,7 @@ impl Companions {
     }
 
     /// Whether a source has companions in other namespaces.
-    pub fn is_away(&self, source: &ObjectKey) -> bool {
+    pub fn has_any_away(&self, source: &ObjectKey) -> bool {
         self.by_source.get(source).is_some_and(|of| of.away > 0)
     }
 
@@ -146,7 +150,9 @@ impl Companions {
     fn join(&mut self, source: ObjectKey, slot: Slot) {
         let is_away = self.slots[slot as usize].0.namespace != source.namespace;
         let of = self.by_source.entry(source).or_default();
-        let (Ok(position) | Err(position)) = Self::position(&self.slots, of, slot);
+        let place = Self::position(&self.slots, of, slot);
+        debug_assert!(place.is_err(), "it is there already");
+        let (Ok(position) | Err(position)) = place;
         of.slots.insert(position, slot);
         if is_away {
             self.away += 1;
@@ -156,8 +162,10 @@ impl Companions {
     }
 
     fn leave(&mut self, source: &ObjectKey, slot: Slot) {
-        let Some(of) = self.by_source.get_mut(source) else { return };
-        let Ok(position) = Self::position(&self.slots, of, slot) else { return };
+        let of = self.by_source.get_mut(source);
+        let place = of.and_then(|of| Some((Self::position(&self.slots, of, slot).ok()?, of)));
+        debug_assert!(place.is_some(), "it is not there");
+        let Some((position, of)) = place else { return };
         of.slots.remove(position);
         if self.slots[slot as usize].0.namespace != source.namespace {
             self.away -= 1;
@@ -224,7 +232,7 @@ mod tests {
                     prop_assert!(companions.of(&source_key).map(|(key, _)| key).eq(of_source()), "in order");
                     prop_assert_eq!(companions.has_any(&source_key), of_source().next().is_some());
                     let in_others = of_source().filter(|key| *key.namespace != *home).count();
-                    prop_assert_eq!(companions.is_away(&source_key), in_others > 0);
+                    prop_assert_eq!(companions.has_any_away(&source_key), in_others > 0);
                     away = (away.0 + in_others, away.1 + usize::from(in_others > 0));
                 }
                 prop_assert_eq!(companions.away(), away);

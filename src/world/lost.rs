@@ -74,7 +74,7 @@ impl LostCompanion {
     }
 
     /// Whether its place is in another namespace than its source.
-    fn is_away_from(&self, at: &ObjectKey) -> bool {
+    fn is_outside_home(&self, at: &ObjectKey) -> bool {
         self.source.namespace != at.namespace
     }
 
@@ -157,10 +157,13 @@ impl LostCompanions {
             }
         }
         if lost.found
-            && let Some(count) = self.found_away.get_mut(&lost.source).filter(|_| lost.is_away_from(at))
+            && lost.is_outside_home(at)
+            && let Some(count) = self.found_away.get_mut(&lost.source)
         {
             *count -= 1;
-            self.found_away.retain(|_, count| *count > 0);
+            if *count == 0 {
+                self.found_away.remove(&lost.source);
+            }
         }
     }
 
@@ -168,7 +171,7 @@ impl LostCompanions {
     pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
-            if lost.is_away_from(at) {
+            if lost.is_outside_home(at) {
                 *self.found_away.entry(lost.source.clone()).or_default() += 1;
             }
         }

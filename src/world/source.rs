@@ -139,7 +139,7 @@ impl Source {
         self.desired.as_ref().ok().map(|desired| &desired.key_names)
     }
 
-    /// How many bytes are written to each companion.
+    /// About how many bytes are written to each companion, without most marks.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.desired.as_ref().map_or(0, |desired| desired.payload_bytes)

@@ -108,7 +108,8 @@ impl World {
         self.names.get(name).unwrap_or_else(|| name.into())
     }
 
-    /// The companions that belong to a source, whether it exists or not, in order of their names.
+    /// The companions that belong to a source, whether it exists or not, in order of their namespaces, and in
+    /// each of their names.
     pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         self.companions.of(source)
     }
@@ -232,7 +233,7 @@ impl World {
         let (mut companions, mut sources) = self.companions.away();
         for (source, found) in self.lost.found_away() {
             companions += found;
-            sources += usize::from(!self.companions.is_away(source));
+            sources += usize::from(!self.companions.has_any_away(source));
         }
         (companions, sources)
     }
@@ -635,19 +636,19 @@ impl World {
 
     fn put_companion(&mut self, key: ObjectKey, mut companion: Companion) -> Effect {
         let epoch = self.progress.epoch(WatchId::Companions(key.kind));
-        if let Some(known) = self.companions.get_mut(&key) {
+        if let Some(known) = self.companions.get(&key) {
             let trusted = known.epoch == epoch || known.written_epoch == epoch;
             let same = known.resource_version == companion.resource_version
                 && (&known.uid, known.content, known.marks)
                     == (&companion.uid, companion.content, companion.marks);
+            let seen = known.epoch.max(companion.epoch);
+            let written = known.written_epoch.max(companion.written_epoch);
             // An older state never replaces a newer one, and the watch event of our own write changes nothing.
             if same || (trusted && companion.version() < known.version()) {
-                known.epoch = known.epoch.max(companion.epoch);
-                known.written_epoch = known.written_epoch.max(companion.written_epoch);
+                self.companions.set_epochs(&key, seen, written);
                 return Effect::default();
             }
-            companion.epoch = companion.epoch.max(known.epoch);
-            companion.written_epoch = companion.written_epoch.max(known.written_epoch);
+            (companion.epoch, companion.written_epoch) = (seen, written);
         }
         self.lost.remove(&key);
         let requeue = self.affected(&key, self.companions.get(&key), &companion);

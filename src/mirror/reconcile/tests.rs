@@ -11,7 +11,7 @@ use crate::{
     hold::{HeldDeletes, Release, to_annotation},
     mirror::events::EventRecorder,
     object::{Meta, Object},
-    ops::metrics::{ActionLabel, ReasonLabel},
+    ops::metrics::{ActionLabel, ReasonLabel, ResultLabel},
     plan::Heal,
     testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
     world::{Companion, WatchId},
@@ -484,13 +484,14 @@ async fn held_deletes_happen_as_soon_as_the_lease_shows_a_release() {
     assert_eq!(carry_out(&annotations).get(&keys.deletes_held), None);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn resync_enqueues_what_no_event_has_enqueued_and_leaves_settled_sources_alone() {
     let mut cluster = Cluster::with(&["home", "away", "n0"]);
     let (key, at) = (cluster.put(colors("blue", "away,n*")), configmap("away", "colors-synced"));
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    let changes: [(&str, &dyn Fn(&mut Cluster)); 6] = [
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut Cluster));
+    let changes: [Change<'_>; 6] = [
         ("a companion is edited", &|cluster| {
             cluster.edit(&at, |object| drop(object.data.take()));
         }),
@@ -501,6 +502,10 @@ async fn resync_enqueues_what_no_event_has_enqueued_and_leaves_settled_sources_a
         ("the source is deleted", &|cluster| cluster.delete(&key)),
     ];
     for (change, make) in changes {
+        // Heals are remembered for a while.
+        tokio::time::advance(Duration::from_secs(200)).await;
+        fixture.reconciler.resync().await;
+        fixture.settle().await;
         let before = fixture.reconciles();
         fixture.reconciler.resync().await;
         assert_eq!(
@@ -523,6 +528,52 @@ async fn resync_enqueues_what_no_event_has_enqueued_and_leaves_settled_sources_a
     }
     fixture.reconciler.resync().await;
     assert_eq!((fixture.reconciler.0.queue.depth(), fixture.sky("away")), (0, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn heals_that_are_far_apart_are_no_fight_although_nothing_else_happens_to_the_source() {
+    let mut cluster = Cluster::with(&["home", "away"]);
+    let (key, at) = (cluster.put(colors("blue", "away")), configmap("away", "colors-synced"));
+    let mut fixture = Fixture::new(cluster);
+    for _ in 0..10 {
+        fixture.settle().await;
+        fixture.cluster.edit(&at, |object| drop(object.data.take()));
+        fixture.enqueue(&key);
+        fixture.settle().await;
+        assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
+        assert!(lock(&fixture.state(&key).unwrap()).reported.is_empty(), "a fight");
+        for _ in 0..7 {
+            tokio::time::advance(Duration::from_secs(30)).await;
+            fixture.reconciler.resync().await;
+            fixture.settle().await;
+        }
+    }
+    assert_eq!(fixture.heals(), 10);
+}
+
+#[tokio::test]
+async fn resync_ends_what_is_shown_and_remembered_of_deletes_that_are_not_due_any_more() {
+    let mut fixture = holding().await;
+    assert_eq!(fixture.reconciler.0.metrics.deletes_held.get(), 1);
+    let keys: Vec<ObjectKey> = (0..30)
+        .map(|n| {
+            let name = format!("s{n}");
+            fixture.cluster.put(source("home", &name).annotate("target-namespaces", "away"))
+        })
+        .collect();
+    keys.iter().for_each(|key| fixture.enqueue(key));
+    fixture.settle().await;
+    // As if the last of them had shown it just before it ended the hold.
+    fixture.reconciler.0.metrics.deletes_held.set(1);
+    fixture.reconciler.resync().await;
+    assert_eq!(fixture.reconciler.0.metrics.deletes_held.get(), 0);
+
+    let due = [configmap("away", "s0-synced")];
+    let totals = Totals { companions: 100, sources: 100 };
+    lock(&fixture.reconciler.0.brake).ask(Instant::now(), &keys[0], &due, totals);
+    fixture.reconciler.resync().await;
+    fixture.settle().await;
+    assert!(!lock(&fixture.reconciler.0.brake).awaits_deletes_of(&keys[0]));
 }
 
 #[tokio::test]
