@@ -9,18 +9,26 @@ use std::{
 use anyhow::{Context, bail};
 use controlplane::{Tar, gzip};
 
-/// The lines of `values.yaml` that name the image.
+/// The lines of `values.yaml` that a release changes.
 const REPOSITORY: &str = "\n  repository: lockstep\n";
 const TAG: &str = "\n  tag: \"\"\n";
+const RUNBOOKS: &str = "\n  runbookUrl: docs/operations.md\n";
 
-/// The chart in this directory, whose default image is this one.
-pub fn package(chart: &Path, image: &str, version: &str, date: u32) -> anyhow::Result<Vec<u8>> {
+/// The chart in this directory, whose default image is this one. Alerts link to the operations of this version, if it is
+/// known where the repository is published.
+pub fn package(
+    chart: &Path,
+    image: &str,
+    version: &str,
+    repository: Option<&str>,
+    date: u32,
+) -> anyhow::Result<Vec<u8>> {
     let mut tar = Tar::new(date.into());
     for file in files(chart)? {
         let path = chart.join(&file);
         let mut content = fs::read(&path).with_context(|| path.display().to_string())?;
         if file == Path::new("values.yaml") {
-            content = with_image(&String::from_utf8(content)?, image, version)?.into_bytes();
+            content = values(&String::from_utf8(content)?, image, version, repository)?.into_bytes();
         }
         tar.file(&format!("lockstep/{}", file.display()), 0o644, &content);
     }
@@ -44,35 +52,38 @@ fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The values with another image. The tag stays empty if it is the chart's version anyway.
-fn with_image(values: &str, image: &str, version: &str) -> anyhow::Result<String> {
+/// The values of a release. The tag stays empty if it is the chart's version anyway.
+fn values(values: &str, image: &str, version: &str, published: Option<&str>) -> anyhow::Result<String> {
     let has_tag = |(repository, tag): &(&str, &str)| !tag.contains('/') && !repository.contains('@');
     let Some((repository, tag)) = image.rsplit_once(':').filter(has_tag) else {
         bail!("the image {image} has no tag: expected one such as registry.example.com/lockstep:{version}");
     };
     let tag = if tag == version { "" } else { tag };
-    let replaced = values.replacen(REPOSITORY, &format!("\n  repository: {repository}\n"), 1).replacen(
-        TAG,
-        &format!("\n  tag: \"{tag}\"\n"),
-        1,
-    );
-    match values.matches(REPOSITORY).count() == 1 && values.matches(TAG).count() == 1 {
-        true => Ok(replaced),
-        false => bail!(
-            "values.yaml of the chart does not name the image as `repository: lockstep` and `tag: \"\"`"
-        ),
+    let runbooks = published.map(|url| format!("{url}/blob/v{version}/docs/operations.md"));
+    let mut changed = values.to_owned();
+    for (line, now) in [
+        (REPOSITORY, format!("\n  repository: {repository}\n")),
+        (TAG, format!("\n  tag: \"{tag}\"\n")),
+        (RUNBOOKS, runbooks.map_or_else(|| RUNBOOKS.to_owned(), |url| format!("\n  runbookUrl: {url}\n"))),
+    ] {
+        if values.matches(line).count() != 1 {
+            bail!("values.yaml of the chart does not have the line `{}` once", line.trim());
+        }
+        changed = changed.replacen(line, &now, 1);
     }
+    Ok(changed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const VALUES: &str = "image:\n  repository: lockstep\n  # The version.\n  tag: \"\"\n";
+    const VALUES: &str = "image:\n  repository: lockstep\n  # The version.\n  tag: \"\"\n\
+                          metrics:\n  runbookUrl: docs/operations.md\n";
 
     #[test]
     fn values_name_the_image_and_its_tag_only_if_it_is_not_the_version() {
-        let with = |image| with_image(VALUES, image, "1.0.0");
+        let with = |image| values(VALUES, image, "1.0.0", None);
         assert_eq!(with("lockstep:1.0.0").unwrap(), VALUES);
         let other = with("localhost:5000/lockstep:1.0.0").unwrap();
         assert_eq!(other, VALUES.replace("y: lockstep", "y: localhost:5000/lockstep"));
@@ -80,10 +91,17 @@ mod tests {
     }
 
     #[test]
+    fn alerts_link_to_the_operations_of_the_version() {
+        let published = values(VALUES, "lockstep:1.0.0", "1.0.0", Some("https://example.com/o/lockstep"));
+        let url = "https://example.com/o/lockstep/blob/v1.0.0/docs/operations.md";
+        assert_eq!(published.unwrap(), VALUES.replace("docs/operations.md", url));
+    }
+
+    #[test]
     fn image_without_a_tag_and_values_without_an_image_are_refused() {
         for image in ["lockstep", "localhost:5000/lockstep", "lockstep@sha256:0"] {
-            assert!(with_image(VALUES, image, "1.0.0").is_err(), "{image}");
+            assert!(values(VALUES, image, "1.0.0", None).is_err(), "{image}");
         }
-        assert!(with_image("image: {}\n", "lockstep:1", "1").is_err());
+        assert!(values("image: {}\n", "lockstep:1", "1", None).is_err());
     }
 }

@@ -96,11 +96,12 @@ impl Release {
         let third_party = third_party::licenses(&crates)?;
         self.write(&format!("lockstep-{version}.cdx.json"), &sbom)?;
         self.write("install.yaml", install::manifests(&version, &self.image).as_bytes())?;
-        let chart = chart::package(&root.join("deploy/chart"), &self.image, &version, self.date)?;
+        let repository = self.repository.as_deref();
+        let chart = chart::package(&root.join("deploy/chart"), &self.image, &version, repository, self.date)?;
         self.write(&format!("lockstep-{version}.tgz"), &chart)?;
         let changelog = root.join("CHANGELOG.md");
         let changelog = fs::read_to_string(&changelog).with_context(|| changelog.display().to_string())?;
-        let notes = notes::release_notes(&changelog, &version, &self.image, self.repository.as_deref())?;
+        let notes = notes::release_notes(&changelog, &version, &self.image, repository)?;
         self.write("release-notes.md", notes.as_bytes())?;
 
         let license = fs::read(root.join("LICENSE")).context("LICENSE")?;
@@ -114,10 +115,7 @@ impl Release {
                 self.write_image(*platform, binary, &version, &created, &sbom, &third_party)?;
             }
         }
-        self.write(
-            "lockstep.yaml",
-            krew::manifest(&plugins, &version, self.repository.as_deref()).as_bytes(),
-        )?;
+        self.write("lockstep.yaml", krew::manifest(&plugins, &version, repository).as_bytes())?;
         self.write("SHA256SUMS", self.checksums()?.as_bytes())
     }
 

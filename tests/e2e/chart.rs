@@ -86,6 +86,22 @@ fn templates_are_up_to_date_with_deploy() {
 }
 
 #[test]
+fn every_value_is_described() {
+    fn check(schema: &Value, values: &Value, path: &str) {
+        let properties = schema["properties"].as_object();
+        for (name, property) in properties.into_iter().flatten().filter(|(name, _)| *name != "global") {
+            let path = format!("{path}.{name}");
+            assert!(property["description"].is_string(), "{path} has no description in values.schema.json");
+            assert!(values.get(name).is_some(), "{path} is not in values.yaml");
+            check(property, &values[name], &path);
+        }
+    }
+    let [schema, values] =
+        ["values.schema.json", "values.yaml"].map(|file| fs::read_to_string(chart().join(file)).unwrap());
+    check(&serde_json::from_str(&schema).unwrap(), &serde_saphyr::from_str(&values).unwrap(), "");
+}
+
+#[test]
 fn chart_version_is_the_crates_version() {
     let version = env!("CARGO_PKG_VERSION");
     let text = fs::read_to_string(chart().join("Chart.yaml")).unwrap();
@@ -228,7 +244,11 @@ fn values_that_only_the_chart_has_are_rendered() {
     );
     let account = &rendered["\"ServiceAccount\" \"lockstep\""]["metadata"];
     assert_eq!(account["annotations"], values["serviceAccount"]["annotations"]);
-    for (name, document) in &rendered {
+    let mut with_tests = helm().unwrap();
+    with_tests.args(["template", "lockstep", "--namespace", "lockstep-system", "--set-string"]);
+    let with_tests = documents(&run(with_tests.arg("commonLabels.cost-center=42").arg(chart())));
+    assert!(with_tests.contains_key("\"Pod\" \"lockstep-test\""));
+    for (name, document) in rendered.iter().chain(&with_tests) {
         assert_eq!(document["metadata"]["labels"]["cost-center"], "42", "{name}");
     }
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
@@ -256,6 +276,22 @@ fn values_that_only_the_chart_has_are_rendered() {
     assert_eq!(container["env"].as_array().unwrap().last(), Some(&values["extraEnv"][0]));
     assert_eq!(container["args"], json!(["run", "--delete-grace=10m", "--exclude-namespaces=a,b: \"c\""]));
     assert_eq!(container["resources"], json!({"limits": {"memory": "1Gi"}}));
+    for cert_manager in [false, true] {
+        let values = json!({"clientCAConfigMap": "webhook-clients", "certManager": cert_manager});
+        let rendered = render(helm().unwrap(), "lockstep-system", &values);
+        let pod = &rendered["\"Deployment\" \"lockstep\""]["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().unwrap();
+        assert_eq!(volumes.len(), 1 + usize::from(cert_manager));
+        assert_eq!(
+            volumes.last(),
+            Some(&json!({"name": "client-ca", "configMap": {"name": "webhook-clients"}}))
+        );
+        let container = &pod["containers"][0];
+        let mount = json!({"name": "client-ca", "mountPath": "/etc/lockstep/client-ca", "readOnly": true});
+        assert_eq!(container["volumeMounts"].as_array().unwrap().last(), Some(&mount));
+        let variable = json!({"name": "LOCKSTEP_CLIENT_CA", "value": "/etc/lockstep/client-ca/ca.crt"});
+        assert!(container["env"].as_array().unwrap().contains(&variable));
+    }
     let labelled = |document: &&Value| document["metadata"]["labels"]["release"] == "prometheus";
     assert_eq!(rendered.values().filter(labelled).count(), 3);
 }

@@ -58,6 +58,12 @@ fn alerts_fire_in_unit_tests_and_only_there() {
     let all: BTreeSet<String> = alerts(&rules()).into_keys().collect();
     assert_eq!(fires, all, "alerts that fire in a unit test");
     assert_eq!(silent, all, "alerts that stay silent in a unit test");
+    let names: Vec<&str> =
+        tests["tests"].as_array().expect("tests").iter().filter_map(|test| test["name"].as_str()).collect();
+    for [alert, test, _] in documented() {
+        let name = format!("{alert}: {test}");
+        assert!(names.contains(&&*name), "tests/README.md names a unit test that does not exist: {name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,14 +149,15 @@ fn hasty_rules() -> Value {
     rules
 }
 
-/// The rows of tests/README.md: alert, cluster in the test below. Each cluster has one replica and its faults.
-fn documented_faults() -> BTreeSet<(String, String)> {
+/// The rows of tests/README.md: alert, its first unit test, and its cluster in the test below. Each cluster has one replica
+/// and its faults.
+fn documented() -> Vec<[String; 3]> {
     let (_, section) = README.split_once("\n### Alerts\n").expect("a section about alerts");
     let section = section.split("\n### ").next().unwrap_or_default();
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `Lockstep"));
     rows.map(|row| {
         let cells: Vec<&str> = row.split('`').collect();
-        (format!("Lockstep{}", cells[0]), cells[2].to_owned())
+        [format!("Lockstep{}", cells[0]), cells[2].to_owned(), cells[4].to_owned()]
     })
     .collect()
 }
@@ -159,7 +166,8 @@ fn documented_faults() -> BTreeSet<(String, String)> {
 async fn every_alert_fires_at_a_real_fault() {
     let Some([program, _]) = installed() else { return };
     let mut prometheus = Prometheus::start(&program, "faults", &hasty_rules()).await;
-    let expected = documented_faults();
+    let expected: BTreeSet<(String, String)> =
+        documented().into_iter().map(|[alert, _, cluster]| (alert, cluster)).collect();
     let named: BTreeSet<&str> = expected.iter().map(|(alert, _)| alert.as_str()).collect();
     let rules = alerts(&rules());
     assert_eq!(

@@ -1,4 +1,4 @@
-//! A release is installed on a real node as its `install.yaml` says, from the image in its archive.
+//! A release is installed on a real node as its `install.yaml` says, from the image in its archive, and with its chart.
 
 use std::{
     env, fs,
@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use controlplane::{Node, skip};
+use controlplane::{Binaries, Node, skip};
 use serde_json::json;
 
 use crate::{
@@ -71,17 +71,40 @@ async fn release_on_a_real_node_is_installed_as_its_instructions_say() {
     kubectl(delete);
     kubectl(&format!("get namespace {NAMESPACE}"));
     report("install.yaml is deleted; the namespace is there");
+
+    for (helm, binaries) in [("Helm 3", Binaries::build_helm3()), ("Helm 4", Binaries::build_helm())] {
+        let program = binaries.unwrap_or_else(|error| panic!("{error}")).dir().join("helm");
+        let helm_in_namespace = |line: &str| {
+            let mut command = Command::new(&program);
+            command.env("KUBECONFIG", plane.admin()).current_dir(&dist);
+            // Without the user's own configuration.
+            for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+                command.env(variable, binary.0.with_file_name("helm-home"));
+            }
+            run(command.args(line.split(' ')).args(["--namespace", NAMESPACE, "--timeout", "120s"]))
+        };
+        let chart = file_named(&dist, |name| name.starts_with("lockstep-") && name.ends_with(".tgz"));
+        helm_in_namespace(&format!("install lockstep {} --wait", chart.display()));
+        installation.wait_webhook("default").await;
+        let tested = helm_in_namespace("test lockstep --logs");
+        assert!(tested.contains("✓") && !tested.contains("✗"), "{helm}: {tested}");
+        report(&format!("{helm} has installed the chart; helm test:\n{tested}"));
+        helm_in_namespace("uninstall lockstep --wait");
+    }
 }
 
 /// The file of this release for this machine.
 fn file(dist: &Path, part: &str, end: &str) -> PathBuf {
     let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    file_named(dist, |name| name.contains(part) && name.ends_with(&format!("{architecture}{end}")))
+}
+
+fn file_named(dist: &Path, wanted: impl Fn(&str) -> bool) -> PathBuf {
     let files = fs::read_dir(dist).unwrap_or_else(|error| panic!("{}: {error}", dist.display()));
-    let wanted = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.contains(part) && name.ends_with(&format!("{architecture}{end}"))
-    };
-    files.filter_map(|entry| Some(entry.ok()?.path())).find(wanted).expect("the file of the release")
+    let mut paths = files.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_wanted =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| wanted(name));
+    paths.find(is_wanted).expect("the file of the release")
 }
 
 /// The binary in the archive, in a directory that is removed in the end.

@@ -180,6 +180,10 @@ fn deployment() -> String {
     let kinds = format!("value: configmaps{{{{ if .Values.secrets }}}},secrets{{{{ end }}}}\n{names}");
     let after_environment = format!(
         "            {{{{- if .Values.certManager }}}}\n{ENVIRONMENT}            {{{{- end }}}}
+            {{{{- if .Values.clientCAConfigMap }}}}
+            - name: LOCKSTEP_CLIENT_CA
+              value: /etc/lockstep/client-ca/ca.crt
+            {{{{- end }}}}
             {{{{- with .Values.extraEnv }}}}
             {{{{- toYaml . | nindent 12 }}}}
             {{{{- end }}}}
@@ -214,8 +218,28 @@ fn deployment() -> String {
         "{{{{- if .Values.networkPolicy.enabled }}}}\n{}{{{{- end }}}}\n",
         substitute(&policy, &[NAMESPACE, COMMON_LABELS, INGRESS])
     );
+    let (mounts, volumes) = VOLUMES.split_once("      volumes:\n").expect("mounts and volumes");
+    let mounts = mounts.strip_prefix("          volumeMounts:\n").expect("mounts");
     let end = format!(
-        "{END_OF_CONTAINER}          {{{{- if .Values.certManager }}}}\n{VOLUMES}          {{{{- end }}}}\n"
+        "{END_OF_CONTAINER}          {{{{- if or .Values.certManager .Values.clientCAConfigMap }}}}
+          volumeMounts:
+            {{{{- if .Values.certManager }}}}
+{mounts}            {{{{- end }}}}
+            {{{{- if .Values.clientCAConfigMap }}}}
+            - name: client-ca
+              mountPath: /etc/lockstep/client-ca
+              readOnly: true
+            {{{{- end }}}}
+      volumes:
+            {{{{- if .Values.certManager }}}}
+{volumes}            {{{{- end }}}}
+            {{{{- with .Values.clientCAConfigMap }}}}
+        - name: client-ca
+          configMap:
+            name: {{{{ . }}}}
+            {{{{- end }}}}
+          {{{{- end }}}}
+"
     );
     fill(
         "base/deployment.yaml",
