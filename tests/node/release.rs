@@ -102,8 +102,7 @@ fn file(dist: &Path, part: &str, end: &str) -> PathBuf {
 fn file_named(dist: &Path, wanted: impl Fn(&str) -> bool) -> PathBuf {
     let files = fs::read_dir(dist).unwrap_or_else(|error| panic!("{}: {error}", dist.display()));
     let mut paths = files.filter_map(|entry| Some(entry.ok()?.path()));
-    let is_wanted =
-        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| wanted(name));
+    let is_wanted = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(&wanted);
     paths.find(is_wanted).expect("the file of the release")
 }
 
