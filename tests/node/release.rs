@@ -86,8 +86,9 @@ async fn release_on_a_real_node_is_installed_as_its_instructions_say() {
         let chart = file_named(&dist, |name| name.starts_with("lockstep-") && name.ends_with(".tgz"));
         helm_in_namespace(&format!("install lockstep {} --wait", chart.display()));
         installation.wait_webhook("default").await;
-        let tested = helm_in_namespace("test lockstep --logs");
-        assert!(tested.contains("✓") && !tested.contains("✗"), "{helm}: {tested}");
+        // Without --logs: the pod is deleted when the test has succeeded, and Helm 3 reads its log only then.
+        let tested = helm_in_namespace("test lockstep");
+        assert!(tested.contains("Succeeded"), "{helm}: {tested}");
         report(&format!("{helm} has installed the chart; helm test:\n{tested}"));
         helm_in_namespace("uninstall lockstep --wait");
     }
