@@ -7,7 +7,7 @@ use super::Check;
 /// The oldest version of Kubernetes that is supported: `MINOR` of 1.MINOR.
 pub const MIN_MINOR: u32 = 30;
 /// The newest version on which the end-to-end tests run. Newer ones probably work.
-pub const NEWEST_TESTED_MINOR: u32 = 36;
+pub const NEWEST_TESTED_MINOR: u32 = 37;
 
 pub(super) fn judge(version: &Info) -> Check {
     let text = format!("Kubernetes {}", version.git_version);
@@ -47,6 +47,7 @@ mod tests {
             ("32+", "v1.32.9-eks-113cf36"),
             ("33", "v1.33.1+k3s1"),
             ("36", "v1.36.3"),
+            ("37", "v1.37.1"),
         ] {
             let check = judged(minor, version);
             assert_eq!((check.outcome, check.text), (Outcome::Good, format!("Kubernetes {version}")));
@@ -60,9 +61,9 @@ mod tests {
             assert_eq!(check.outcome, Outcome::Bad, "{version}");
             assert_eq!(check.remedy.as_deref(), Some("Lockstep needs Kubernetes 1.30 or newer"));
         }
-        let check = judged("37", "v1.37.1");
+        let check = judged("38", "v1.38.0");
         assert_eq!(check.outcome, Outcome::Warning);
-        assert!(check.remedy.is_some_and(|remedy| remedy.contains("tested on 1.30 to 1.36")));
+        assert!(check.remedy.is_some_and(|remedy| remedy.contains("tested on 1.30 to 1.37")));
     }
 
     #[test]

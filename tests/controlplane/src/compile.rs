@@ -97,7 +97,7 @@ impl BinarySet {
         }
     }
 
-    /// The version of a module in its `go.mod`, like `v1.36.3`.
+    /// The version of a module in its `go.mod`, like `v1.37.1`.
     fn pinned(self, module: &'static str) -> Result<&'static str, Error> {
         let lines = self.module().0.lines().map(|line| line.trim_start().trim_start_matches("require "));
         let mut versions = lines.filter_map(|line| line.strip_prefix(module)?.split_whitespace().next());
@@ -390,8 +390,8 @@ mod tests {
 
     #[test]
     fn linker_flags_set_the_version() {
-        let flags = linker_flags("v1.36.3");
-        for flag in [".gitVersion=v1.36.3", ".gitMajor=1", ".gitMinor=36"] {
+        let flags = linker_flags("v1.37.1");
+        for flag in [".gitVersion=v1.37.1", ".gitMajor=1", ".gitMinor=37"] {
             assert!(flags.contains(flag), "{flags}");
         }
     }

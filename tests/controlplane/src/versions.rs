@@ -10,7 +10,7 @@ pub(crate) const VARIABLE: &str = "LOCKSTEP_TEST_KUBERNETES";
 /// A minor version, and the Go module that pins its patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Minor {
-    /// Like `1.36`.
+    /// Like `1.37`.
     pub(crate) name: &'static str,
     pub(crate) go_mod: &'static str,
     pub(crate) go_sum: &'static str,
@@ -28,16 +28,17 @@ macro_rules! minor {
 
 /// The one that is used unless [`VARIABLE`] names another. Its module also pins etcd and the node: a store is not part of
 /// Kubernetes, and all API servers in this list work with the same etcd.
-pub(crate) const DEFAULT: Minor = minor!("1.36", "");
+pub(crate) const DEFAULT: Minor = minor!("1.37", "");
 
 /// From the oldest that Lockstep supports to the newest.
-const ALL: [Minor; 7] = [
+const ALL: [Minor; 8] = [
     minor!("1.30", "/versions/1.30"),
     minor!("1.31", "/versions/1.31"),
     minor!("1.32", "/versions/1.32"),
     minor!("1.33", "/versions/1.33"),
     minor!("1.34", "/versions/1.34"),
     minor!("1.35", "/versions/1.35"),
+    minor!("1.36", "/versions/1.36"),
     DEFAULT,
 ];
 
