@@ -91,12 +91,12 @@ unit:
 	$(CARGO) test --locked --workspace --doc
 
 # Tests of memory move hundreds of megabytes, and those of Lockstep as it is shipped measure time. They run by themselves,
-# or some would miss their deadlines. Those on a node are for `make test-node`, those with Flux
+# or some would miss their deadlines. Those on a node are for `make test-node`, those with Argo CD, Flux
 # and cert-manager for `make test-interop`.
 e2e: controlplane
 	@$(BIN)/debug/controlplane build helm
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-8} $(CARGO) test --locked --workspace --test '*' -- \
-	  --skip memory:: --skip as_shipped:: --skip flux:: --skip cert_manager:: --skip histories_ --skip on_a_real_node --skip machine_is_unchanged_after
+	  --skip memory:: --skip as_shipped:: --skip argocd:: --skip flux:: --skip cert_manager:: --skip histories_ --skip on_a_real_node --skip machine_is_unchanged_after
 	RUST_TEST_THREADS=1 $(CARGO) test --locked --workspace --test e2e -- memory:: as_shipped::
 
 test-versions: controlplane ## run the end-to-end tests on every supported minor of Kubernetes, or on VERSIONS='1.30 1.33'
@@ -107,10 +107,11 @@ test-versions: controlplane ## run the end-to-end tests on every supported minor
 	$(show_skipped)
 
 # One after the other: those with cert-manager send as many requests as they can.
-test-interop: controlplane ## test with the code of Flux and cert-manager, which Go builds first (minutes, once)
+test-interop: controlplane ## test with the code of Argo CD, Flux and cert-manager, which Go builds first (minutes, once)
+	@$(BIN)/debug/controlplane build argocd
 	@$(BIN)/debug/controlplane build flux
 	@$(BIN)/debug/controlplane build cert-manager
-	RUST_TEST_THREADS=1 $(CARGO) test --locked --workspace --test e2e -- --nocapture flux:: cert_manager::
+	RUST_TEST_THREADS=1 $(CARGO) test --locked --workspace --test e2e -- --nocapture argocd:: flux:: cert_manager::
 
 model: controlplane ## run random histories with faults, judged by the model; LOCKSTEP_MODEL_SEED=… replays one
 	$(CARGO) test --locked --workspace --test histories -- --nocapture --skip across_versions

@@ -1,6 +1,7 @@
 //! End-to-end tests on a real control plane: the behaviour that docs/reference.md and docs/security.md promise. Tests
 //! run in parallel, each with a domain and namespaces of its own. See tests/README.md.
 
+mod argocd;
 mod as_shipped;
 mod browser;
 mod cert_manager;
@@ -18,6 +19,7 @@ mod etcd_restore;
 mod fixture;
 mod flags;
 mod flux;
+mod gitops;
 mod guard;
 mod guard_and_policy;
 mod guard_down;

@@ -139,6 +139,14 @@ impl Binaries {
         compiled(BinarySet::Flux).map(|dir| Self { dir })
     }
 
+    /// `argocd`, which syncs, compares and prunes as Argo CD does, in the same way.
+    ///
+    /// # Errors
+    /// As for [`build`](Self::build).
+    pub fn build_argocd() -> Result<Self, Error> {
+        compiled(BinarySet::ArgoCd).map(|dir| Self { dir })
+    }
+
     /// `cert-manager`, which runs cert-manager's controllers or its cainjector, in the same way.
     ///
     /// # Errors

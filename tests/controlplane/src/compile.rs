@@ -23,6 +23,10 @@ const FLUX_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../
 const FLUX_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/go.sum"));
 const FLUX_MAIN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../flux/main.go"));
 
+const ARGOCD_GO_MOD: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../argocd/go.mod"));
+const ARGOCD_GO_SUM: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../argocd/go.sum"));
+const ARGOCD_MAIN: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../argocd/main.go"));
+
 const CERT_MANAGER_GO_MOD: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../cert-manager/go.mod"));
 const CERT_MANAGER_GO_SUM: &str =
@@ -36,6 +40,7 @@ const ETCD: &str = "go.etcd.io/etcd/server/v3";
 const HELM: &str = "helm.sh/helm/v4";
 const HELM3: &str = "helm.sh/helm/v3";
 const FLUX: &str = "github.com/fluxcd/pkg/ssa";
+const ARGOCD: &str = "github.com/argoproj/argo-cd/gitops-engine";
 const CERT_MANAGER: &str = "github.com/cert-manager/cert-manager";
 
 /// Binaries that are compiled together and share a directory of the cache.
@@ -53,6 +58,8 @@ pub(crate) enum BinarySet {
     Helm3,
     /// A program with Flux's code for applying and pruning, from a Go module of its own.
     Flux,
+    /// A program with the engine by which Argo CD syncs, compares and prunes, from a Go module of its own.
+    ArgoCd,
     /// A program with cert-manager's controllers and cainjector, from a Go module of its own.
     CertManager,
 }
@@ -69,6 +76,7 @@ impl BinarySet {
             Self::Helm => format!("helm-{}", self.pinned(HELM)?),
             Self::Helm3 => format!("helm-{}", self.pinned(HELM3)?),
             Self::Flux => format!("flux-ssa-{}-{}", self.pinned(FLUX)?, fingerprint(FLUX_MAIN)),
+            Self::ArgoCd => format!("argocd-{}-{}", self.pinned(ARGOCD)?, fingerprint(ARGOCD_MAIN)),
             Self::CertManager => {
                 format!("cert-manager-{}-{}", self.pinned(CERT_MANAGER)?, fingerprint(CERT_MANAGER_MAIN))
             }
@@ -83,6 +91,7 @@ impl BinarySet {
             Self::Helm => (HELM_GO_MOD, HELM_GO_SUM),
             Self::Helm3 => (HELM3_GO_MOD, HELM3_GO_SUM),
             Self::Flux => (FLUX_GO_MOD, FLUX_GO_SUM),
+            Self::ArgoCd => (ARGOCD_GO_MOD, ARGOCD_GO_SUM),
             Self::CertManager => (CERT_MANAGER_GO_MOD, CERT_MANAGER_GO_SUM),
         }
     }
@@ -92,6 +101,7 @@ impl BinarySet {
         match self {
             Self::Node => Some(("pause/main.go", PAUSE)),
             Self::Flux => Some(("main.go", FLUX_MAIN)),
+            Self::ArgoCd => Some(("main.go", ARGOCD_MAIN)),
             Self::CertManager => Some(("main.go", CERT_MANAGER_MAIN)),
             Self::ControlPlane(_) | Self::EtcdTools | Self::Helm | Self::Helm3 => None,
         }
@@ -121,6 +131,7 @@ impl BinarySet {
             Self::Helm => (&[], &["helm.sh/helm/v4/cmd/helm"]),
             Self::Helm3 => (&[], &["helm.sh/helm/v3/cmd/helm"]),
             Self::Flux => (&[], &["lockstep.test/flux"]),
+            Self::ArgoCd => (&[], &["lockstep.test/argocd"]),
             Self::CertManager => (&[], &["lockstep.test/cert-manager"]),
         };
         let programs = programs.iter().map(|name| format!("{KUBERNETES}/cmd/{name}"));
@@ -136,6 +147,7 @@ impl BinarySet {
             Self::Helm => "helm",
             Self::Helm3 => "helm 3",
             Self::Flux => "flux",
+            Self::ArgoCd => "argocd",
             Self::CertManager => "cert-manager",
         }
     }
@@ -155,6 +167,9 @@ impl BinarySet {
             Self::Helm => (format!("Helm {}", self.pinned(HELM)?), "three minutes on two cores"),
             Self::Helm3 => (format!("Helm {}", self.pinned(HELM3)?), "three minutes on two cores"),
             Self::Flux => (format!("Flux's ssa {}", self.pinned(FLUX)?), "three minutes on two cores"),
+            Self::ArgoCd => {
+                (format!("Argo CD's engine {}", self.pinned(ARGOCD)?), "three minutes on two cores")
+            }
             Self::CertManager => {
                 (format!("cert-manager {}", self.pinned(CERT_MANAGER)?), "four minutes on two cores")
             }
@@ -264,6 +279,7 @@ fn compile(
         | BinarySet::Helm3
         | BinarySet::EtcdTools
         | BinarySet::Flux
+        | BinarySet::ArgoCd
         | BinarySet::CertManager => "-s -w".to_owned(),
     };
     let packages = set.packages();
@@ -371,6 +387,7 @@ mod tests {
             (BinarySet::Helm, HELM),
             (BinarySet::Helm3, HELM3),
             (BinarySet::Flux, FLUX),
+            (BinarySet::ArgoCd, ARGOCD),
             (BinarySet::CertManager, CERT_MANAGER),
         ];
         for (set, module) in modules {

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         ["build", "helm"] => show(Binaries::build_helm()),
         ["build", "helm3"] => show(Binaries::build_helm3()),
         ["build", "flux"] => show(Binaries::build_flux()),
+        ["build", "argocd"] => show(Binaries::build_argocd()),
         ["build", "cert-manager"] => show(Binaries::build_cert_manager()),
         ["build", version] => show(Binaries::build_version(version)),
         ["versions"] => controlplane::versions()
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
         ["image", binary, archive, name] => image(Path::new(binary), Path::new(archive), name),
         _ => {
             eprintln!(
-                "usage: controlplane build [1.30 | … | node | helm | helm3 | flux | cert-manager] | versions | \
+                "usage: controlplane build [1.30 | … | node | helm | helm3 | flux | argocd | cert-manager] | versions | \
                  prepare tests|demo COMMAND… | up [demo | node [ARCHIVE…]] | preflight | image BINARY ARCHIVE NAME"
             );
             return ExitCode::from(2);
