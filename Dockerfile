@@ -2,6 +2,9 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
+# For `lockstep --version`: the build has no git directory.
+ARG LOCKSTEP_COMMIT
+ARG LOCKSTEP_COMMIT_DATE
 ENV RUSTFLAGS="-C target-feature=+crt-static"
 # A target is named so that the flags are for the binary alone, not for what is run while building it.
 RUN host=$(rustc -vV | sed -n 's/^host: //p') \

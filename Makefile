@@ -180,7 +180,8 @@ soak: controlplane ## one long history with every fault, for MINUTES: times to c
 image: ## build the image with docker or buildah
 	@engine=$$(command -v docker || command -v buildah) || \
 	  { echo 'make image needs docker or buildah; make image-tar needs neither' >&2; exit 1; }; \
-	"$$engine" build --tag $(IMAGE) .
+	"$$engine" build --tag $(IMAGE) --build-arg LOCKSTEP_COMMIT=$(shell git rev-parse --short=12 HEAD) \
+	  --build-arg LOCKSTEP_COMMIT_DATE=$(shell git show --no-patch --date=short --format=%cd) .
 
 image-tar: dist-binary ## build the image as an OCI archive without either, for docker load and ctr images import
 	$(CARGO) build --locked --workspace

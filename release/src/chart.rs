@@ -14,21 +14,26 @@ const REPOSITORY: &str = "\n  repository: lockstep\n";
 const TAG: &str = "\n  tag: \"\"\n";
 const RUNBOOKS: &str = "\n  runbookUrl: docs/operations.md\n";
 
-/// The chart in this directory, whose default image is this one. Alerts link to the operations of this version, if it is
-/// known where the repository is published.
+/// The chart of this checkout, whose default image is this one. It names its home, and alerts link to the operations of
+/// this version, if it is known where the repository is published.
 pub fn package(
-    chart: &Path,
+    root: &Path,
     image: &str,
     version: &str,
     repository: Option<&str>,
     date: u32,
 ) -> anyhow::Result<Vec<u8>> {
+    let chart = root.join("deploy/chart");
+    let read = |path: PathBuf| fs::read(&path).with_context(|| path.display().to_string());
     let mut tar = Tar::new(date.into());
-    for file in files(chart)? {
-        let path = chart.join(&file);
-        let mut content = fs::read(&path).with_context(|| path.display().to_string())?;
+    tar.file("lockstep/LICENSE", 0o644, &read(root.join("LICENSE"))?);
+    for file in files(&chart)? {
+        let mut content = read(chart.join(&file))?;
         if file == Path::new("values.yaml") {
             content = values(&String::from_utf8(content)?, image, version, repository)?.into_bytes();
+        }
+        if let Some(url) = repository.filter(|_| file == Path::new("Chart.yaml")) {
+            content.extend(format!("home: {url}\nsources: [{url}]\n").into_bytes());
         }
         tar.file(&format!("lockstep/{}", file.display()), 0o644, &content);
     }

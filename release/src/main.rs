@@ -97,7 +97,7 @@ impl Release {
         self.write(&format!("lockstep-{version}.cdx.json"), &sbom)?;
         self.write("install.yaml", install::manifests(&version, &self.image).as_bytes())?;
         let repository = self.repository.as_deref();
-        let chart = chart::package(&root.join("deploy/chart"), &self.image, &version, repository, self.date)?;
+        let chart = chart::package(root, &self.image, &version, repository, self.date)?;
         self.write(&format!("lockstep-{version}.tgz"), &chart)?;
         let changelog = root.join("CHANGELOG.md");
         let changelog = fs::read_to_string(&changelog).with_context(|| changelog.display().to_string())?;

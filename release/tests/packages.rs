@@ -15,6 +15,7 @@ use serde_json::Value;
 const SCRIPT: &str = "#!/bin/sh\necho \"$0 $*\"\n";
 const DATE: &str = "1000000000";
 const IMAGE: &str = "registry.example.com/lockstep:1.2.3";
+const REPOSITORY: &str = "https://example.com/somebody/lockstep";
 
 /// A directory that is removed in the end.
 struct Sandbox(PathBuf);
@@ -55,7 +56,8 @@ fn pack(checkout: &Path, dir: &Path) -> PathBuf {
     let mut command = Command::new(env!("CARGO_BIN_EXE_release"));
     command.current_dir(checkout).env("CARGO", env!("CARGO")).env("SOURCE_DATE_EPOCH", DATE);
     command.arg("--binaries").arg(dir.join("binaries")).arg("--out").arg(&out);
-    run(command.args(["--image", IMAGE, "--commit", "0123456789abcdef0123456789abcdef01234567"]));
+    command.args(["--image", IMAGE, "--repository", REPOSITORY]);
+    run(command.args(["--commit", "0123456789abcdef0123456789abcdef01234567"]));
     out
 }
 
@@ -220,6 +222,46 @@ fn helm_renders_the_package_as_the_chart_of_the_checkout() {
     assert_eq!(template(&file(".tgz"), &[]), expected);
     assert!(expected.contains(image), "{image}");
     run(Command::new(&helm).arg("lint").arg("--strict").arg(file(".tgz")));
+}
+
+/// What a release says about where it is published; a release that was packed without a repository says nothing.
+#[test]
+fn packages_name_the_repository() {
+    let sandbox = Sandbox::new("repository");
+    let out = pack(root(), &sandbox.0);
+    let package = fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
+    let version =
+        package.split("\nversion = \"").nth(1).and_then(|rest| rest.split('"').next()).expect("a version");
+    let krew = fs::read_to_string(out.join("lockstep.yaml")).expect("the krew manifest");
+    let archive = format!("/releases/download/v{version}/lockstep-{version}-linux-amd64.tar.gz\n");
+    assert!(krew.contains(&format!("homepage: {REPOSITORY}\n")), "{krew}");
+    assert!(krew.contains(&format!("uri: {REPOSITORY}{archive}")), "{krew}");
+
+    let of_chart = |name: &str| {
+        let mut tar = Command::new("tar");
+        run(tar.arg("-xzOf").arg(out.join(format!("lockstep-{version}.tgz"))).arg(format!("lockstep/{name}")))
+    };
+    let chart = of_chart("Chart.yaml");
+    assert!(chart.ends_with(&format!("home: {REPOSITORY}\nsources: [{REPOSITORY}]\n")), "{chart}");
+    let runbooks = format!("runbookUrl: {REPOSITORY}/blob/v{version}/docs/operations.md\n");
+    assert!(of_chart("values.yaml").contains(&runbooks));
+    assert!(of_chart("README.md").contains("helm install lockstep"));
+    assert_eq!(of_chart("LICENSE"), fs::read_to_string(root().join("LICENSE")).expect("the license"));
+
+    let notes = fs::read_to_string(out.join("release-notes.md")).expect("the notes");
+    assert!(
+        notes.contains(&format!("-f {REPOSITORY}/releases/download/v{version}/install.yaml\n")),
+        "{notes}"
+    );
+    run(Command::new("tar")
+        .arg("-xf")
+        .arg(out.join(format!("lockstep-{version}-image-linux-amd64.tar")))
+        .current_dir(&sandbox.0));
+    let manifest = fs::read(sandbox.0.join("manifest.json")).expect("a manifest");
+    let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
+    let config = manifest[0]["Config"].as_str().expect("a path");
+    let config: Value = serde_json::from_slice(&fs::read(sandbox.0.join(config)).expect("it")).expect("JSON");
+    assert_eq!(config["config"]["Labels"]["org.opencontainers.image.source"], REPOSITORY);
 }
 
 #[test]
