@@ -73,6 +73,14 @@ fn render(mut helm: Command, namespace: &str, values: &Value) -> BTreeMap<String
     documents(&run(&mut helm))
 }
 
+/// Labels that the chart adds to those of `lockstep manifests`.
+const RELEASE_LABELS: [&str; 4] = [
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+    "helm.sh/chart",
+];
+
 #[test]
 fn templates_are_up_to_date_with_deploy() {
     for (path, content) in templates::generate() {
@@ -87,18 +95,24 @@ fn templates_are_up_to_date_with_deploy() {
 
 #[test]
 fn every_value_is_described() {
-    fn check(schema: &Value, values: &Value, path: &str) {
+    fn check(schema: &Value, values: &Value, path: &str, table: &str) {
         let properties = schema["properties"].as_object();
         for (name, property) in properties.into_iter().flatten().filter(|(name, _)| *name != "global") {
-            let path = format!("{path}.{name}");
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
             assert!(property["description"].is_string(), "{path} has no description in values.schema.json");
             assert!(values.get(name).is_some(), "{path} is not in values.yaml");
-            check(property, &values[name], &path);
+            if property["properties"].is_null() {
+                assert!(table.contains(&format!("`{path}`")), "{path} is not in docs/reference.md");
+            }
+            check(property, &values[name], &path, table);
         }
     }
     let [schema, values] =
         ["values.schema.json", "values.yaml"].map(|file| fs::read_to_string(chart().join(file)).unwrap());
-    check(&serde_json::from_str(&schema).unwrap(), &serde_saphyr::from_str(&values).unwrap(), "");
+    let reference = include_str!("../../docs/reference.md");
+    let (_, rest) = reference.split_once("\n### Helm\n").expect("a section about Helm");
+    let (table, _) = rest.split_once("\n### ").expect("another section");
+    check(&serde_json::from_str(&schema).unwrap(), &serde_saphyr::from_str(&values).unwrap(), "", table);
 }
 
 #[test]
@@ -187,7 +201,12 @@ fn chart_renders_what_manifests_prints() {
             let rendered = render(helm().unwrap(), namespace, &values);
             let printed = documents(&manifests(&[flags, &["--namespace", namespace]].concat()));
             assert_eq!(rendered.keys().collect::<Vec<_>>(), printed.keys().collect::<Vec<_>>(), "{values}");
-            for (name, document) in rendered {
+            for (name, mut document) in rendered {
+                let labels = document["metadata"]["labels"].as_object_mut().expect("labels");
+                // Only Helm knows these.
+                for label in RELEASE_LABELS {
+                    assert!(labels.remove(label).is_some(), "{name} has no label {label}");
+                }
                 assert_eq!(document, printed[&name], "{name} with {values}");
             }
         }
@@ -240,17 +259,39 @@ fn values_that_only_the_chart_has_are_rendered() {
     }
     assert_eq!(
         spec["template"]["metadata"]["labels"],
-        json!({"app.kubernetes.io/name": "lockstep", "team": "platform"})
+        json!({"app.kubernetes.io/name": "lockstep", "team": "platform", "cost-center": "42"})
     );
     let account = &rendered["\"ServiceAccount\" \"lockstep\""]["metadata"];
     assert_eq!(account["annotations"], values["serviceAccount"]["annotations"]);
     let mut with_tests = helm().unwrap();
     with_tests.args(["template", "lockstep", "--namespace", "lockstep-system", "--set-string"]);
-    let with_tests = documents(&run(with_tests.arg("commonLabels.cost-center=42").arg(chart())));
-    assert!(with_tests.contains_key("\"Pod\" \"lockstep-test\""));
+    with_tests.arg("commonLabels.cost-center=42,podLabels.team=platform,podAnnotations.inject=false");
+    let with_tests = documents(&run(with_tests.arg(chart())));
+    let test = &with_tests["\"Pod\" \"lockstep-test\""]["metadata"];
+    assert_eq!(
+        (&test["labels"]["team"], &test["annotations"]["inject"]),
+        (&json!("platform"), &json!("false"))
+    );
+    assert_eq!(test["annotations"]["helm.sh/hook"], "test");
     for (name, document) in rendered.iter().chain(&with_tests) {
-        assert_eq!(document["metadata"]["labels"]["cost-center"], "42", "{name}");
+        let labels = &document["metadata"]["labels"];
+        assert_eq!(labels["cost-center"], "42", "{name}");
+        // The pod of the test has none of the chart's version, as all pods.
+        if !name.starts_with("\"Pod\"") {
+            assert_eq!(labels["helm.sh/chart"], concat!("lockstep-", env!("CARGO_PKG_VERSION")), "{name}");
+            assert_eq!(labels["app.kubernetes.io/instance"], "lockstep", "{name}");
+        }
     }
+    // A label of the user replaces one of the release, and is there once.
+    let own = json!({
+        "commonLabels": {"app.kubernetes.io/instance": "own", "tier": "a"}, "podLabels": {"tier": "b"},
+        "metrics": {"enabled": true, "labels": {"tier": "c"}},
+    });
+    let own = render(helm().unwrap(), "lockstep-system", &own);
+    let deployment = &own["\"Deployment\" \"lockstep\""];
+    assert_eq!(deployment["metadata"]["labels"]["app.kubernetes.io/instance"], "own");
+    assert_eq!(deployment["spec"]["template"]["metadata"]["labels"]["tier"], "b");
+    assert_eq!(own["\"PodMonitor\" \"lockstep\""]["metadata"]["labels"]["tier"], "c");
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
     let (api_server, nodes) = (block("10.0.0.0/28"), [block("10.1.0.0/16"), block("fd00::/64")]);
     let ingress = json!([
@@ -322,6 +363,7 @@ fn helm_lint_passes_and_bad_values_are_rejected() {
         "extraArgs[0]=--domain=a.example",
         "extraArgs[0]=--kinds",
         "extraArgs[0]=--no-webhook",
+        "extraArgs[0]=--client-ca=/ca.crt",
         "extraEnv[0].name=LOCKSTEP_DOMAIN",
     ] {
         assert!(!template("lockstep-system", bad).status.success(), "{bad} is accepted");

@@ -16,18 +16,27 @@
 {{- end }}
 {{- end }}
 
-{{/* More labels for every object. */}}
+{{/* More labels for every object: those of the release, as Helm recommends them, and those of the user, who may replace them. */}}
 {{- define "lockstep.commonLabels" -}}
-{{- with .Values.commonLabels }}
-{{- toYaml . | nindent 4 }}
-{{- end }}
+{{- toYaml (merge (dict) .Values.commonLabels (fromYaml (include "lockstep.releaseLabels" .))) | nindent 4 }}
 {{- end }}
 
-{{/* More labels for the objects that Prometheus and Grafana select. */}}
+{{/* The same with labels for the objects that Prometheus and Grafana select. */}}
 {{- define "lockstep.metricsLabels" -}}
-{{- with .Values.metrics.labels }}
-{{- toYaml . | nindent 4 }}
+{{- $common := merge (dict) .Values.commonLabels (fromYaml (include "lockstep.releaseLabels" .)) -}}
+{{- toYaml (merge (dict) .Values.metrics.labels $common) | nindent 4 }}
 {{- end }}
+
+{{- define "lockstep.releaseLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* More labels of the pods. Those of the release are left out: a new version of the chart alone replaces no pod. */}}
+{{- define "lockstep.podLabels" -}}
+{{- with merge (dict) .Values.podLabels .Values.commonLabels }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{/* The image, by digest if there is one. */}}

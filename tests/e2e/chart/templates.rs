@@ -44,8 +44,8 @@ const COMMON_LABELS: (&str, &str) = (
 const POD_LABELS: (&str, &str) = (
     "        app.kubernetes.io/name: lockstep\n    spec:\n",
     "        app.kubernetes.io/name: lockstep
-        {{- with .Values.podLabels }}
-        {{- toYaml . | nindent 8 }}
+        {{- with include \"lockstep.podLabels\" . }}
+        {{- . | nindent 8 }}
         {{- end }}
     spec:
 ",
@@ -79,7 +79,6 @@ const METRICS_LABELS: (&str, &str) = (
     LABELS,
     "  labels:
     app.kubernetes.io/name: lockstep
-    {{- include \"lockstep.commonLabels\" . }}
     {{- include \"lockstep.metricsLabels\" . }}",
 );
 
