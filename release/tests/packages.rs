@@ -224,7 +224,7 @@ fn helm_renders_the_package_as_the_chart_of_the_checkout() {
     run(Command::new(&helm).arg("lint").arg("--strict").arg(file(".tgz")));
 }
 
-/// What a release says about where it is published; a release that was packed without a repository says nothing.
+/// A release says where it is published.
 #[test]
 fn packages_name_the_repository() {
     let sandbox = Sandbox::new("repository");

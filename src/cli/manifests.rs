@@ -59,8 +59,8 @@ pub struct Manifests {
     #[arg(long)]
     pub secrets: bool,
 
-    /// Add a ValidatingAdmissionPolicy that protects companions while no replica runs; it refuses deletes of all
-    /// companions except those with `protect: none`
+    /// Add a ValidatingAdmissionPolicy that protects companions even while the webhooks are missing; it refuses
+    /// deletes of all companions except those with `protect: none`
     #[arg(long)]
     pub policy: bool,
 

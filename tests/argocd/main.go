@@ -4,7 +4,8 @@
 //	argocd sync NAMESPACE ...                applies them, prunes what is its own and not among them, prints what it did
 //	argocd sync-server-side NAMESPACE ...    the same with the sync option ServerSideApply
 //	argocd diff NAMESPACE ...                prints whether each is as in Git, by the default three-way diff
-//	argocd diff-server-side NAMESPACE ...    the same by a server-side diff
+//	argocd diff-structured NAMESPACE ...     the same as Argo CD compares with the sync option ServerSideApply
+//	argocd diff-server-side NAMESPACE ...    the same by a server-side diff, in which webhooks take part
 //	argocd tree NAMESPACE ...                prints each with what it owns, and its health
 package main
 
@@ -35,7 +36,7 @@ const (
 	application = "platform"
 	// The field manager of Argo CD's server-side applies.
 	manager = "argocd-controller"
-	// How Argo CD recognises its objects: by the annotation unless it is configured otherwise, by the label before version 3.
+	// Argo CD 3 recognises its objects by this annotation by default, earlier versions by this label. Here they have both.
 	trackingAnnotation = "argocd.argoproj.io/tracking-id"
 	trackingLabel      = "app.kubernetes.io/instance"
 )
@@ -44,7 +45,7 @@ var log = logr.Discard()
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: argocd sync|sync-server-side|diff|diff-server-side|tree NAMESPACE ...")
+		fmt.Fprintln(os.Stderr, "usage: argocd sync|sync-server-side|diff|diff-structured|diff-server-side|tree NAMESPACE ...")
 		os.Exit(2)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -83,8 +84,8 @@ func run(ctx context.Context, command string, namespaces []string) error {
 	switch command {
 	case "sync", "sync-server-side":
 		return synchronize(ctx, config, live, manifests, command == "sync-server-side")
-	case "diff", "diff-server-side":
-		return compare(config, live, manifests, command == "diff-server-side")
+	case "diff", "diff-structured", "diff-server-side":
+		return compare(config, live, manifests, command)
 	case "tree":
 		return tree(live, manifests)
 	default:
@@ -109,6 +110,7 @@ func track(object *unstructured.Unstructured) {
 	object.SetLabels(labels)
 }
 
+// Stricter than Argo CD, which ignores an ID that names another object.
 func isTracked(object *unstructured.Unstructured) bool {
 	return object.GetAnnotations()[trackingAnnotation] != "" || object.GetLabels()[trackingLabel] == application
 }
@@ -139,14 +141,17 @@ func synchronize(
 }
 
 func compare(
-	config *rest.Config, live cache.ClusterCache, manifests []*unstructured.Unstructured, serverSide bool,
+	config *rest.Config, live cache.ClusterCache, manifests []*unstructured.Unstructured, command string,
 ) error {
 	managed, err := live.GetManagedLiveObjs(manifests, isManaged)
 	if err != nil {
 		return err
 	}
-	options := []diff.Option{diff.WithLogr(log)}
-	if serverSide {
+	options := []diff.Option{diff.WithLogr(log), diff.WithGVKParser(live.GetGVKParser()), diff.WithManager(manager)}
+	switch command {
+	case "diff-structured":
+		options = append(options, diff.WithStructuredMergeDiff(true))
+	case "diff-server-side":
 		kubectl := &kube.KubectlCmd{Log: log, Tracer: tracing.NopTracer{}}
 		applier, cleanup, err := kubectl.ManageServerSideDiffDryRuns(config)
 		if err != nil {
@@ -154,8 +159,7 @@ func compare(
 		}
 		defer cleanup()
 		options = append(options, diff.WithServerSideDiff(true), diff.WithIgnoreMutationWebhook(false),
-			diff.WithServerSideDryRunner(diff.NewK8sServerSideDryRunner(applier)),
-			diff.WithGVKParser(live.GetGVKParser()), diff.WithManager(manager))
+			diff.WithServerSideDryRunner(diff.NewK8sServerSideDryRunner(applier)))
 	}
 	both := sync.Reconcile(manifests, managed, "", live)
 	for i := range both.Target {

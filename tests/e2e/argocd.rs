@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use crate::{
     gitops::{Program, Repository, committed},
-    harness::{Cluster, eventually},
+    harness::{Cluster, configmap, eventually},
 };
 
-/// How Argo CD recognises its objects: by this annotation, and before version 3 by this label.
+/// Argo CD 3 recognises its objects by this annotation by default, earlier versions by this label. Here they have both.
 const TRACKING_ID: &str = "argocd.argoproj.io/tracking-id";
 const INSTANCE: &str = "app.kubernetes.io/instance";
 
@@ -38,13 +38,14 @@ async fn argo_cd_syncs_and_prunes_sources_finds_no_difference_and_leaves_compani
     let copied = &live[0]["metadata"];
     assert_eq!(copied["labels"]["team"], "platform");
     assert_eq!(copied["labels"].get(INSTANCE), None);
+    assert_eq!(copied["annotations"]["example.com/owner"], "platform");
     assert_eq!(copied["annotations"].get(TRACKING_ID), None);
 
     // Nothing differs, although the guard has written an annotation, whichever way Argo CD compares and applies.
     let proxy = cluster.configmap(&git.home, "proxy").await.expect("a source");
     assert!(proxy["metadata"]["annotations"][cluster.key("defaults")].is_string(), "{proxy}");
     let in_sync = |when: &str| {
-        for diff in ["diff", "diff-server-side"] {
+        for diff in ["diff", "diff-structured", "diff-server-side"] {
             assert_eq!(argocd(diff, &git.manifests), git.each("Synced"), "{diff} {when}");
         }
     };
@@ -73,6 +74,7 @@ async fn argo_cd_syncs_and_prunes_sources_finds_no_difference_and_leaves_compani
     let pruned = flags.replace("serverside-applied", "pruned");
     assert_eq!(argocd("sync-server-side", &git.manifests[1..]), [pruned, proxy, token]);
     cluster.wait_gone(&git.companions[0]).await;
+    cluster.wait_collected(&configmap(&git.home, "flags-synced")).await;
     for (path, before) in git.companions.iter().zip(&live).skip(1) {
         let now = cluster.get(path).await.expect("a companion");
         assert_eq!(now["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "{path}");

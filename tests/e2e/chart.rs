@@ -265,7 +265,7 @@ fn values_that_only_the_chart_has_are_rendered() {
     assert_eq!(account["annotations"], values["serviceAccount"]["annotations"]);
     let mut with_tests = helm().unwrap();
     with_tests.args(["template", "lockstep", "--namespace", "lockstep-system", "--set-string"]);
-    with_tests.arg("commonLabels.cost-center=42,podLabels.team=platform,podAnnotations.inject=false");
+    with_tests.arg("commonLabels.cost-center=42,podLabels.team=platform,podAnnotations.inject=false,podAnnotations.helm\\.sh/hook=x");
     let with_tests = documents(&run(with_tests.arg(chart())));
     let test = &with_tests["\"Pod\" \"lockstep-test\""]["metadata"];
     assert_eq!(
@@ -276,20 +276,20 @@ fn values_that_only_the_chart_has_are_rendered() {
     for (name, document) in rendered.iter().chain(&with_tests) {
         let labels = &document["metadata"]["labels"];
         assert_eq!(labels["cost-center"], "42", "{name}");
-        // The pod of the test has none of the chart's version, as all pods.
-        if !name.starts_with("\"Pod\"") {
-            assert_eq!(labels["helm.sh/chart"], concat!("lockstep-", env!("CARGO_PKG_VERSION")), "{name}");
-            assert_eq!(labels["app.kubernetes.io/instance"], "lockstep", "{name}");
-        }
+        // Pods have no labels of the release.
+        let of_release = |value: &str| if name.starts_with("\"Pod\"") { Value::Null } else { json!(value) };
+        let version = concat!("lockstep-", env!("CARGO_PKG_VERSION"));
+        assert_eq!(labels["helm.sh/chart"], of_release(version), "{name}");
+        assert_eq!(labels["app.kubernetes.io/instance"], of_release("lockstep"), "{name}");
     }
-    // A label of the user replaces one of the release, and is there once.
+    // A label of the user replaces one of the release, and is there once. It may be empty.
     let own = json!({
-        "commonLabels": {"app.kubernetes.io/instance": "own", "tier": "a"}, "podLabels": {"tier": "b"},
+        "commonLabels": {"app.kubernetes.io/instance": "", "tier": "a"}, "podLabels": {"tier": "b"},
         "metrics": {"enabled": true, "labels": {"tier": "c"}},
     });
     let own = render(helm().unwrap(), "lockstep-system", &own);
     let deployment = &own["\"Deployment\" \"lockstep\""];
-    assert_eq!(deployment["metadata"]["labels"]["app.kubernetes.io/instance"], "own");
+    assert_eq!(deployment["metadata"]["labels"]["app.kubernetes.io/instance"], "");
     assert_eq!(deployment["spec"]["template"]["metadata"]["labels"]["tier"], "b");
     assert_eq!(own["\"PodMonitor\" \"lockstep\""]["metadata"]["labels"]["tier"], "c");
     let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
@@ -335,6 +335,25 @@ fn values_that_only_the_chart_has_are_rendered() {
     }
     let labelled = |document: &&Value| document["metadata"]["labels"]["release"] == "prometheus";
     assert_eq!(rendered.values().filter(labelled).count(), 3);
+}
+
+/// As where the lines below a key are commented out.
+#[test]
+fn empty_values_are_rendered_and_names_of_releases_may_look_like_numbers() {
+    if !crds::available() {
+        return;
+    }
+    for major in [3, 4] {
+        let Some(mut helm) = helm_of_version(major) else { return };
+        helm.args(["template", "1e3", "--namespace", "platform", "--kube-version", "v1.30.0", "--set"]);
+        helm.arg(
+            "podAnnotations=null,podLabels=null,commonLabels=null,metrics.labels=null,metrics.enabled=true",
+        );
+        let rendered = documents(&run(helm.arg(chart())));
+        for (name, document) in rendered.iter().filter(|(name, _)| !name.starts_with("\"Pod\"")) {
+            assert_eq!(document["metadata"]["labels"]["app.kubernetes.io/instance"], "1e3", "{name}");
+        }
+    }
 }
 
 #[test]
@@ -470,6 +489,10 @@ async fn helm_3_and_4_install_upgrade_roll_back_test_and_uninstall_and_touch_not
         let bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
         cluster.wait_gone(&format!("{bindings}/{binding}")).await;
         assert!(!helm_test(helm(), &cluster, &namespace, "Failed").await, "Helm {major}");
+        // Of a test that failed, the pod stays with its log.
+        cluster.wait_gone(&format!("{bindings}/{binding}")).await;
+        let pod = format!("/api/v1/namespaces/{namespace}/pods/lockstep-test");
+        assert!(cluster.get(&pod).await.is_some(), "Helm {major}");
 
         helm_in_namespace(&["uninstall", "lockstep"]);
         let configurations = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
@@ -479,8 +502,6 @@ async fn helm_3_and_4_install_upgrade_roll_back_test_and_uninstall_and_touch_not
         }
         let after = (cluster.get(&own).await, cluster.configmap(&namespace, "precious").await);
         assert_eq!(after, before, "Helm {major} changed something that was there");
-        // What a test that has failed leaves, for people to look at.
-        run(cluster.plane.kubectl().args(["delete", "--ignore-not-found", "clusterrolebinding", &binding]));
         cluster.delete(&own).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Sources in Git, with the code by which Flux applies, diffs and prunes, and by which it and others judge status.
 
 use controlplane::Binaries;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     gitops::{Program, Repository, committed},
@@ -60,7 +60,9 @@ async fn flux_applies_and_prunes_sources_finds_no_drift_and_leaves_companions_al
     let webhooks: Value = serde_json::from_str(&run(&mut get)).expect("JSON");
     let mut objects = webhooks["items"].as_array().expect("a list").clone();
     for (object, kind) in [(&source, "ConfigMap"), (&live[0], "ConfigMap"), (&live[2], "Secret")] {
-        objects.push(committed(object, kind));
+        let mut object = object.clone();
+        (object["apiVersion"], object["kind"]) = (json!("v1"), json!(kind));
+        objects.push(object);
     }
     let statuses = flux.does(&["status"], &objects);
     assert_eq!(statuses.len(), 5);

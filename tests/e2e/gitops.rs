@@ -1,5 +1,5 @@
-//! Sources in Git, and programs that do with manifests what controllers for GitOps do: `make test-interop` runs the tests
-//! with them, because Go builds these programs for minutes.
+//! Shared by the tests with Argo CD and Flux: sources in Git, and a program built from each tool's code. `make
+//! test-interop` runs them, because Go needs minutes to build the programs.
 
 use std::{
     path::PathBuf,
@@ -38,6 +38,7 @@ impl Repository {
             cluster.key("target-namespaces"): away,
             cluster.key("copy-labels"): "*",
             cluster.key("copy-annotations"): "*",
+            "example.com/owner": "platform",
         });
         let manifests = [
             source("ConfigMap", "flags", copied, json!({"search": "on"})),

@@ -393,7 +393,8 @@ impl Cluster {
     }
 
     /// As [`Self::audit`], with every request that was answered before this call. The log is written a moment after the
-    /// response, so a test that looks for what must not be there has to wait.
+    /// response, so a test that looks for what must not be there has to wait. A companion can be seen before the write of it
+    /// is answered: a test that counts this write waits first until it is in [`Self::audit`].
     pub async fn complete_audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let marker = format!("{}-marker-{}", self.id, NEXT.fetch_add(1, Ordering::Relaxed));

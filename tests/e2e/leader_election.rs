@@ -88,7 +88,6 @@ impl Setup {
         let written = |(verb, _, code): &(String, String, u64)| {
             matches!(verb.as_str(), "create" | "patch" | "delete") && *code < 300
         };
-        // The companion is there before the last write is answered and audited.
         let expected = 1 + changes + 1;
         eventually("the last write is audited", || async {
             let audited = self.cluster.audit(&self.home).into_iter().filter(written).count();

@@ -112,7 +112,6 @@ async fn change_of_source_content_or_policy_reaches_each_companion_in_one_write(
     cluster.merge(&path, &json!({"metadata": {"annotations": {"unrelated": "1"}}})).await;
     cluster.merge(&path, &json!({"data": {"sea": "grey"}})).await;
     cluster.wait_data(&a, "colors-synced", json!({"sea": "grey"})).await;
-    // The companion is there before the write is answered and audited.
     cluster.audit_of(&a, 4).await;
     assert_eq!(cluster.complete_audit(&a).await.len(), 4);
 }

@@ -16,27 +16,25 @@
 {{- end }}
 {{- end }}
 
-{{/* More labels for every object: those of the release, as Helm recommends them, and those of the user, who may replace them. */}}
+{{/* The labels of the user for every object, besides those that Helm recommends, which they may replace. */}}
 {{- define "lockstep.commonLabels" -}}
-{{- toYaml (merge (dict) .Values.commonLabels (fromYaml (include "lockstep.releaseLabels" .))) | nindent 4 }}
+{{- $release := dict "app.kubernetes.io/instance" .Release.Name "app.kubernetes.io/managed-by" .Release.Service
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_")) -}}
+{{- toYaml (mergeOverwrite $release (.Values.commonLabels | default dict)) | nindent 4 }}
 {{- end }}
 
-{{/* The same with labels for the objects that Prometheus and Grafana select. */}}
+{{/* The same with the labels of the user for what Prometheus and Grafana select. */}}
 {{- define "lockstep.metricsLabels" -}}
-{{- $common := merge (dict) .Values.commonLabels (fromYaml (include "lockstep.releaseLabels" .)) -}}
-{{- toYaml (merge (dict) .Values.metrics.labels $common) | nindent 4 }}
+{{- $common := fromYaml (include "lockstep.commonLabels" .) -}}
+{{- toYaml (mergeOverwrite $common (.Values.metrics.labels | default dict)) | nindent 4 }}
 {{- end }}
 
-{{- define "lockstep.releaseLabels" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- end }}
-
-{{/* More labels of the pods. Those of the release are left out: a new version of the chart alone replaces no pod. */}}
+{{/* The labels of the user for pods. Those of the release are left out: a new version of the chart alone replaces no pod. */}}
 {{- define "lockstep.podLabels" -}}
-{{- with merge (dict) .Values.podLabels .Values.commonLabels }}{{ toYaml . }}{{ end }}
+{{- with mergeOverwrite (dict) (.Values.commonLabels | default dict) (.Values.podLabels | default dict) -}}
+{{- toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* The image, by digest if there is one. */}}
