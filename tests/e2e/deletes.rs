@@ -176,6 +176,10 @@ async fn hold_survives_the_kill_of_the_leader_and_ends_when_it_was_to_end() {
     scene.wait_hold("three are left", |hold| hold.companions == 3).await;
     let leader = scene.wait_leader(&[0, 1]).await;
     scene.replicas[leader].kill();
+    // Each delete is held for as long as the others, so the end is that of the last one that is left.
+    let left = scene.hold().await.expect("a hold");
+    assert!(left.since == hold.since && left.until <= hold.until, "{left:?} after {hold:?}");
+    let hold = left;
     let next = within(TAKEOVER, scene.wait_leader(&[1 - leader])).await;
     scene.replicas[next].wait_log("this one goes on until").await;
     scene.replicas[next].wait_metric("lockstep_deletes_held", 1.0).await;
