@@ -1,4 +1,4 @@
-//! Exponential backoff, for everything that is tried again.
+//! Exponential backoff for everything that is tried again, and its log lines.
 
 use std::time::Duration;
 
@@ -63,6 +63,30 @@ impl Retry {
     }
 }
 
+/// A failure that is retried: logged once, and again only when its text changes.
+#[derive(Debug, Default)]
+pub struct LogOnce(String);
+
+impl LogOnce {
+    /// Whether this failure differs from the last one, and so belongs in the log.
+    pub fn is_new(&mut self, text: &str) -> bool {
+        let new = self.0 != text;
+        text.clone_into(&mut self.0);
+        new
+    }
+
+    /// The next failure is logged, whatever it is.
+    pub fn resolved(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether the last attempt failed.
+    #[must_use]
+    pub const fn is_failing(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +116,14 @@ mod tests {
         assert!(retry.next_delay() >= first);
         retry.reset();
         assert!(retry.next_delay() <= first);
+    }
+
+    #[test]
+    fn failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
+        let mut log_once = LogOnce::default();
+        assert!(log_once.is_new("a") && !log_once.is_new("a") && log_once.is_new("b"));
+        assert!(log_once.is_failing());
+        log_once.resolved();
+        assert!(!log_once.is_failing() && log_once.is_new("b"));
     }
 }

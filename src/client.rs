@@ -1,4 +1,4 @@
-//! Builds the Kubernetes client, and turns its errors into [`Failure`], whose texts never quote content of objects.
+//! Builds the Kubernetes client, and turns its errors into [`Failure`].
 
 use std::{
     future::Future,
@@ -8,19 +8,18 @@ use std::{
     time::Duration,
 };
 
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, UserInfo};
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
-    core::Status,
 };
 use serde::de::DeserializeOwned;
 use tower::{BoxError, Layer, Service, ServiceBuilder};
 
-use crate::{ops::metrics::Metrics, text::shorten};
+pub use crate::failure::Failure;
 
 /// Timeout of short requests that nothing else bounds.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,9 +31,6 @@ const KEEPALIVE_RETRIES: u32 = 3;
 /// How long sent bytes may stay unacknowledged.
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The maximum length of the reason of a refusal. Others choose it: webhooks, and quotas by their number.
-const MAX_REASON_CHARS: usize = 500;
 
 /// Why no client could be built.
 #[derive(Debug, thiserror::Error)]
@@ -56,37 +52,6 @@ pub enum Error {
     )]
     Build(String),
 }
-
-/// Why a request failed. The texts leave out what the API server quotes from objects.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    #[error("not found")]
-    NotFound,
-    #[error("already exists")]
-    AlreadyExists,
-    #[error("conflict: the object has changed")]
-    Conflict,
-    #[error("the namespace is terminating")]
-    NamespaceTerminating,
-    #[error("this replica is not the leader")]
-    NotLeader,
-    #[error("invalid: {0}")]
-    Invalid(String),
-    #[error("forbidden: {0}")]
-    Forbidden(String),
-    /// The credentials are not valid, or not any more.
-    #[error("the API server does not accept the credentials")]
-    Unauthorized,
-    #[error("the API server asks to retry after {} s", .0.as_secs())]
-    Throttled(Duration),
-    #[error("{0}")]
-    Unavailable(String),
-}
-
-/// How the message begins when a JSON patch does not apply to the object. Our patches apply to the state they were
-/// computed from, so the object has changed since. Nothing else in the response distinguishes this from a 422 for an
-/// invalid object.
-const PATCH_DOES_NOT_FIT: &str = "the server rejected our request due to an error in our request";
 
 /// Finds the cluster as kubectl does: `KUBECONFIG`, then `~/.kube/config`, then the pod's ServiceAccount.
 ///
@@ -114,8 +79,9 @@ pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> Resu
     config.map_err(|error| unusable(&error))
 }
 
-/// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries, every call counted in the metrics.
-pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
+/// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries. `count` is told the verb of each call, and the
+/// status code of its answer, if there was one.
+pub fn build(mut config: Config, count: impl CountCall) -> Result<Client, Error> {
     if let Some(proxy) = config.proxy_url {
         return Err(Error::ProxyUnsupported(proxy));
     }
@@ -132,7 +98,7 @@ pub fn build(mut config: Config, metrics: &Metrics) -> Result<Client, Error> {
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(build_error)?)
         .layer(config.extra_headers_layer().map_err(build_error)?)
-        .layer(CountCalls(metrics.clone()))
+        .layer(CountCalls(count))
         .map_err(BoxError::from)
         .service(http);
     Ok(Client::new(service, config.default_namespace))
@@ -177,7 +143,7 @@ pub async fn with_timeout<T>(
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Failure> {
     match tokio::time::timeout(timeout, call).await {
-        Ok(answer) => answer.map_err(Failure::from),
+        Ok(answer) => answer.map_err(failure),
         Err(_) => Err(Failure::Unavailable(format!("no answer within {timeout:?}"))),
     }
 }
@@ -189,94 +155,16 @@ pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -
     with_timeout(REQUEST_TIMEOUT, client.request(request)).await
 }
 
-impl Failure {
-    /// Its text without a number that changes from one answer to the next: equal kinds are logged once.
-    #[must_use]
-    pub fn kind(&self) -> String {
-        match self {
-            Self::Throttled(_) => "throttled".to_owned(),
-            other => other.to_string(),
+/// What a failed call means.
+#[must_use]
+pub fn failure(error: kube::Error) -> Failure {
+    match error {
+        kube::Error::Api(status) => Failure::from(*status),
+        // The text of the error would quote the content.
+        kube::Error::SerdeError(error) => {
+            Failure::Unavailable(format!("the response could not be decoded ({:?} error)", error.classify()))
         }
-    }
-
-    /// One sentence for the log: what failed, why, and what to do about it.
-    #[must_use]
-    pub fn explain(&self, what: &str) -> String {
-        match self {
-            Self::Forbidden(detail) => {
-                format!(
-                    "{what} is forbidden ({detail}): apply the RBAC of `lockstep manifests` for this identity"
-                )
-            }
-            Self::Unavailable(detail) => {
-                format!(
-                    "{what} failed ({detail}): check that the API server is up, its address and the network"
-                )
-            }
-            other => format!("{what} failed: {other}"),
-        }
-    }
-}
-
-impl From<kube::Error> for Failure {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::from(*status),
-            // The text of the error would quote the content.
-            kube::Error::SerdeError(error) => {
-                Self::Unavailable(format!("the response could not be decoded ({:?} error)", error.classify()))
-            }
-            other => Self::Unavailable(chain(&other)),
-        }
-    }
-}
-
-impl From<Status> for Failure {
-    fn from(status: Status) -> Self {
-        let details = status.details.as_ref();
-        let cause =
-            |reason: &str| details.is_some_and(|d| d.causes.iter().any(|cause| cause.reason == reason));
-        let retry_after = details.map_or(0, |details| details.retry_after_seconds);
-        if status.is_already_exists() {
-            Self::AlreadyExists
-        } else if status.code == 422 && status.message.starts_with(PATCH_DOES_NOT_FIT) {
-            Self::Conflict
-        } else if cause("NamespaceTerminating") {
-            Self::NamespaceTerminating
-        } else if status.code == 429 || retry_after > 0 {
-            Self::Throttled(Duration::from_secs(retry_after.max(1).into()))
-        } else {
-            match status.code {
-                404 => Self::NotFound,
-                409 => Self::Conflict,
-                400 | 413 | 422 => Self::Invalid(shorten(&without_content(&status), MAX_REASON_CHARS)),
-                401 => Self::Unauthorized,
-                403 => Self::Forbidden(shorten(&without_content(&status), MAX_REASON_CHARS)),
-                code => Self::Unavailable(format!("the API server answered {code} {}", status.reason)),
-            }
-        }
-    }
-}
-
-/// The reason of a refusal without quoted values: the invalid fields, or the webhook that denied the request.
-fn without_content(status: &Status) -> String {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    let fields: Vec<String> = causes
-        .filter(|cause| !cause.field.is_empty())
-        .map(|cause| format!("{}: {}", cause.field, cause.reason))
-        .collect();
-    if !fields.is_empty() {
-        return fields.join(", ");
-    }
-    for end in ["denied the request", "denied request"] {
-        if let Some(at) = status.message.find(end) {
-            return status.message[..at + end.len()].to_owned();
-        }
-    }
-    match status.code {
-        // RBAC and quota messages name objects and users, never values.
-        403 => status.message.clone(),
-        _ => status.reason.clone(),
+        other => Failure::Unavailable(chain(&other)),
     }
 }
 
@@ -297,29 +185,35 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Takes note of a call to the API server.
+pub trait CountCall: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static {}
+
+impl<F: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static> CountCall for F {}
+
 /// A tower layer that counts API calls by verb and status code.
 #[derive(Clone)]
-struct CountCalls(Metrics);
+struct CountCalls<F>(F);
 
 #[derive(Clone)]
-struct Counted<S> {
+struct Counted<S, F> {
     inner: S,
-    metrics: Metrics,
+    count: F,
 }
 
-impl<S> Layer<S> for CountCalls {
-    type Service = Counted<S>;
+impl<S, F: Clone> Layer<S> for CountCalls<F> {
+    type Service = Counted<S, F>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted { inner, metrics: self.0.clone() }
+    fn layer(&self, inner: S) -> Counted<S, F> {
+        Counted { inner, count: self.0.clone() }
     }
 }
 
-impl<S, B, R> Service<Request<B>> for Counted<S>
+impl<S, F, B, R> Service<Request<B>> for Counted<S, F>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,
     S::Error: 'static,
+    F: CountCall,
     R: 'static,
 {
     type Response = S::Response;
@@ -332,11 +226,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let verb = verb(&request);
-        let metrics = self.metrics.clone();
+        let count = self.count.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            metrics.api_call(verb, answer.as_ref().ok().map(Response::status));
+            count(verb, answer.as_ref().ok().map(Response::status));
             answer
         })
     }
@@ -358,10 +252,6 @@ fn verb<B>(request: &Request<B>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn status(value: serde_json::Value) -> Failure {
-        serde_json::from_value::<Status>(value).unwrap().into()
-    }
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
@@ -387,30 +277,6 @@ mod tests {
     }
 
     #[test]
-    fn status_codes_and_reasons_map_to_failures() {
-        use serde_json::json;
-        for (value, expected) in [
-            (json!({"code": 404, "reason": "NotFound"}), Failure::NotFound),
-            (json!({"code": 409, "reason": "AlreadyExists"}), Failure::AlreadyExists),
-            (json!({"code": 409, "reason": "Conflict"}), Failure::Conflict),
-            (
-                json!({"code": 422, "reason": "Invalid", "message": PATCH_DOES_NOT_FIT, "details": {}}),
-                Failure::Conflict,
-            ),
-            (
-                json!({"code": 403, "reason": "Forbidden", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}),
-                Failure::NamespaceTerminating,
-            ),
-            (
-                json!({"code": 429, "reason": "TooManyRequests", "details": {"retryAfterSeconds": 7}}),
-                Failure::Throttled(Duration::from_secs(7)),
-            ),
-        ] {
-            assert_eq!(status(value.clone()), expected, "{value}");
-        }
-    }
-
-    #[test]
     fn calls_are_counted_by_their_verb() {
         for (method, query, expected) in [
             (Method::GET, "", "get"),
@@ -424,33 +290,6 @@ mod tests {
             let uri = format!("/api/v1/configmaps{query}");
             let request = Request::builder().method(&method).uri(uri).body(()).unwrap();
             assert_eq!(verb(&request), expected, "{method}");
-        }
-    }
-
-    #[test]
-    fn explanation_names_what_failed_why_and_what_to_do() {
-        for (failure, why, remedy) in [
-            (Failure::Forbidden("no list".to_owned()), "no list", "RBAC"),
-            (Failure::Unavailable("no route".to_owned()), "no route", "network"),
-            (Failure::Conflict, "has changed", ""),
-        ] {
-            let text = failure.explain("the watch of pods");
-            assert!(text.starts_with("the watch of pods ") && text.contains(why), "{text}");
-            assert!(text.contains(remedy) && text.lines().count() == 1, "{text}");
-        }
-    }
-
-    #[test]
-    fn refusals_never_quote_values() {
-        use serde_json::json;
-        for value in [
-            json!({"code": 422, "reason": "Invalid", "message": "ConfigMap \"x\" is invalid: data[a]: Invalid value: \"hush\"",
-                   "details": {"causes": [{"reason": "FieldValueInvalid", "message": "Invalid value: \"hush\"", "field": "data[a]"}]}}),
-            json!({"code": 403, "reason": "Forbidden", "message": "admission webhook \"w\" denied the request: saw hush"}),
-            json!({"code": 422, "reason": "Invalid", "message": "something about hush"}),
-        ] {
-            let text = status(value).to_string();
-            assert!(!text.contains("hush"), "{text}");
         }
     }
 }

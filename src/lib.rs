@@ -32,6 +32,7 @@ pub mod client;
 pub mod clock;
 pub mod config;
 pub mod content;
+pub mod failure;
 pub mod guard;
 pub mod hold;
 pub mod inspect;

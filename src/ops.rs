@@ -7,3 +7,4 @@ pub mod metrics;
 #[cfg(test)]
 mod monitoring;
 mod process;
+pub mod watches;

@@ -1,8 +1,9 @@
 //! Watches one resource: a consistent list, then events, without end.
 //!
-//! `kube::runtime::watcher` does not fit for four reasons. It hides bookmarks, so that a stalled watch looks like a
-//! quiet one. It lists from any resourceVersion, not a consistent one. It fails at an object that it cannot decode. It
-//! resumes a watch from its last version although etcd was restored from a backup (`restores`).
+//! kube-runtime's `watcher` does not fit, for three reasons (as of 5.0). It hides bookmarks, so that a stalled watch looks
+//! like a quiet one, and the resourceVersion of a list, which our own writes and the signs of a restore of etcd
+//! (`restores`) are compared with. A list that it streams may be older than what was already seen (`NotOlderThan` 0). It
+//! requires `Debug` of what it watches, Secrets included.
 
 mod decode;
 mod list;
@@ -24,11 +25,11 @@ use kube::{
 use serde::de::DeserializeOwned;
 
 use crate::{
-    backoff::{Backoff, Retry},
-    client::{Failure, with_timeout},
+    backoff::{Backoff, LogOnce, Retry},
+    client::{self, with_timeout},
     clock,
+    failure::Failure,
     object::Meta,
-    ops::log::LogOnce,
 };
 use list::{List, ListSplitter};
 
@@ -534,9 +535,9 @@ fn refused(error: kube::Error, listing: bool) -> WatchError {
         kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => {
             WatchError::StreamingUnsupported
         }
-        kube::Error::Api(_) => WatchError::Refused(error.into()),
-        kube::Error::SerdeError(_) | kube::Error::ReadEvents(_) => WatchError::Broken(error.into()),
-        _ => WatchError::Unanswered(error.into()),
+        kube::Error::Api(_) => WatchError::Refused(client::failure(error)),
+        kube::Error::SerdeError(_) | kube::Error::ReadEvents(_) => WatchError::Broken(client::failure(error)),
+        _ => WatchError::Unanswered(client::failure(error)),
     }
 }
 
@@ -544,7 +545,7 @@ fn refused(error: kube::Error, listing: bool) -> WatchError {
 fn broken(error: kube::Error) -> WatchError {
     match &error {
         kube::Error::Api(status) if status.code == 410 => EXPIRED,
-        _ => WatchError::Broken(error.into()),
+        _ => WatchError::Broken(client::failure(error)),
     }
 }
 

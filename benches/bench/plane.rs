@@ -14,7 +14,6 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use lockstep::ops::metrics::Metrics;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -312,7 +311,7 @@ impl Mirror {
 async fn client_for(kubeconfig: &Path) -> Client {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    lockstep::client::build(config.expect("a config"), &Metrics::new()).expect("a client")
+    lockstep::client::build(config.expect("a config"), |_, _| {}).expect("a client")
 }
 
 /// Builds benches/peer; none if there is no Go.

@@ -15,7 +15,6 @@ use crate::{
         instance::{Instance, InstanceName},
         snapshot::Snapshot,
     },
-    ops::metrics::Metrics,
 };
 
 /// How many namespaces are read one by one for a person who may not list objects in all of them.
@@ -78,7 +77,7 @@ impl Connection {
     pub async fn open(&self) -> anyhow::Result<Connected> {
         let config = self.config().await?;
         let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
-        let client = client::build(config, &Metrics::new())?;
+        let client = client::build(config, |_, _| {})?;
         let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };
         let instance = Instance::read(&client, name, Timestamp::now()).await;
         match &instance.lease {

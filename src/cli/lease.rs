@@ -16,7 +16,6 @@ use crate::{
     config,
     keys::Keys,
     leader::LeaseObject,
-    ops::metrics::Metrics,
 };
 
 /// How often a command that waits for the leader reads the Lease.
@@ -32,7 +31,7 @@ pub struct LeaseHandle {
 impl LeaseHandle {
     /// With the rights of the current kubeconfig.
     pub async fn connect(connection: &Connection) -> anyhow::Result<Self> {
-        let client = client::build(connection.config().await?, &Metrics::new())?;
+        let client = client::build(connection.config().await?, |_, _| {})?;
         let namespace = connection.lockstep_namespace.clone();
         Ok(Self {
             api: Api::namespaced(client.clone(), &namespace),

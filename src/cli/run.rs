@@ -25,6 +25,7 @@ use crate::{
         health::{Condition, Readiness, readyz, routes},
         log::{self, LogOnce},
         metrics::Metrics,
+        watches::WatchReport,
     },
     tls::{ConnectionLimits, Server, Tls, client_ca::ClientCa},
     watch::Restores,
@@ -34,7 +35,7 @@ use crate::{
 pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     log::init(settings.log_format);
     let metrics = Metrics::new();
-    let client = client::build(client::config().await?, &metrics)?;
+    let client = client::build(client::config().await?, metrics.count_calls())?;
     let scope = settings.scope();
     let readiness = Readiness::new(conditions(&settings, &scope));
 
@@ -89,10 +90,12 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         scope: scope.clone(),
         world: world.clone(),
         requeue,
-        readiness: readiness.clone(),
-        metrics: metrics.clone(),
         restores: restores.clone(),
-        observer: None,
+        observer: Arc::new(WatchReport {
+            world: world.clone(),
+            readiness: readiness.clone(),
+            metrics: metrics.clone(),
+        }),
     };
     informers.start(&mut tasks, &client);
 

@@ -19,7 +19,7 @@ use super::{
     required_access::{RequiredAccess, Verbs},
 };
 use crate::{
-    client::Failure,
+    client::{self, Failure},
     content::Digest,
     content::Hasher,
     object::{Kind, ObjectKey},
@@ -225,7 +225,7 @@ impl UserCheck<'_> {
                 answer.map(|answer| answer.status)
             }
         };
-        let status = outcome.map_err(|error| unavailable(error.into()))?.unwrap_or_default();
+        let status = outcome.map_err(|error| unavailable(client::failure(error)))?.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

@@ -25,7 +25,7 @@ use self::probe::{Probe, untried};
 use super::instance::{Instance, InstanceName, age, read_configuration};
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
-    client::{Failure, REQUEST_TIMEOUT, user_info, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT, user_info, with_timeout},
     guard::request::User,
     keys::Keys,
 };
@@ -225,9 +225,10 @@ impl Checker<'_> {
     async fn server_version(&self) -> Check {
         match tokio::time::timeout(REQUEST_TIMEOUT, self.client.apiserver_version()).await {
             Ok(Ok(found)) => version::judge(&found),
-            Ok(Err(error)) => {
-                Check::unknown(format!("the version of Kubernetes cannot be read: {}", Failure::from(error)))
-            }
+            Ok(Err(error)) => Check::unknown(format!(
+                "the version of Kubernetes cannot be read: {}",
+                client::failure(error)
+            )),
             Err(_) => Check::unknown("the API server does not say its version"),
         }
     }
@@ -492,7 +493,7 @@ impl Checker<'_> {
             Err(_) => return untried(&format!("the API server did not answer within {REQUEST_TIMEOUT:?}")),
             Ok(Ok(_)) => None,
             Ok(Err(kube::Error::Api(status))) => Some(status),
-            Ok(Err(error)) => return untried(&Failure::from(error).to_string()),
+            Ok(Err(error)) => return untried(&client::failure(error).to_string()),
         };
         let user = user.unwrap_or_default();
         let user = User {

@@ -21,12 +21,11 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    ops::{health::Readiness, metrics::Metrics},
     plan::targets,
     watch::Restores,
     world::{
         Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World,
-        informer::{Informers, Observer},
+        informer::{Informers, WatchObserver},
     },
 };
 
@@ -284,25 +283,32 @@ async fn see(
 
 /// They feed a world that keeps no content, and record when each object was written.
 fn informers(scope: &Scope, times: &Times, changes: &watch::Sender<u64>) -> Informers {
-    let (times, shown, affected) = (times.clone(), changes.clone(), changes.clone());
-    let observer: Observer = Arc::new(move |watch, meta| {
-        shown.send_modify(|count| *count += 1);
+    let affected = changes.clone();
+    Informers {
+        scope: scope.clone(),
+        world: SharedWorld::new(scope, 0),
+        requeue: Arc::new(move |_| affected.send_modify(|count| *count += 1)),
+        restores: Restores::default(),
+        observer: Arc::new(Recorder { times: times.clone(), changes: changes.clone() }),
+    }
+}
+
+/// Counts what is shown, and remembers when it was written.
+struct Recorder {
+    times: Times,
+    changes: watch::Sender<u64>,
+}
+
+impl WatchObserver for Recorder {
+    fn shown(&self, watch: WatchId, meta: &Meta) {
+        self.changes.send_modify(|count| *count += 1);
         let kind = match watch {
             WatchId::Namespaces => return,
             WatchId::Companions(kind) | WatchId::Sources(kind) => kind,
         };
         if let Some(time) = last_written(meta) {
-            times.lock().unwrap_or_else(PoisonError::into_inner).insert(ObjectKey::of(kind, meta), time);
+            self.times.lock().unwrap_or_else(PoisonError::into_inner).insert(ObjectKey::of(kind, meta), time);
         }
-    });
-    Informers {
-        scope: scope.clone(),
-        world: SharedWorld::new(scope, 0),
-        requeue: Arc::new(move |_| affected.send_modify(|count| *count += 1)),
-        readiness: Readiness::new([]),
-        metrics: Metrics::new(),
-        restores: Restores::default(),
-        observer: Some(observer),
     }
 }
 

@@ -25,8 +25,7 @@ use tokio::{
 
 use super::writes::{QueuedRequest, WriteQueue};
 use crate::{
-    client::Failure,
-    clock,
+    client, clock,
     content::{Digest, Hasher},
     keys::Keys,
     object::ObjectKey,
@@ -197,7 +196,7 @@ impl EventWriter {
             match tokio::time::timeout(REQUEST_TIMEOUT, self.write(event)).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) => {
-                    tracing::debug!(error = %Failure::from(error), "an Event could not be written");
+                    tracing::debug!(error = %client::failure(error), "an Event could not be written");
                 }
                 Err(_) => tracing::debug!("an Event could not be written in time"),
             }

@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -16,6 +15,8 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+
+use tokio::sync::watch;
 
 use super::{exposition::Format, metrics::Metrics};
 use crate::clock;
@@ -44,7 +45,7 @@ pub enum Warning {
 
 /// The conditions that are not true yet, and when each watch last received anything.
 #[derive(Clone)]
-pub struct Readiness(Arc<Mutex<ReadinessState>>);
+pub struct Readiness(watch::Sender<ReadinessState>);
 
 struct ReadinessState {
     unmet: BTreeSet<Condition>,
@@ -62,57 +63,54 @@ impl Readiness {
             _ => None,
         };
         let last_received = unmet.iter().filter_map(watch).collect();
-        Self(Arc::new(Mutex::new(ReadinessState { unmet, warnings: BTreeSet::new(), last_received })))
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut ReadinessState) -> T) -> T {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Self(watch::Sender::new(ReadinessState { unmet, warnings: BTreeSet::new(), last_received }))
     }
 
     /// A watch received something from the API server.
     pub fn watch_received(&self, watch: &'static str) {
-        self.with(|state| state.last_received.insert(watch, clock::now()));
+        self.0.send_modify(|state| {
+            state.last_received.insert(watch, clock::now());
+        });
     }
 
     pub fn mark_true(&self, condition: Condition) {
-        self.with(|state| state.unmet.remove(&condition));
+        self.0.send_if_modified(|state| state.unmet.remove(&condition));
     }
 
     pub fn mark_false(&self, condition: Condition) {
-        self.with(|state| state.unmet.insert(condition));
+        self.0.send_if_modified(|state| state.unmet.insert(condition));
     }
 
     #[must_use]
     pub fn is_false(&self, condition: Condition) -> bool {
-        self.with(|state| state.unmet.contains(&condition))
+        self.0.borrow().unmet.contains(&condition)
     }
 
     /// The conditions that are false.
     #[must_use]
     pub fn unmet(&self) -> Vec<Condition> {
-        self.with(|state| state.unmet.iter().copied().collect())
+        self.0.borrow().unmet.iter().copied().collect()
     }
 
     pub fn warn(&self, warning: Warning, holds: bool) {
-        self.with(|state| match holds {
-            true => state.warnings.insert(warning),
-            false => state.warnings.remove(&warning),
+        self.0.send_if_modified(|state| {
+            if holds { state.warnings.insert(warning) } else { state.warnings.remove(&warning) }
         });
     }
 
     /// Waits until every watch has listed once.
     pub async fn all_listed(&self) {
-        while self.unmet().iter().any(|condition| matches!(condition, Condition::Listed(_))) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_listed = |condition: &Condition| !matches!(condition, Condition::Listed(_));
+        let mut state = self.0.subscribe();
+        // It fails only if the sender is gone, and this is one.
+        let _ = state.wait_for(|state| state.unmet.iter().all(is_listed)).await;
     }
 
     /// How long ago each watch received anything.
     #[must_use]
     pub fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
-        self.with(|state| {
-            state.last_received.iter().map(|(watch, at)| (*watch, clock::elapsed(*at))).collect()
-        })
+        let state = self.0.borrow();
+        state.last_received.iter().map(|(watch, at)| (*watch, clock::elapsed(*at))).collect()
     }
 }
 
@@ -165,7 +163,7 @@ fn readyz_response(readiness: &Readiness) -> impl IntoResponse + use<> {
         true => (StatusCode::OK, Some("ok".to_owned())),
         false => (StatusCode::SERVICE_UNAVAILABLE, None),
     };
-    let warnings = readiness.with(|state| state.warnings.clone());
+    let warnings = readiness.0.borrow().warnings.clone();
     let lines = first.into_iter().chain(unmet.iter().map(ToString::to_string));
     (
         status,

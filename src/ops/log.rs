@@ -10,34 +10,12 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
+pub use crate::backoff::LogOnce;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     Text,
     Json,
-}
-
-/// A failure that is retried: logged once, and again only when its text changes.
-#[derive(Debug, Default)]
-pub struct LogOnce(String);
-
-impl LogOnce {
-    /// Whether this failure differs from the last one, and so belongs in the log.
-    pub fn is_new(&mut self, text: &str) -> bool {
-        let new = self.0 != text;
-        text.clone_into(&mut self.0);
-        new
-    }
-
-    /// The next failure is logged, whatever it is.
-    pub fn resolved(&mut self) {
-        self.0.clear();
-    }
-
-    /// Whether the last attempt failed.
-    #[must_use]
-    pub const fn is_failing(&self) -> bool {
-        !self.0.is_empty()
-    }
 }
 
 /// A filter with these levels in which some crates stay silent: kube-client logs whole responses that it cannot decode,
@@ -78,15 +56,6 @@ fn names_only_our_crate(levels: &str) -> bool {
 mod tests {
     use super::*;
     use crate::testing::CapturedLogs;
-
-    #[test]
-    fn failure_is_logged_once_until_its_text_changes_or_it_is_resolved() {
-        let mut log_once = LogOnce::default();
-        assert!(log_once.is_new("a") && !log_once.is_new("a") && log_once.is_new("b"));
-        assert!(log_once.is_failing());
-        log_once.resolved();
-        assert!(!log_once.is_failing() && log_once.is_new("b"));
-    }
 
     #[test]
     fn logs_of_kube_and_hyper_never_show() {

@@ -14,6 +14,8 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
+use crate::client::CountCall;
+
 use super::{
     exposition::{self, Format},
     process::ProcessMetrics,
@@ -302,6 +304,13 @@ impl Metrics {
 
     pub fn handshake(&self, done: bool) {
         self.handshakes.get_or_create(&ResultLabel { result: if done { "done" } else { "failed" } }).inc();
+    }
+
+    /// For [`crate::client::build`].
+    #[must_use]
+    pub fn count_calls(&self) -> impl CountCall {
+        let metrics = self.clone();
+        move |verb, status| metrics.api_call(verb, status)
     }
 
     pub fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {

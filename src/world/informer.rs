@@ -7,13 +7,10 @@ use tokio::task::JoinSet;
 
 use super::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId, World};
 use crate::{
-    client::{self, Failure},
+    client,
+    failure::Failure,
     keys::Keys,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    ops::{
-        health::{Condition, Readiness},
-        metrics::Metrics,
-    },
     watch::{self, Event, Restores, WatchSpec, Watched},
 };
 
@@ -24,14 +21,26 @@ pub struct Informers {
     pub world: SharedWorld,
     /// Enqueues the sources to reconcile.
     pub requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync>,
-    pub readiness: Readiness,
-    pub metrics: Metrics,
     pub restores: Restores,
-    /// Sees the metadata of every object that a list or a watch shows; none in a replica.
-    pub observer: Option<Observer>,
+    pub observer: Arc<dyn WatchObserver>,
 }
 
-pub type Observer = Arc<dyn Fn(WatchId, &Meta) + Send + Sync>;
+/// Is told what the watches do, once the world shows it: for metrics, probes and pages.
+pub trait WatchObserver: Send + Sync {
+    /// A list is about to be requested.
+    fn list_begins(&self, _: WatchId) {}
+    /// The API server has sent something.
+    fn received(&self, _: WatchId) {}
+    /// A list or a watch has shown an object, which the world does not have yet.
+    fn shown(&self, _: WatchId, _: &Meta) {}
+    /// A list is complete.
+    fn listed(&self, _: WatchId) {}
+    /// An object cannot be decoded, and is skipped.
+    fn undecodable(&self, _: WatchId) {}
+}
+
+/// Takes no note of anything.
+impl WatchObserver for () {}
 
 /// Applies the events of one watch to the world.
 pub(crate) struct Informer {
@@ -181,8 +190,6 @@ impl Informer {
             World::apply_source,
             |world, object| world.delete_source(kind, &object.metadata),
         );
-        let kept = self.shared.world.read(World::payload_bytes);
-        self.shared.metrics.source_cache.set(kept.try_into().unwrap_or(i64::MAX));
     }
 
     fn companion(&self, kind: Kind, event: Event<Object>) {
@@ -220,22 +227,17 @@ impl Informer {
         apply: impl FnOnce(&mut World, R) -> Effect,
         delete: impl FnOnce(&mut World, T) -> Effect,
     ) {
-        let Informers { world, requeue, readiness, metrics, .. } = &self.shared;
-        let name = self.watch.as_str();
+        let Informers { world, requeue, observer, .. } = &self.shared;
         // `Init` comes before the request for a list, so it does not show that the API server answers.
-        if !matches!(event, Event::Init) {
-            readiness.watch_received(name);
-        }
+        let received = !matches!(event, Event::Init);
         let mut effect = match event {
             Event::Init => {
                 world.write(|world| world.list_begins(self.watch));
-                metrics.watch_restarted(name);
+                observer.list_begins(self.watch);
                 Effect::default()
             }
             Event::Apply(object) => {
-                if let Some(observer) = &self.shared.observer {
-                    observer(self.watch, object.meta());
-                }
+                observer.shown(self.watch, object.meta());
                 let read = read(object);
                 world.write(|world| apply(world, read))
             }
@@ -243,15 +245,18 @@ impl Informer {
             Event::InitDone(version) => {
                 let version = version.parse().unwrap_or(u64::MAX);
                 let effect = world.write(|world| world.list_ends(self.watch, version));
-                readiness.mark_true(Condition::Listed(name));
+                observer.listed(self.watch);
                 effect
             }
             Event::Bookmark => Effect::default(),
             Event::Undecodable(_) => {
-                metrics.undecodable(name);
+                observer.undecodable(self.watch);
                 Effect::default()
             }
         };
+        if received {
+            observer.received(self.watch);
+        }
         for (source, event) in &effect.events {
             self.log(source, *event);
         }
@@ -274,40 +279,5 @@ impl Informer {
             SourceEvent::Changed => tracing::info!(kind, %source, keys, "source changed"),
             SourceEvent::Removed => tracing::info!(kind, %source, "source removed"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::*;
-    use crate::testing;
-
-    #[test]
-    fn request_for_a_list_does_not_count_as_received() {
-        let watch = WatchId::Namespaces;
-        let scope = Scope { keys: testing::keys(), rules: testing::rules(), kinds: Kind::ALL.to_vec() };
-        let shared = Informers {
-            world: SharedWorld::new(&scope, 0),
-            scope,
-            requeue: Arc::new(|_| {}),
-            readiness: Readiness::new([Condition::Listed(watch.as_str())]),
-            metrics: Metrics::new(),
-            restores: Restores::default(),
-            observer: None,
-        };
-        let informer = Informer { watch, shared };
-        let age = || informer.shared.readiness.watch_ages()[0].1;
-        let a_while = Duration::from_millis(5);
-        while age() < a_while {
-            std::thread::yield_now();
-        }
-        informer.namespace(Event::Init);
-        assert!(age() >= a_while, "{:?}", age());
-        let before = Instant::now();
-        informer.namespace(Event::InitDone("1".to_owned()));
-        let age = age();
-        assert!(age <= before.elapsed(), "{age:?}");
     }
 }

@@ -204,7 +204,7 @@ impl Fixture {
             .await
             .expect("a config");
         let metrics = Metrics::new();
-        let client = client::build(config, &metrics).expect("a client");
+        let client = client::build(config, |_, _| {}).expect("a client");
         let readiness = Readiness::new([Condition::Certificate, Condition::Bundle]);
         let settings = CertSettings {
             keys: Arc::new(Keys::new(&self.cluster.domain(), "-synced")),

@@ -13,7 +13,6 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use lockstep::ops::metrics::Metrics;
 use model::{Actor, Edit, Key, Kind, Names, Object, Op, Step, Violation, Write};
 use serde_json::{Value, json};
 
@@ -470,5 +469,5 @@ async fn client_without_retries(kubeconfig: &Path) -> Client {
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    lockstep::client::build(config.expect("a config"), &Metrics::new()).expect("a client")
+    lockstep::client::build(config.expect("a config"), |_, _| {}).expect("a client")
 }

@@ -307,7 +307,7 @@ async fn stalled_body_is_a_408_and_delays_no_other_review() {
 async fn source_is_denied_when_access_cannot_be_checked() {
     // Nothing listens on this port.
     let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-    let guard = guard_with(client::build(config, &Metrics::new()).unwrap());
+    let guard = guard_with(client::build(config, |_, _| {}).unwrap());
     let response = answered(&guard, &a_source()).await;
     assert_eq!(reason(&response), "unanswered");
     assert!(counted(&guard, "lockstep_denials_total{reason=\"unanswered\"} 1"));

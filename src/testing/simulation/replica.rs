@@ -34,6 +34,7 @@ use crate::{
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
+        watches::WatchReport,
     },
     testing::{keys, rules, store::Place},
     watch::Restores,
@@ -83,10 +84,8 @@ impl Replica {
             scope,
             world: world.clone(),
             requeue: Arc::new(move |keys| requeue.push_all(keys)),
-            readiness: readiness.clone(),
-            metrics,
             restores: restores.clone(),
-            observer: None,
+            observer: Arc::new(WatchReport { world: world.clone(), readiness: readiness.clone(), metrics }),
         };
         cluster.lock().list_again(number);
         Self {
