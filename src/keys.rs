@@ -190,12 +190,6 @@ impl Keys {
         [&self.source, &self.source_uid]
     }
 
-    /// The labels by which people select the companions of a source.
-    #[must_use]
-    pub fn source_labels(&self) -> [&str; 2] {
-        [&self.source_namespace, &self.source_name]
-    }
-
     /// Every label that Lockstep writes on companions.
     #[must_use]
     pub fn companion_labels(&self) -> [&str; 3] {

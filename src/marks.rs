@@ -91,33 +91,20 @@ impl Marks {
 
     #[must_use]
     pub fn digest(&self) -> Digest {
-        self.digest_with(|_| true, |_| true)
+        self.digest_with(|_| true)
     }
 
     /// The digest of the marks that a backup of a companion has, too: all but the UID of the source.
     #[must_use]
     pub fn digest_without_uid(&self, keys: &Keys) -> Digest {
-        self.digest_with(|_| true, |key| *key != keys.source_uid)
+        self.digest_with(|key| *key != keys.source_uid)
     }
 
-    /// The digest of the same marks as versions wrote them that did not know the labels which name the source.
-    #[must_use]
-    pub fn digest_without_source_labels(&self, keys: &Keys) -> Digest {
-        let later = keys.source_labels();
-        self.digest_with(|key| !later.contains(&key), |_| true)
-    }
-
-    fn digest_with(&self, label: impl Fn(&str) -> bool, annotation: impl Fn(&str) -> bool) -> Digest {
+    fn digest_with(&self, annotation: impl Fn(&str) -> bool) -> Digest {
         let mut hasher = Hasher::new();
-        hasher.map("labels", self.labels.iter().filter(|(key, _)| label(key)));
+        hasher.map("labels", self.labels.iter());
         hasher.map("annotations", self.annotations.iter().filter(|(key, _)| annotation(key)));
         hasher.finish()
-    }
-
-    /// Whether any of the labels is there that name the source.
-    #[must_use]
-    pub fn has_source_labels(&self, keys: &Keys) -> bool {
-        keys.source_labels().iter().any(|key| self.labels.contains_key(*key))
     }
 
     #[must_use]
@@ -276,6 +263,10 @@ mod tests {
         companion.annotations.insert("foreign.example/x".into(), "yes".into());
         assert_eq!(Marks::found(&keys, &companion), marks);
         assert_eq!(marks.annotations["workshop.io/copied"], "l:team,a:example.com/x");
+        assert_eq!(
+            (&*marks.labels["workshop.io/source-namespace"], &*marks.labels["workshop.io/source-name"]),
+            ("home", "colors")
+        );
     }
 
     #[test]
@@ -302,21 +293,6 @@ mod tests {
         assert_eq!((owners.len(), owners[0].controller), (1, Some(true)));
         assert!(expected_owners(&source, "u1", WhenRemoved::Delete, "away").is_empty());
         assert!(expected_owners(&source, "u1", WhenRemoved::Keep, "home").is_empty());
-    }
-
-    #[test]
-    fn digest_without_source_labels_is_that_of_marks_that_never_had_them() {
-        let (keys, marks) = expected();
-        assert_eq!(
-            (&*marks.labels["workshop.io/source-namespace"], &*marks.labels["workshop.io/source-name"]),
-            ("home", "colors")
-        );
-        let mut earlier = marks.clone();
-        earlier.labels.retain(|key, _| !key.starts_with("workshop.io/source-"));
-        assert_eq!(earlier.labels.len() + 2, marks.labels.len());
-        assert_eq!(marks.digest_without_source_labels(&keys), earlier.digest());
-        assert_ne!(marks.digest(), earlier.digest());
-        assert!(marks.has_source_labels(&keys) && !earlier.has_source_labels(&keys));
     }
 
     #[test]

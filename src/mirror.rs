@@ -146,11 +146,7 @@ impl Tasks {
                 "write worker"
             }));
         }
-        let labeller = reconciler.clone();
-        let mut workers: Vec<BoxFuture<'static, &'static str>> = vec![Box::pin(async move {
-            labeller.label_all().await;
-            "label worker"
-        })];
+        let mut workers: Vec<BoxFuture<'static, &'static str>> = Vec::new();
         for _ in 0..settings.workers {
             let reconciler = reconciler.clone();
             workers.push(Box::pin(async move {

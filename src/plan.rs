@@ -72,8 +72,6 @@ pub enum WriteReason {
     SourceChanged,
     Adopted,
     Healed(Heal),
-    /// An earlier version wrote it, without the labels that name its source, and nothing else is wrong with it.
-    LacksLabels,
 }
 
 /// What somebody did to a companion that has to be undone.
@@ -246,8 +244,7 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
     // So far, every change is about a companion that is wanted.
     let conflicts =
         plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Conflict { .. })).count();
-    plan.out_of_step =
-        conflicts + plan.changes.iter().filter(|change| !change.action.only_adds_labels()).count();
+    plan.out_of_step = conflicts + plan.changes.len();
     let unwanted = world.companions_of(key).filter(|(at, _)| !is_kept(at));
     let reason = DeleteReason::NotWanted;
     plan.changes
@@ -425,11 +422,7 @@ pub fn decide(
         };
     }
     let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
-    let lacks_only_labels = heal == Heal::Marks && found.marks == desired.marks_without_source_labels;
-    if lacks_only_labels && !found.had_source_labels {
-        return write(WriteReason::LacksLabels);
-    }
-    let edited = context.in_step || lacks_only_labels || (found.content != desired.content && !found.intact);
+    let edited = context.in_step || (found.content != desired.content && !found.intact);
     write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
@@ -480,12 +473,10 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
     }
 }
 
-/// The most serious difference between a companion and what its source wants; `None` when there is none. That it lacks
-/// both labels which name its source, and no other mark, is the least.
+/// The most serious difference between a companion and what its source wants; `None` when there is none.
 #[must_use]
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
-    let lacks_labels = found.marks == desired.marks_without_source_labels;
     if found.content != desired.content {
         Some(if found.type_ != desired.type_ {
             Heal::Type
@@ -496,14 +487,12 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
         })
     } else if !found.labelled {
         Some(Heal::Label)
-    } else if found.marks != desired.marks && !lacks_labels {
+    } else if found.marks != desired.marks {
         Some(Heal::Marks)
     } else if found.owners != source.expected_owners_digest(&at.namespace) {
         Some(Heal::Owner)
-    } else if found.finalizers {
-        Some(Heal::Finalizer)
     } else {
-        lacks_labels.then_some(Heal::Marks)
+        found.finalizers.then_some(Heal::Finalizer)
     }
 }
 
@@ -559,12 +548,6 @@ impl Action {
         }
     }
 
-    /// Whether it does nothing but add labels that earlier versions did not write. That comes behind all other work.
-    #[must_use]
-    pub const fn only_adds_labels(&self) -> bool {
-        matches!(self, Self::Update { reason: WriteReason::LacksLabels, .. })
-    }
-
     /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
     #[must_use]
     pub const fn may_heal(&self) -> bool {
@@ -585,11 +568,9 @@ impl Action {
 }
 
 impl Plan {
-    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions. Labels
-    /// that an earlier version did not write are nothing that its author waits for.
+    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions.
     fn pause(&mut self, is_barred: impl Fn(&ObjectKey) -> bool) {
         self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
-        self.changes.retain(|change| !change.action.only_adds_labels());
         let planned = self.changes.len();
         self.changes.retain(|change| !change.action.has_content() && is_barred(&change.at));
         let waiting = planned - self.changes.len();

@@ -94,8 +94,6 @@ impl Preview {
         let mut outcome = Outcome::default();
         for change in plan.changes {
             match change.action {
-                // Not because of this request.
-                action if action.only_adds_labels() => {}
                 Action::Create { .. } => {
                     let home = &self.key.namespace;
                     let accepts = world.namespaces().accepts_adoption(home, &change.at.namespace);
@@ -252,12 +250,6 @@ mod tests {
         );
         let kept = draft("team-a,.").annotate("when-removed", "keep");
         assert_eq!(preview(&cluster, kept).to_string(), "lockstep plan: update 2, release 1 (team-b)");
-        // An earlier version wrote this one without labels. It gets them, but not because of this source.
-        let at = configmap("team-a", "c-synced");
-        cluster.edit(&at, |object| object.metadata.labels.retain(|key, _| !key.contains("/source-")));
-        cluster.restart();
-        assert_eq!(preview(&cluster, draft("team-*,.")).to_string(), "lockstep plan: nothing to do");
-        cluster.reconcile(&key);
         // The world itself is unchanged.
         assert!(cluster.plan(&key).is_empty());
         cluster.put(companion("other", "c-synced").of("else/c"));

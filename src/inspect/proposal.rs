@@ -422,14 +422,9 @@ fn proposed(at: &ObjectKey, action: &Action) -> Option<ProposedChange> {
     let written = |reason: WriteReason| match reason {
         WriteReason::New => "new",
         WriteReason::SourceChanged => "source changed",
-        WriteReason::LacksLabels => "lacks the labels that name its source",
         WriteReason::Adopted => "an object of that name is taken over",
         WriteReason::Healed(_) => "changed by somebody else",
     };
-    // Its content and everything else is right.
-    if action.only_adds_labels() {
-        return None;
-    }
     let (verb, reason) = match action {
         Action::Create { reason } => (Verb::Create, written(*reason)),
         Action::Update { reason: WriteReason::Adopted, .. }

@@ -429,8 +429,6 @@ pub fn companion_state(
             CompanionState::Conflict(describe_holder(&holder))
         }
         Decision::Trouble(other) => CompanionState::Conflict(other.to_string()),
-        // An earlier version wrote it, and nothing else is missing.
-        Decision::Change(change) if change.action.only_adds_labels() => CompanionState::InStep,
         Decision::Change(change) => match (change.action, found) {
             (Action::Update { reason, .. } | Action::Recreate { reason, .. }, Some(found)) => {
                 if reason == WriteReason::Adopted {

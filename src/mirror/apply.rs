@@ -51,8 +51,6 @@ pub enum Applied {
     Updated,
     Adopted,
     Healed(Heal),
-    /// It got the labels that an earlier version did not write.
-    Labelled,
     Deleted(DeleteReason),
     Released(DeleteReason),
 }
@@ -540,7 +538,6 @@ impl From<WriteReason> for Applied {
             WriteReason::SourceChanged => Self::Updated,
             WriteReason::Adopted => Self::Adopted,
             WriteReason::Healed(heal) => Self::Healed(heal),
-            WriteReason::LacksLabels => Self::Labelled,
         }
     }
 }
@@ -575,7 +572,6 @@ impl Applied {
             Self::Updated => "updated",
             Self::Adopted => "adopted",
             Self::Healed(_) => "healed",
-            Self::Labelled => "labelled",
             Self::Deleted(_) => "deleted",
             Self::Released(_) => "released",
         }

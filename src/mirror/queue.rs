@@ -123,7 +123,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
             Some(KeyState::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
             _ => {}
         }
-        if self.is_idle() {
+        if self.states.len() == self.waiting.len() {
             self.states.shrink_to(IDLE_CAPACITY);
             self.ready.shrink_to(IDLE_CAPACITY);
         }
@@ -139,27 +139,19 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     pub fn depth(&self) -> usize {
         self.ready.len()
     }
-
-    /// Whether no key is due or running.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.states.len() == self.waiting.len()
-    }
 }
 
 /// A [`Schedule`] that workers can wait on.
 pub struct Queue<K> {
     schedule: Mutex<Schedule<K>>,
     wake: Notify,
-    idle: Notify,
     /// When keys were pushed that no worker has taken up since.
     pushed: Mutex<HashMap<K, Instant>>,
 }
 
 impl<K: Clone + Eq + Hash> Default for Queue<K> {
     fn default() -> Self {
-        let (wake, idle) = (Notify::new(), Notify::new());
-        Self { schedule: Mutex::default(), wake, idle, pushed: Mutex::default() }
+        Self { schedule: Mutex::default(), wake: Notify::new(), pushed: Mutex::default() }
     }
 }
 
@@ -175,7 +167,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn close(&self) {
         self.lock().close();
         self.pushed().clear();
-        self.idle.notify_waiters();
     }
 
     pub fn push_all(&self, keys: impl IntoIterator<Item = K>) {
@@ -213,28 +204,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub fn done(&self, key: &K) {
         self.lock().done(key);
         self.wake.notify_one();
-        self.idle.notify_waiters();
     }
 
     #[must_use]
     pub fn depth(&self) -> usize {
         self.lock().depth()
-    }
-
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.lock().is_idle()
-    }
-
-    /// Waits until no key is due or running.
-    pub async fn idle(&self) {
-        loop {
-            let idle = self.idle.notified();
-            if self.is_idle() {
-                return;
-            }
-            idle.await;
-        }
     }
 
     /// Waits for the next key that is due. Safe to drop at any time: no key is lost.
@@ -356,38 +330,6 @@ mod tests {
         schedule.done(&"a");
         assert_eq!(schedule.pop(now), None);
         assert_eq!(schedule.pop(now + Duration::from_secs(1)), Some("a"));
-    }
-
-    #[test]
-    fn queue_is_idle_when_no_key_is_due_or_running() {
-        let now = Instant::now();
-        let mut schedule = open();
-        schedule.push_at("later", now + Duration::from_secs(1));
-        assert!(schedule.is_idle());
-        schedule.push("a");
-        assert!(!schedule.is_idle(), "queued");
-        schedule.pop(now);
-        assert!(!schedule.is_idle(), "running");
-        schedule.push("a");
-        schedule.done(&"a");
-        assert!(!schedule.is_idle(), "queued again");
-        schedule.pop(now);
-        schedule.done(&"a");
-        assert!(schedule.is_idle());
-    }
-
-    #[tokio::test]
-    async fn wait_for_an_idle_queue_ends_when_its_last_key_is_done_or_dropped() {
-        let queue = Queue::default();
-        queue.open();
-        queue.push_all(["a"]);
-        let key = queue.next().await;
-        let within = |wait| tokio::time::timeout(Duration::from_secs(10), wait);
-        let (idle, ()) = tokio::join!(within(queue.idle()), async { queue.done(&key) });
-        idle.expect("in time");
-        queue.push_all(["a"]);
-        let (idle, ()) = tokio::join!(within(queue.idle()), async { queue.close() });
-        idle.expect("in time");
     }
 
     #[tokio::test]

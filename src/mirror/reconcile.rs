@@ -14,14 +14,14 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::{
     Settings,
-    api::{CompanionApi, REQUEST_TIMEOUT},
+    api::CompanionApi,
     apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
     brake::{Brake, BrakeDecision, Totals},
     hold::{HoldKeeper, HoldUpdate, Now},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    writes::{QueuedRequest, WriteQueue, namespace_limit},
+    writes::{QueuedRequest, WriteQueue},
 };
 use crate::{
     client::Failure,
@@ -52,11 +52,7 @@ pub struct Reconciler<A>(Arc<Inner<A>>);
 struct Inner<A> {
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
-    /// Sources with companions that only lack labels which earlier versions did not write.
-    lacking_labels: Queue<ObjectKey>,
     writes: Arc<WriteQueue<Write>>,
-    /// How many permits writes may hold that only add labels: they leave the others to what comes meanwhile.
-    label_permits: usize,
     applier: Applier<A>,
     reporter: Reporter,
     claim: Claim,
@@ -136,15 +132,6 @@ impl QueuedRequest for Write {
     }
 }
 
-/// Whether a reconcile starts writes that only add labels which earlier versions did not write.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LabelWrites {
-    /// They come behind all other work.
-    Postponed,
-    /// There is no other work: it starts a few.
-    Few,
-}
-
 /// One reconcile of a source, until the last of its writes has ended.
 struct Reconcile {
     source: ObjectKey,
@@ -196,8 +183,6 @@ impl<A: CompanionApi> Reconciler<A> {
         Self(Arc::new(Inner {
             applier: Applier::new(api, settings.keys.clone(), world.clone(), queue.clone(), writes),
             writes: Arc::new(WriteQueue::new(writes)),
-            lacking_labels: Queue::default(),
-            label_permits: namespace_limit(writes),
             claim,
             world,
             queue,
@@ -217,19 +202,8 @@ impl<A: CompanionApi> Reconciler<A> {
             claim.acquired().await;
             let key = self.0.queue.next().await;
             self.0.update_gauges();
-            self.0.reconcile(&key, LabelWrites::Postponed);
+            self.0.reconcile(&key);
             self.0.queue.done(&key);
-        }
-    }
-
-    /// Adds labels that companions of an earlier version lack, a few at a time while there is nothing else to do, for ever.
-    /// After an upgrade, that may be a write for each companion of the cluster. Safe to abort, as [`Self::reconcile_all`].
-    pub async fn label_all(&self) {
-        loop {
-            let key = self.0.lacking_labels.next().await;
-            self.0.nothing_else_to_do().await;
-            self.0.reconcile(&key, LabelWrites::Few);
-            self.0.lacking_labels.done(&key);
         }
     }
 
@@ -267,7 +241,6 @@ impl<A: CompanionApi> Reconciler<A> {
         log_notes(&update);
         self.0.writes.open();
         self.0.queue.open();
-        self.0.lacking_labels.open();
         self.0.queue.push_all(self.0.world.all_sources());
     }
 
@@ -275,7 +248,6 @@ impl<A: CompanionApi> Reconciler<A> {
     pub fn close(&self) {
         lock(&self.0.hold).step_down();
         self.0.queue.close();
-        self.0.lacking_labels.close();
         self.0.writes.close();
         let sources: Vec<_> = self.0.sources().drain().collect();
         for (_, state) in sources {
@@ -342,20 +314,8 @@ impl<A: CompanionApi> Inner<A> {
         self.metrics.queue_depth.set(depth.try_into().unwrap_or(i64::MAX));
     }
 
-    /// Waits until every source has been reconciled and every write has ended. A write that hangs in a slow webhook counts
-    /// for as long as a call may take, or one namespace could keep the labels from all others.
-    async fn nothing_else_to_do(&self) {
-        loop {
-            self.queue.idle().await;
-            drop(tokio::time::timeout(REQUEST_TIMEOUT, self.writes.idle()).await);
-            if self.queue.is_idle() && !self.writes.has_more() {
-                return;
-            }
-        }
-    }
-
     /// The lock on the source's state keeps two reconciles of the same source apart.
-    fn reconcile(&self, key: &ObjectKey, labels: LabelWrites) {
+    fn reconcile(&self, key: &ObjectKey) {
         if self.world.read(|world| world.is_unconfirmed(key)) {
             return;
         }
@@ -383,7 +343,7 @@ impl<A: CompanionApi> Inner<A> {
         }
         let is_paused =
             |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
-        let lacks = |change: &&Change| change.action.removal().is_none() && !change.action.only_adds_labels();
+        let lacks = |change: &&Change| change.action.removal().is_none();
         let reconcile = Reconcile {
             source: key.clone(),
             state: shared.clone(),
@@ -401,11 +361,7 @@ impl<A: CompanionApi> Inner<A> {
         state.planned.clear();
         let deletable = self.allowed_deletes(&reconcile, &due, &mut state);
         let permits = self.applier.permits_for(key, None);
-        let max_labels = match labels {
-            LabelWrites::Postponed => 0,
-            LabelWrites::Few => (self.label_permits / permits).max(1),
-        };
-        let (jobs, progress) = self.select_writes(&reconcile, &mut state, plan, deletable, max_labels);
+        let (jobs, progress) = self.select_writes(&reconcile, &mut state, plan, deletable);
         if progress.unfinished == 0 {
             self.reconcile_ended(&reconcile, &mut state, progress);
             return;
@@ -490,46 +446,33 @@ impl<A: CompanionApi> Inner<A> {
         allowed
     }
 
-    /// Chooses the changes that may happen now, and marks them as in flight. At most
-    /// `max_labels` of them only add labels; if there are more, the source waits for another turn of [`Reconciler::label_all`].
+    /// Chooses the changes that may happen now, and marks them as in flight.
     fn select_writes(
         &self,
         reconcile: &Reconcile,
         state: &mut SourceState,
         plan: Plan,
         deletable: HashSet<ObjectKey>,
-        mut max_labels: usize,
     ) -> (Vec<Job>, Progress) {
         let (key, now) = (&reconcile.source, reconcile.started);
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
-        let (mut jobs, mut removals, mut more_labels) = (Vec::new(), Vec::new(), false);
+        let (mut jobs, mut removals) = (Vec::new(), Vec::new());
         for change in plan.changes {
             let (at, removal) = (change.at, change.action.removal());
             if removal == Some(Removal::Delete) && !deletable.contains(&at) {
-                continue;
-            }
-            let only_adds_labels = change.action.only_adds_labels();
-            if only_adds_labels && max_labels == 0 {
-                more_labels = true;
                 continue;
             }
             let heals = change.action.may_heal() && !state.retry.has_failed(&at);
             match state.retry.start(&at, heals, digest, now) {
                 Permission::Now => match removal {
                     Some(removal) => removals.push((at, removal)),
-                    None => {
-                        max_labels -= usize::from(only_adds_labels);
-                        jobs.push(Job::Apply { at, removal });
-                    }
+                    None => jobs.push(Job::Apply { at, removal }),
                 },
                 Permission::At(when) => self.queue.push_at(key.clone(), when),
                 Permission::InFlight => {}
             }
-        }
-        if more_labels {
-            self.lacking_labels.push_all([key.clone()]);
         }
         let writes = jobs.len() + removals.len();
         let progress = Progress { writes, unfinished: writes, ..Progress::default() };

@@ -84,7 +84,6 @@ impl Reporter {
                 tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
                 self.metrics.heals.get_or_create(&ReasonLabel { reason }).inc();
             }
-            Applied::Labelled => tracing::info!(kind, %source, %companion, "companion labelled"),
             Applied::Deleted(reason) => {
                 tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion deleted");
             }
@@ -227,11 +226,7 @@ impl Reported {
 }
 
 impl Summary {
-    /// Counts a write, unless it only added labels that an earlier version did not write: that is no news.
     pub fn add(&mut self, at: &ObjectKey, done: &Done) {
-        if done.applied == Applied::Labelled {
-            return;
-        }
         let (count, names) = self.0.entry(done.applied).or_default();
         *count += 1;
         if names.len() == MAX_NAMED {
@@ -360,15 +355,6 @@ mod tests {
         assert_eq!(summary(&[released, deleted]).0, "Removed");
         assert_eq!(summary(&[Applied::Created, released]).0, "Mirrored");
         assert_eq!(summary(&[Applied::Created, Applied::Healed(Heal::Label)]).0, "Healed");
-    }
-
-    #[test]
-    fn labels_that_an_earlier_version_did_not_write_are_in_no_event() {
-        let mut summary = Summary::default();
-        let mut add = |applied| summary.add(&configmap("away", "x"), &Done { applied, manager: None });
-        add(Applied::Labelled);
-        add(Applied::Updated);
-        assert_eq!(summary.to_string(), "updated 1: away/x");
     }
 
     #[tokio::test]

@@ -319,12 +319,6 @@ impl<T: QueuedRequest> WriteQueue<T> {
         }
     }
 
-    /// Whether an item waits for a worker.
-    #[must_use]
-    pub fn has_more(&self) -> bool {
-        self.lock().has_more()
-    }
-
     fn pop(&self) -> Option<T> {
         let mut queue = self.lock();
         let item = queue.pop(clock::now());

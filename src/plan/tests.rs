@@ -4,14 +4,13 @@ mod heals;
 mod limits;
 pub(crate) mod properties;
 mod releases;
-mod upgrades;
 
 use super::*;
 use crate::object::Object;
 use crate::testing::{
     ObjectBuilder,
     cluster::{Cluster, Planned, planned},
-    configmap, full, keys, namespace, object, source,
+    configmap, full, namespace, object, source,
 };
 use Planned::{Create, Delete, DeleteLost, Recreate, Release, Update};
 
@@ -58,9 +57,8 @@ fn assert_only_troubles(cluster: &Cluster, key: &ObjectKey, labels: &[&str]) {
     assert_eq!(plan.troubles.iter().map(Trouble::label).collect::<Vec<_>>(), labels);
 }
 
-/// What versions wrote that did not know the labels which name the source.
 fn strip_source_labels(object: &mut Object) {
-    keys().source_labels().iter().for_each(|label| drop(object.metadata.labels.remove(*label)));
+    object.metadata.labels.retain(|key, _| !key.contains("/source-"));
 }
 
 fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {

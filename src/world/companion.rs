@@ -34,9 +34,6 @@ pub struct CompanionState {
     pub intact: bool,
     pub content: Digest,
     pub marks: Digest,
-    /// It has a label that names its source, or had one since we know it. If it never had one, an earlier version wrote
-    /// it; otherwise somebody removed it.
-    pub had_source_labels: bool,
     pub owners: Digest,
     pub controller_uid: Option<Box<str>>,
     /// The position of its source among its owners. The garbage collector deletes it after the source.
@@ -127,7 +124,6 @@ impl ObservedCompanion {
             intact: meta.annotations.get(&keys.source_checksum) == Some(&digest.checksum()),
             content: digest,
             marks: marks.digest(),
-            had_source_labels: marks.has_source_labels(keys),
             owners: marks::owners_digest(&meta.owner_references),
             source_owner: None,
             keep: marks::say_keep(keys, &meta),

@@ -44,8 +44,6 @@ pub struct Desired {
     pub type_: Digest,
     pub immutable: bool,
     pub marks: Digest,
-    /// The marks as earlier versions wrote them, without the labels that name the source.
-    pub marks_without_source_labels: Digest,
     /// The marks that a backup of a companion has, too: see [`Marks::digest_without_uid`].
     pub marks_without_uid: Digest,
     pub payload_bytes: usize,
@@ -153,16 +151,13 @@ impl Desired {
         let copied = Copied::of(keys, meta, &policy);
         let packed = Payload { content: content.pack(), copied: copied.pack() };
         let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), copied);
-        let (marks_digest, without_labels) = (marks.digest(), marks.digest_without_source_labels(keys));
-        let without_uid = marks.digest_without_uid(keys);
         let desired = Self {
             policy,
             content: digest,
             type_: content.type_digest(),
             immutable: content.immutable,
-            marks: marks_digest,
-            marks_without_source_labels: without_labels,
-            marks_without_uid: without_uid,
+            marks: marks.digest(),
+            marks_without_uid: marks.digest_without_uid(keys),
             payload_bytes: packed.bytes(),
             key_names: content.key_names(),
         };

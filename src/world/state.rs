@@ -587,7 +587,6 @@ impl World {
         let has_marks = companion.has_marks();
         // Nobody shares it yet.
         let state = Arc::make_mut(&mut companion.state);
-        state.had_source_labels |= known.is_some_and(|known| known.had_source_labels);
         let known = known.filter(|known| has_marks || !known.keep);
         let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
         if let Some((source, keep)) = known.or(lost).or(deleted) {

@@ -96,9 +96,7 @@ proptest! {
             let mut planned: Vec<String> = plan
                 .changes
                 .iter()
-                .filter(|change| {
-                    !change.action.only_adds_labels() && !matches!(change.action, Action::DeleteLost { .. })
-                })
+                .filter(|change| !matches!(change.action, Action::DeleteLost { .. }))
                 .map(|change| change.at.to_string())
                 .collect();
             let mut behind: Vec<String> = status

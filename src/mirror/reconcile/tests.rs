@@ -72,7 +72,6 @@ struct Fixture {
     lease: watch::Sender<Option<Instant>>,
     write_workers: Vec<BoxFuture<'static, ()>>,
     reconcile_worker: BoxFuture<'static, ()>,
-    label_worker: BoxFuture<'static, ()>,
 }
 
 impl Fixture {
@@ -106,10 +105,8 @@ impl Fixture {
         let write_workers = (0..settings.writes).map(writing).collect();
         let worker = reconciler.clone();
         let reconcile_worker = async move { worker.reconcile_all().await }.boxed();
-        let worker = reconciler.clone();
-        let label_worker = async move { worker.label_all().await }.boxed();
         reconciler.open(&BTreeMap::new());
-        Self { cluster, api, reconciler, lease, write_workers, reconcile_worker, label_worker }
+        Self { cluster, api, reconciler, lease, write_workers, reconcile_worker }
     }
 
     /// Lets the workers do all that they can do now.
@@ -122,7 +119,6 @@ impl Fixture {
     /// Polls each worker once.
     async fn poll_workers(&mut self) {
         self.write();
-        assert_eq!(self.label_worker.as_mut().now_or_never(), None);
         assert_eq!(self.reconcile_worker.as_mut().now_or_never(), None);
         // A new budget of tokio's for each round.
         tokio::task::yield_now().await;
@@ -149,10 +145,6 @@ impl Fixture {
     fn sky(&self, namespace: &str) -> Option<String> {
         let object = self.cluster.object(&configmap(namespace, "colors-synced"))?;
         Some(object.data?.get("sky")?.to_string())
-    }
-
-    fn has_labels(&self, at: &ObjectKey) -> bool {
-        self.cluster.companion(at).is_some_and(|companion| companion.had_source_labels)
     }
 
     fn written(&self, action: &'static str) -> u64 {
@@ -276,7 +268,7 @@ async fn companion_is_not_stuck_in_flight_when_the_write_queue_was_closed() {
     let mut fixture = Fixture::new(cluster);
     // The lead is lost and regained while a worker is between a key and its writes.
     fixture.reconciler.close();
-    fixture.reconciler.0.reconcile(&key, LabelWrites::Postponed);
+    fixture.reconciler.0.reconcile(&key);
     fixture.reconciler.open(&BTreeMap::new());
     fixture.settle().await;
     assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
@@ -610,92 +602,4 @@ async fn nothing_is_written_for_a_source_that_a_new_list_has_not_shown_yet() {
     fixture.enqueue(&colors);
     fixture.settle().await;
     assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
-}
-
-/// Sources `old` and `changed` with ten companions each, which an earlier version wrote. `changed` has changed since.
-fn upgraded() -> (Cluster, [ObjectKey; 2], [Vec<ObjectKey>; 2]) {
-    let names: Vec<String> = (0..10).map(|n| format!("n{n}")).collect();
-    let all: Vec<&str> = names.iter().map(String::as_str).chain(["home", "slow"]).collect();
-    let mut cluster = Cluster::with(&all);
-    let draft = |name| source("home", name).data("sky", "blue").annotate("target-namespaces", "n*,slow");
-    let sources = ["old", "changed"].map(|name| cluster.put(draft(name)));
-    let places = ["old", "changed"].map(|name| {
-        let at = |namespace: &String| configmap(namespace, &format!("{name}-synced"));
-        names.iter().map(at).collect::<Vec<_>>()
-    });
-    for key in &sources {
-        cluster.reconcile(key);
-    }
-    for at in places.iter().flatten() {
-        cluster.edit(at, |object| object.metadata.labels.retain(|key, _| !key.contains("/source-")));
-    }
-    cluster.put(draft("changed").data("sky", "red"));
-    cluster.restart();
-    (cluster, sources, places)
-}
-
-fn version(fixture: &Fixture, at: &ObjectKey) -> u64 {
-    fixture.cluster.object(at).expect("a companion").metadata.version()
-}
-
-#[tokio::test]
-async fn labels_of_an_upgrade_are_added_after_all_other_writes_and_are_no_heals() {
-    let (cluster, _, [old, changed]) = upgraded();
-    let mut fixture = Fixture::new(cluster);
-    fixture.settle().await;
-    let first = old.iter().map(|at| version(&fixture, at)).min();
-    let last = changed.iter().map(|at| version(&fixture, at)).max();
-    assert!(last < first, "{last:?} {first:?}");
-    assert!(old.iter().chain(&changed).all(|at| fixture.has_labels(at)));
-    assert_eq!((fixture.written("labelled"), fixture.written("updated"), fixture.heals()), (10, 11, 0));
-}
-
-#[tokio::test]
-async fn source_that_changes_while_labels_are_added_does_not_wait_for_them() {
-    let (cluster, [key, _], [old, _]) = upgraded();
-    let mut fixture = Fixture::new(cluster);
-    while fixture.written("labelled") < 2 {
-        fixture.poll_workers().await;
-    }
-    let other = fixture.cluster.put(colors("blue", "n0"));
-    let draft = source("home", "old").data("sky", "red").annotate("target-namespaces", "n*,slow");
-    fixture.cluster.put(draft);
-    fixture.reconciler.0.queue.push_all([other, key]);
-    fixture.settle().await;
-    assert_eq!(fixture.sky("n0").as_deref(), Some("blue"));
-    assert!(fixture.written("labelled") <= 4, "the others got their labels with the new content");
-    assert!(old.iter().all(|at| fixture.has_labels(at)));
-    assert_eq!(fixture.heals(), 0);
-}
-
-#[tokio::test]
-async fn hanging_write_holds_up_the_labels_of_others_for_no_longer_than_a_call_may_take() {
-    let (cluster, _, [old, _]) = upgraded();
-    let mut fixture = Fixture::new(cluster);
-    fixture.hang(&["slow"]);
-    fixture.settle().await;
-    assert_eq!(fixture.written("labelled"), 0, "the write in the slow namespace has not ended");
-    tokio::time::pause();
-    for _ in 0..old.len() {
-        // Timers of tokio are a millisecond late.
-        tokio::time::advance(REQUEST_TIMEOUT + Duration::from_millis(1)).await;
-        fixture.settle().await;
-    }
-    assert_eq!(fixture.written("labelled"), 10);
-}
-
-#[tokio::test]
-async fn labels_that_are_removed_again_and_again_are_healed_ever_less_often() {
-    let mut cluster = Cluster::with(&["home", "away"]);
-    let key = cluster.put(colors("blue", "away"));
-    let mut fixture = Fixture::new(cluster);
-    fixture.settle().await;
-    let at = configmap("away", "colors-synced");
-    let strip = |object: &mut Object| object.metadata.labels.retain(|key, _| !key.contains("/source-"));
-    for _ in 0..10 {
-        fixture.cluster.edit(&at, strip);
-        fixture.enqueue(&key);
-        fixture.settle().await;
-    }
-    assert_eq!((fixture.heals(), fixture.written("labelled")), (5, 0));
 }
