@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
 
 /// The annotations as this replica last observed them, and what the leader wants to write to them.
@@ -27,7 +28,9 @@ impl LeaseAnnotations {
     /// the leader writes nothing, and forgets the change when it reads the Lease of another; only the announcement of a
     /// restore waits until it leads.
     pub fn set(&self, key: &str, value: Option<String>) {
-        self.wanted.send_modify(|wanted| drop(wanted.insert(key.to_owned(), value)));
+        self.wanted.send_modify(|wanted| {
+            wanted.insert(key.to_owned(), value);
+        });
     }
 
     pub(crate) fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
@@ -56,5 +59,20 @@ impl LeaseAnnotations {
             wanted.retain(|key, value| changes.get(key) != Some(value));
             false
         });
+    }
+}
+
+/// Applies changes to the annotations of an object.
+pub(super) fn annotate(
+    metadata: &mut ObjectMeta,
+    changes: impl IntoIterator<Item = (String, Option<String>)>,
+) {
+    let annotations = metadata.annotations.get_or_insert_default();
+    for (key, value) in changes {
+        if let Some(value) = value {
+            annotations.insert(key, value);
+        } else {
+            annotations.remove(&key);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! 0, managedFields that are nested too deeply. A Lease that cannot be read cannot be renewed or taken over either: no
 //! replica would write anything until somebody deletes it.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use k8s_openapi::{
     NamespaceResourceScope,
@@ -13,6 +13,8 @@ use k8s_openapi::{
 };
 use kube::{Resource, api::ObjectMeta};
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::decide::LeaseRecord;
 
 /// A Lease. Of its metadata, it has what a write must send back, because an update removes what it leaves out; the API
 /// server keeps the rest. A time that cannot be read counts as none: no replica writes such a time.
@@ -107,6 +109,21 @@ impl Resource for LeaseObject {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.0.metadata
+    }
+}
+
+impl From<LeaseObject> for LeaseRecord {
+    fn from(LeaseObject(lease): LeaseObject) -> Self {
+        let spec = lease.spec.unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.unwrap_or_default();
+        Self {
+            holder: spec.holder_identity.unwrap_or_default(),
+            duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+            acquire_time: spec.acquire_time,
+            renew_time: spec.renew_time,
+            metadata: lease.metadata,
+        }
     }
 }
 

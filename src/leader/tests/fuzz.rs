@@ -1,5 +1,7 @@
 //! The Lease, with its annotations: whatever the API server has stored there.
 
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+
 use super::*;
 use crate::{
     certs::request::Progress,
@@ -7,6 +9,7 @@ use crate::{
     hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
     inspect::instance::LeaseState,
     keys::Keys,
+    leader::decide::{LeaseAction, ObservedLease, RETRY_PERIOD, new_lease, sign_of_restore, tests::action},
     mirror::{
         brake::Brake,
         hold::{HoldKeeper, Now},
@@ -60,7 +63,7 @@ fn check_election(record: &LeaseRecord) {
             "{at_once:?}"
         ),
     }
-    let next = new_lease(&config(), Some(record), "me", wall());
+    let next = new_lease("lockstep", LEASE, Some(record), "me", wall());
     let sent = serde_json::to_value(LeaseObject(next)).unwrap();
     let next = LeaseRecord::from(serde_json::from_value::<LeaseObject>(sent).unwrap());
     let fields = |metadata: &ObjectMeta| {

@@ -21,7 +21,10 @@ use super::{
 use crate::{
     client::Failure,
     clock,
-    leader::{Candidate, Claim, ElectionConfig, LeaseAnnotations, LeaseApi, LeaseObject},
+    leader::{
+        Claim, ElectionConfig, LeaseAnnotations, LeaseObject,
+        candidate::{Candidate, LeaseApi},
+    },
     mirror::{
         self, Tasks,
         api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},

@@ -1,0 +1,76 @@
+//! The claim: what everything that writes asks before it writes.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::clock;
+
+/// The right to write. It expires by itself; each renewal of the Lease extends it.
+#[derive(Clone)]
+pub struct Claim(watch::Receiver<Option<Instant>>);
+
+impl Claim {
+    /// A claim without an election: for `--no-leader-elect`.
+    #[must_use]
+    pub fn permanent() -> Self {
+        // Thirty years, because an `Instant` cannot be infinite.
+        let deadline = clock::now() + Duration::from_hours(24 * 365 * 30);
+        // A receiver keeps the last value after its sender is dropped.
+        Self(watch::channel(Some(deadline)).1)
+    }
+
+    /// A claim until the deadline that was sent last.
+    pub(crate) const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
+        Self(receiver)
+    }
+
+    /// Whether this replica may write now.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.borrow().is_some_and(|deadline| clock::now() < deadline)
+    }
+
+    /// Waits until this replica may write.
+    pub async fn acquired(&mut self) {
+        while !self.is_held() {
+            if self.0.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Waits until this replica may no longer write.
+    pub async fn lost(&mut self) {
+        loop {
+            let deadline = *self.0.borrow_and_update();
+            let Some(deadline) = deadline.filter(|deadline| clock::now() < *deadline) else { return };
+            tokio::select! {
+                biased;
+                () = tokio::time::sleep_until(deadline.into()) => {}
+                changed = self.0.changed() => if changed.is_err() {
+                    tokio::time::sleep_until(deadline.into()).await;
+                },
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn claim_expires_by_itself() {
+        let (sender, receiver) = watch::channel(None);
+        let mut claim = Claim(receiver);
+        assert!(!claim.is_held());
+        sender.send_replace(Some(Instant::now() + Duration::from_hours(1)));
+        claim.acquired().await;
+        assert!(claim.is_held());
+        sender.send_replace(Some(Instant::now() + Duration::from_millis(30)));
+        claim.lost().await;
+        assert!(!claim.is_held());
+        assert!(Claim::permanent().is_held());
+    }
+}

@@ -1,0 +1,196 @@
+//! PURE. What a replica does next about the Lease, given what it has observed and the time.
+//!
+//! Clocks of different replicas are never compared. As in client-go, the Lease of another replica expires when it has
+//! not changed for its duration, measured by our own clock from when we first observed it. Its metadata does not count.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+
+/// How long a standby waits at most before it reads the Lease again.
+pub(super) const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// The pause after a failed request, at most.
+const MAX_FAILURE_PAUSE: Duration = Duration::from_millis(500);
+/// The pause after the second conflict in a row; it doubles with each further one.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+
+/// The fields of a Lease that the election uses: client-go's `LeaderElectionRecord`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LeaseRecord {
+    /// Empty when the Lease was released.
+    pub holder: String,
+    /// How long the Lease is the holder's after each renewal.
+    pub duration: Duration,
+    pub transitions: i32,
+    /// By the clock of the holder. For the others, any other time is a change.
+    pub acquire_time: Option<MicroTime>,
+    /// By the clock of the holder, which alone asks whether it is earlier or later. For the others, any other time is a
+    /// renewal.
+    pub renew_time: Option<MicroTime>,
+    /// Each write sends it back, because an update removes what it leaves out: annotations and labels of others. Without
+    /// a resourceVersion when the Lease was deleted.
+    pub metadata: ObjectMeta,
+}
+
+impl LeaseRecord {
+    pub const fn is_deleted(&self) -> bool {
+        self.metadata.resource_version.is_none()
+    }
+
+    /// Whether neither the holder nor another replica has written it since `known`. Metadata is left out: a Lease that
+    /// somebody annotates every second must expire when its holder is dead.
+    fn is_unchanged_since(&self, known: &Self) -> bool {
+        let ignore_metadata = |record: &Self| Self { metadata: ObjectMeta::default(), ..record.clone() };
+        self.is_deleted() == known.is_deleted() && ignore_metadata(self) == ignore_metadata(known)
+    }
+}
+
+/// The Lease as last observed.
+#[derive(Debug, Clone, Default)]
+pub struct ObservedLease {
+    /// The record, and when it was first observed like this.
+    record: Option<(LeaseRecord, Instant)>,
+    /// When our last successful write was sent.
+    renewed: Option<Instant>,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseAction {
+    /// There is no Lease, and the holder of a deleted one has had time to notice.
+    Create,
+    /// The Lease was released, or has expired.
+    Acquire,
+    /// This replica holds the Lease, and a third of its duration is over.
+    Renew,
+    /// Decide again after this time.
+    Wait(Duration),
+}
+
+impl ObservedLease {
+    #[must_use]
+    pub fn record(&self) -> Option<&LeaseRecord> {
+        self.record.as_ref().map(|(record, _)| record)
+    }
+
+    /// Records what a read returned: `None` when there is no Lease.
+    pub fn observe(&mut self, found: Option<LeaseRecord>, now: Instant) {
+        // The holder of a deleted Lease may not know and still write, so the deletion counts as a renewal.
+        let deleted = || {
+            let (known, _) = self.record.as_ref()?;
+            Some(LeaseRecord { metadata: ObjectMeta::default(), ..known.clone() })
+        };
+        let found = found.or_else(deleted);
+        match (&mut self.record, found) {
+            (Some((known, _)), Some(found)) if found.is_unchanged_since(known) => *known = found,
+            (_, found) => self.record = found.map(|record| (record, now)),
+        }
+    }
+
+    /// Records that a write of ours, sent at `sent`, succeeded.
+    pub fn written(&mut self, record: LeaseRecord, sent: Instant, now: Instant) {
+        self.observe(Some(record), now);
+        self.renewed = Some(sent);
+    }
+}
+
+/// Decides what the replica called `identity` does next.
+#[must_use]
+pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, now: Instant) -> LeaseAction {
+    let Some((record, observed)) = &lease.record else { return LeaseAction::Create };
+    let is_ours = record.holder == identity;
+    if is_ours && !record.is_deleted() {
+        let renewal = lease.renewed.map_or(now, |sent| sent + lease_duration / 3);
+        return match renewal.saturating_duration_since(now) {
+            Duration::ZERO => LeaseAction::Renew,
+            wait => LeaseAction::Wait(wait),
+        };
+    }
+    // Our deleted Lease, unless another replica may have held it since.
+    let still_ours = is_ours && lease.renewed.is_some_and(|sent| now < sent + lease_duration);
+    let expiry = *observed + record.duration;
+    if still_ours || record.holder.is_empty() || expiry <= now {
+        return if record.is_deleted() { LeaseAction::Create } else { LeaseAction::Acquire };
+    }
+    LeaseAction::Wait(RETRY_PERIOD.min(lease_duration / 5).min(expiry - now))
+}
+
+/// The sign that etcd was restored, if a Lease is older than it was `known` to be. Both were read consistently.
+#[must_use]
+pub fn sign_of_restore(identity: &str, known: &LeaseRecord, found: &LeaseRecord) -> Option<&'static str> {
+    let version = |record: &LeaseRecord| record.metadata.resource_version.as_ref()?.parse::<u64>().ok();
+    let ours = [known, found].iter().all(|record| record.holder == identity);
+    let same_lease = known.metadata.uid == found.metadata.uid;
+    let renewed = |record: &LeaseRecord| record.renew_time.as_ref().map(|time| time.0);
+    if version(known).zip(version(found)).is_some_and(|(known, found)| found < known) {
+        Some("the Lease has an older version than before")
+    } else if ours && renewed(known).zip(renewed(found)).is_some_and(|(known, found)| found < known) {
+        Some("the Lease has lost a renewal of this replica")
+    } else if same_lease && found.transitions < known.transitions {
+        Some("the Lease has lost a change of its holder")
+    } else {
+        None
+    }
+}
+
+/// Until when this replica may write after a renewal that was sent at `sent`.
+///
+/// The others wait for the whole duration after they observe the renewal, and they observe it after it was sent. The
+/// last third is left for writes under way; the preconditions of a write that takes even longer stop it.
+#[must_use]
+pub fn renew_deadline(sent: Instant, lease_duration: Duration) -> Instant {
+    sent + lease_duration * 2 / 3
+}
+
+/// The pause after this many conflicts in a row. The first retry is immediate, because people and tools annotate the
+/// Lease. Somebody may write it all the time: requests then become fewer, and still suffice to renew it in time.
+#[must_use]
+pub fn conflict_pause(conflicts: u32, lease_duration: Duration) -> Duration {
+    let doublings = conflicts.saturating_sub(2).min(10);
+    let pause = if conflicts < 2 { Duration::ZERO } else { CONFLICT_PAUSE * (1 << doublings) };
+    pause.min(failure_pause(lease_duration))
+}
+
+/// The pause after a failed request.
+#[must_use]
+pub fn failure_pause(lease_duration: Duration) -> Duration {
+    MAX_FAILURE_PAUSE.min(lease_duration / 8)
+}
+
+/// The Lease to write for this holder, in place of the `previous` record.
+#[must_use]
+pub fn new_lease(
+    name: &str,
+    lease_duration: Duration,
+    previous: Option<&LeaseRecord>,
+    holder: &str,
+    now: Timestamp,
+) -> Lease {
+    let now = MicroTime(now);
+    let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
+    let seconds = i32::try_from(lease_duration.as_secs()).unwrap_or(i32::MAX);
+    let metadata = previous.map(|record| record.metadata.clone()).unwrap_or_default();
+    // Somebody may have written the largest number. The API server refuses the one that follows it.
+    let transitions = previous.map_or(0, |record| record.transitions.saturating_add(i32::from(!same_term)));
+    Lease {
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..metadata },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(seconds),
+            lease_transitions: Some(transitions),
+            acquire_time: previous
+                .filter(|_| same_term)
+                .and_then(|record| record.acquire_time.clone())
+                .or(Some(now.clone())),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
+        }),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;
