@@ -3,21 +3,21 @@
 //! | file | job |
 //! | --- | --- |
 //! | [`tool`], [`replicator`], [`reflector`] | what the annotations of each tool say; pure |
-//! | [`regex`] | regular expressions as patterns; pure |
-//! | [`plan`], [`reason`] | what would move, and why something is left to a person; pure |
-//! | [`record`] | the undo file |
-//! | [`cluster`] | the API calls |
-//! | [`carry_out`] | the steps, there and back |
+//! | [`expression`] | regular expressions as patterns; pure |
+//! | [`migration_plan`], [`not_movable`] | what would move, and why something is left to the person; pure |
+//! | [`undo_file`] | what is changed, for the way back |
+//! | [`requests`] | the API calls |
+//! | [`migration`] | the steps, there and back |
 
-pub mod carry_out;
-pub mod cluster;
-pub mod plan;
-pub mod reason;
-pub mod record;
-pub mod reflector;
-pub mod regex;
-pub mod replicator;
+mod expression;
+pub mod migration;
+pub mod migration_plan;
+pub mod not_movable;
+mod reflector;
+mod replicator;
+pub mod requests;
 pub mod tool;
+pub mod undo_file;
 
 use crate::object::{Kind, ObjectKey};
 

@@ -6,94 +6,49 @@
 //! `auto-reflects`, `True` for pushed copies.
 
 use super::{
-    reason::Reason,
-    regex::{Dialect, cover, intersection, patterns},
-    tool::{CopyOf, Pull, Push, Role, Tool, Wish},
+    not_movable::NotMovable,
+    tool::{NamespaceSelection, Role, Tool},
 };
-use crate::{
-    object::{Kind, Meta, ObjectKey},
-    policy::{pattern::Pattern, selector},
-};
+use crate::object::{Kind, Meta, ObjectKey};
 
 const TOOL: Tool = Tool::Reflector;
 
 pub fn role(kind: Kind, meta: &Meta) -> Role {
     if let Some(source) = TOOL.get(meta, "reflects") {
-        return Role::Copy(CopyOf {
-            source: ObjectKey::parse(kind, source),
-            pulled: !is_true(meta, "auto-reflects"),
-            filled: TOOL.get(meta, "reflected-version").is_some_and(|version| !version.is_empty()),
-        });
+        Role::Copy { source: ObjectKey::parse(kind, source), pulled: !is_true(meta, "auto-reflects") }
+    } else if is_true(meta, "reflection-allowed") {
+        Role::Source { push: push(meta), copies_labels: false }
+    } else {
+        Role::Nothing
     }
-    if !is_true(meta, "reflection-allowed") {
-        return Role::Nothing;
-    }
-    Role::Source(Wish { push: push(meta), copies_labels: false })
 }
 
 fn is_true(meta: &Meta, name: &str) -> bool {
     TOOL.get(meta, name).is_some_and(|text| text.trim().eq_ignore_ascii_case("true"))
 }
 
-/// Namespaces that two annotations name together; none if they name no namespaces, which means all.
-fn namespaces(meta: &Meta, list: &'static str, by_label: &'static str) -> Result<Option<Push>, Reason> {
-    let text = |name| TOOL.get(meta, name).filter(|text| !text.is_empty());
-    let (names, labels) = (text(list), text(by_label));
-    if names.is_none() && labels.is_none() {
-        return Ok(None);
-    }
-    let regex = |problem| Reason::Regex { annotation: list, problem };
-    let patterns = names.map(|names| patterns(Dialect::DotNet, names)).transpose().map_err(regex)?;
-    if let Some(labels) = labels {
-        selector::parse(labels).map_err(|problem| Reason::Selector { annotation: by_label, problem })?;
-    }
-    Ok(Some(Push { patterns: patterns.unwrap_or_default(), selector: labels.map(str::to_owned) }))
-}
-
-fn allowed(meta: &Meta) -> Result<Option<Push>, Reason> {
-    namespaces(meta, "reflection-allowed-namespaces", "reflection-allowed-namespaces-selector")
-}
-
-fn push(meta: &Meta) -> Result<Option<Push>, Reason> {
+fn push(meta: &Meta) -> Result<NamespaceSelection, NotMovable> {
     if !is_true(meta, "reflection-auto-enabled") {
-        return Ok(None);
+        return Ok(NamespaceSelection::default());
     }
-    let auto = namespaces(meta, "reflection-auto-namespaces", "reflection-auto-namespaces-selector")?;
-    let push = match (auto, allowed(meta)?) {
-        (None, None) => Push { patterns: vec![Pattern::new("*")], selector: None },
-        (Some(only), None) | (None, Some(only)) => only,
-        (Some(auto), Some(allowed)) => both(auto, allowed).ok_or(Reason::Intersection)?,
-    };
-    let is_empty = push == Push::default();
-    Ok((!is_empty).then_some(push))
-}
-
-/// The namespaces that both match, if our annotations can say that exactly.
-fn both(auto: Push, allowed: Push) -> Option<Push> {
-    if auto.selector == allowed.selector {
-        let patterns = intersection(&auto.patterns, &allowed.patterns)?;
-        Some(Push { patterns, selector: auto.selector })
-    } else if auto.selector.is_none() && cover(&allowed.patterns, &auto.patterns) {
-        Some(auto)
-    } else if allowed.selector.is_none() && cover(&auto.patterns, &allowed.patterns) {
-        Some(allowed)
+    let selector = "reflection-auto-namespaces-selector";
+    let auto = NamespaceSelection::read(TOOL, meta, "reflection-auto-namespaces", selector)?;
+    let auto = auto.unwrap_or_else(NamespaceSelection::all);
+    let permitted = permitted(meta)?;
+    if permitted.covers(&auto) {
+        Ok(auto)
+    } else if auto.covers(&permitted) {
+        Ok(permitted)
     } else {
-        None
+        Err(NotMovable::TwoLists)
     }
 }
 
-pub fn pull(meta: &Meta) -> Pull {
+pub fn permitted(meta: &Meta) -> Result<NamespaceSelection, NotMovable> {
     if !is_true(meta, "reflection-allowed") {
-        return Pull::Nobody;
+        return Ok(NamespaceSelection::default());
     }
-    let selector = TOOL.get(meta, "reflection-allowed-namespaces-selector").filter(|text| !text.is_empty());
-    let list = TOOL.get(meta, "reflection-allowed-namespaces").filter(|text| !text.is_empty());
-    match (list, selector) {
-        (None, None) => Pull::Everybody,
-        (list, selector) => Pull::From {
-            patterns: patterns(Dialect::DotNet, list.unwrap_or_default()),
-            // One that cannot be parsed matches nothing.
-            selector: selector.and_then(|text| selector::parse(text).ok()),
-        },
-    }
+    let selector = "reflection-allowed-namespaces-selector";
+    let listed = NamespaceSelection::read(TOOL, meta, "reflection-allowed-namespaces", selector)?;
+    Ok(listed.unwrap_or_else(NamespaceSelection::all))
 }

@@ -4,71 +4,51 @@
 //! must permit with `replication-allowed` and `replication-allowed-namespaces`. Pushed copies do not name their source.
 
 use super::{
-    reason::Reason,
-    regex::{Dialect, patterns},
-    tool::{CopyOf, Pull, Push, Role, Tool, Wish},
+    expression::patterns,
+    not_movable::NotMovable,
+    tool::{NamespaceSelection, Role, Tool},
 };
-use crate::{
-    object::{Kind, Meta, ObjectKey},
-    policy::{pattern::Pattern, selector},
-};
+use crate::object::{Kind, Meta, ObjectKey};
 
 const TOOL: Tool = Tool::Replicator;
+const SELECTOR: &str = "replicate-to-matching";
+const PERMITTED: &str = "replication-allowed-namespaces";
 
 pub fn role(kind: Kind, meta: &Meta) -> Role {
     let get = |name: &str| TOOL.get(meta, name);
-    let filled = get("replicated-from-version").is_some();
+    let has_any = |names: &[&str]| names.iter().any(|name| get(name).is_some());
     // It wins over all others on the same object.
     if let Some(source) = get("replicate-from") {
-        return Role::Copy(CopyOf { source: ObjectKey::parse(kind, source), pulled: true, filled });
-    }
-    let is_source = ["replicate-to", "replicate-to-matching", "replication-allowed"];
-    if is_source.iter().any(|name| get(name).is_some()) {
-        return Role::Source(Wish {
-            push: push(meta),
-            // Any value strips them: the tool checks only whether the annotation is there.
-            copies_labels: get("strip-labels").is_none(),
-        });
-    }
-    match filled || get("replicated-keys").is_some() {
-        true => Role::Copy(CopyOf { source: None, pulled: false, filled }),
-        false => Role::Nothing,
+        Role::Copy { source: ObjectKey::parse(kind, source), pulled: true }
+    } else if has_any(&["replicate-to", SELECTOR, "replication-allowed"]) {
+        // Any value strips the labels: the tool checks only whether the annotation is there.
+        Role::Source { push: push(meta), copies_labels: get("strip-labels").is_none() }
+    } else if has_any(&["replicated-from-version", "replicated-keys"]) {
+        Role::Copy { source: None, pulled: false }
+    } else {
+        Role::Nothing
     }
 }
 
-fn push(meta: &Meta) -> Result<Option<Push>, Reason> {
+fn push(meta: &Meta) -> Result<NamespaceSelection, NotMovable> {
     if TOOL.get(meta, "keep-owner-references") == Some("true") {
-        return Err(Reason::KeepsOwners);
+        return Err(NotMovable::KeepsOwners);
     }
-    let mut push = Push::default();
-    if let Some(list) = TOOL.get(meta, "replicate-to") {
-        push.patterns = patterns(Dialect::Go, list)
-            .map_err(|problem| Reason::Regex { annotation: "replicate-to", problem })?;
+    // An empty selector matches everything.
+    if TOOL.get(meta, SELECTOR).is_some_and(|text| text.trim().is_empty()) {
+        return Ok(NamespaceSelection::all());
     }
-    match TOOL.get(meta, "replicate-to-matching").map(str::trim) {
-        None => {}
-        // An empty selector matches everything.
-        Some("") => push.patterns = vec![Pattern::new("*")],
-        Some(text) => {
-            selector::parse(text)
-                .map_err(|problem| Reason::Selector { annotation: "replicate-to-matching", problem })?;
-            push.selector = Some(text.to_owned());
-        }
-    }
-    let is_empty = push == Push::default();
-    Ok((!is_empty).then_some(push))
+    Ok(NamespaceSelection::read(TOOL, meta, "replicate-to", SELECTOR)?.unwrap_or_default())
 }
 
 /// Version 2.12.4 asks for permission only for Secrets.
-pub fn pull(kind: Kind, meta: &Meta, allow_all: bool) -> Pull {
+pub fn permitted(kind: Kind, meta: &Meta, allow_all: bool) -> Result<NamespaceSelection, NotMovable> {
     if allow_all || kind == Kind::ConfigMap {
-        return Pull::Everybody;
+        return Ok(NamespaceSelection::all());
     }
     // What Go reads as true.
     let is_true = |text: &str| matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True");
-    let allowed = TOOL.get(meta, "replication-allowed").is_some_and(is_true);
-    match TOOL.get(meta, "replication-allowed-namespaces") {
-        Some(list) if allowed => Pull::From { patterns: patterns(Dialect::Go, list), selector: None },
-        _ => Pull::Nobody,
-    }
+    let is_allowed = TOOL.get(meta, "replication-allowed").is_some_and(is_true);
+    let list = TOOL.get(meta, PERMITTED).filter(|_| is_allowed);
+    Ok(NamespaceSelection { patterns: patterns(PERMITTED, list.unwrap_or_default())?, selector: None })
 }

@@ -4,13 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use kube::core::Selector;
 use serde::{Deserialize, Serialize};
 
-use super::{reason::Reason, reflector, regex::NotSimple, replicator};
+use super::{expression, not_movable::NotMovable, reflector, replicator};
 use crate::{
     object::{Kind, Meta, ObjectKey},
-    policy::{Targets, pattern::Pattern},
+    policy::{Targets, pattern::Pattern, selector},
     world::namespaces::Namespaces,
 };
 
@@ -28,42 +27,25 @@ pub enum Tool {
 pub enum Role {
     /// The tool ignores it.
     Nothing,
-    Source(Wish),
-    Copy(CopyOf),
-}
-
-/// What the annotations of a source ask for.
-#[derive(Debug, PartialEq)]
-pub struct Wish {
-    /// Where the tool creates copies under the source's own name, or why that cannot be said with our annotations.
-    pub push: Result<Option<Push>, Reason>,
-    /// Pushed copies get the labels of the source.
-    pub copies_labels: bool,
+    Source {
+        /// Where the tool creates copies under the source's own name.
+        push: Result<NamespaceSelection, NotMovable>,
+        /// Pushed copies get the labels of the source.
+        copies_labels: bool,
+    },
+    Copy {
+        /// None if the annotations name no source.
+        source: Option<ObjectKey>,
+        /// A person created it to be filled. Otherwise the tool created it.
+        pulled: bool,
+    },
 }
 
 /// Namespaces: those that a pattern or the selector matches.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Push {
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NamespaceSelection {
     pub patterns: Vec<Pattern>,
     pub selector: Option<String>,
-}
-
-/// Which namespaces may have copies that name their source themselves.
-#[derive(Debug, PartialEq)]
-pub enum Pull {
-    Nobody,
-    Everybody,
-    From { patterns: Result<Vec<Pattern>, NotSimple>, selector: Option<Selector> },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyOf {
-    /// Its source, if the annotations name one.
-    pub source: Option<ObjectKey>,
-    /// A person created it to be filled. Otherwise the tool created it.
-    pub pulled: bool,
-    /// The tool has written it at least once.
-    pub filled: bool,
 }
 
 impl Tool {
@@ -118,13 +100,17 @@ impl Tool {
         }
     }
 
-    /// Who may pull an object, whether or not it has annotations of the tool. `allow_all`: kubernetes-replicator ran with
-    /// `--allow-all`.
-    #[must_use]
-    pub fn pull(self, kind: Kind, meta: &Meta, allow_all: bool) -> Pull {
+    /// The namespaces that may pull an object, whether or not it has annotations of the tool. `allow_all`:
+    /// kubernetes-replicator ran with `--allow-all`.
+    pub fn permitted(
+        self,
+        kind: Kind,
+        meta: &Meta,
+        allow_all: bool,
+    ) -> Result<NamespaceSelection, NotMovable> {
         match self {
-            Self::Replicator => replicator::pull(kind, meta, allow_all),
-            Self::Reflector => reflector::pull(meta),
+            Self::Replicator => replicator::permitted(kind, meta, allow_all),
+            Self::Reflector => reflector::permitted(meta),
         }
     }
 
@@ -134,18 +120,48 @@ impl Tool {
     }
 }
 
-impl Pull {
-    /// Whether a namespace may pull. If the list cannot be read exactly, a copy that the tool has filled is proof enough.
-    #[must_use]
-    pub fn permits(&self, namespaces: &Namespaces, namespace: &str, filled: bool) -> bool {
-        match self {
-            Self::Nobody => false,
-            Self::Everybody => true,
-            Self::From { patterns, selector } => {
-                let known = patterns.as_ref().ok().cloned().unwrap_or_default();
-                let targets = Targets { patterns: known, selector: selector.clone(), ..Targets::default() };
-                namespaces.is_wanted("", &targets, namespace) || (patterns.is_err() && filled)
-            }
+impl NamespaceSelection {
+    pub(super) fn all() -> Self {
+        Self { patterns: vec![Pattern::new("*")], selector: None }
+    }
+
+    /// What a list and a selector in two annotations say together; none if both are missing or empty.
+    pub(super) fn read(
+        tool: Tool,
+        meta: &Meta,
+        list: &'static str,
+        selector: &'static str,
+    ) -> Result<Option<Self>, NotMovable> {
+        let get = |name| tool.get(meta, name).filter(|text| !text.is_empty());
+        let (names, labels) = (get(list), get(selector).map(str::trim));
+        if names.is_none() && labels.is_none() {
+            return Ok(None);
         }
+        let patterns = expression::patterns(list, names.unwrap_or_default())?;
+        if let Some(text) = labels {
+            selector::parse(text)
+                .map_err(|problem| NotMovable::Selector { annotation: selector, problem })?;
+        }
+        Ok(Some(Self { patterns, selector: labels.map(str::to_owned) }))
+    }
+
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.patterns.is_empty() && self.selector.is_none()
+    }
+
+    #[must_use]
+    pub fn matches(&self, namespaces: &Namespaces, namespace: &str) -> bool {
+        let selector = self.selector.as_ref().and_then(|text| selector::parse(text).ok());
+        let targets = Targets { patterns: self.patterns.clone(), selector, ..Targets::default() };
+        namespaces.is_wanted("", &targets, namespace)
+    }
+
+    /// Whether it surely matches every namespace that the other one matches, whatever their labels.
+    #[must_use]
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let covers = |narrow: &Pattern| self.patterns.iter().any(|wide| wide.covers(narrow));
+        let selector = other.selector.is_none() || self.selector == other.selector;
+        covers(&Pattern::new("*")) || (selector && other.patterns.iter().all(covers))
     }
 }

@@ -225,7 +225,7 @@ async fn there_and_back(cluster: &Cluster, tool: &str, home: &str, targets: &[St
         assert_eq!(live["metadata"]["annotations"][cluster.key("accept-adopt-from")], Value::Null);
     }
     let file = std::fs::read_to_string(&undo).expect("the undo file");
-    assert!(!file.contains(VALUE) && file.contains("\"state\": \"done\""), "{file}");
+    assert!(!file.contains(VALUE) && file.contains("\"finished\": true"), "{file}");
     let error = refused(&admin, &apply).await;
     assert!(error.contains("exists already"), "{error}");
 
@@ -287,7 +287,7 @@ async fn replicators_secrets_move_and_come_back_and_no_copy_is_ever_missing() {
         let name = format!("s{n:03}");
         match n % 2 {
             0 => replicator_push(&cluster, (&home, &name), &cluster.ns("t.*"), &targets).await,
-            _ => replicator_pull(&cluster, (&home, &name), &cluster.ns("t[01]"), &targets[..1]).await,
+            _ => replicator_pull(&cluster, (&home, &name), &cluster.ns("t.*"), &targets[..1]).await,
         }
     }
     there_and_back(&cluster, "replicator", &home, &targets).await;

@@ -1,39 +1,43 @@
-//! PURE. Why something is left to a person, and what that person can do.
+//! PURE. Why something is left to the person, and what to do about it.
 
-use super::regex::NotSimple;
 use crate::{
     object::ObjectKey,
     policy::{Fault, selector::BadSelector},
 };
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
-    #[error("{annotation}: {problem}")]
-    Regex { annotation: &'static str, problem: NotSimple },
+pub enum NotMovable {
+    #[error(
+        "{annotation}: the regular expression `{item}` is not supported: list the namespaces in that annotation (`.*` stands \
+         for any characters), or move the source by hand"
+    )]
+    Expression { annotation: &'static str, item: String },
     #[error("{annotation}: {problem}")]
     Selector { annotation: &'static str, problem: BadSelector },
     #[error(
-        "reflection-auto-namespaces and reflection-allowed-namespaces overlap in a way that no list of patterns says \
-         exactly: write target-namespaces yourself, or make one of the two lists part of the other"
+        "reflection-auto-namespaces and reflection-allowed-namespaces overlap: make one of the two lists part of the other, \
+         or move the source by hand"
     )]
-    Intersection,
+    TwoLists,
     #[error(
         "keep-owner-references: Lockstep removes ownerReferences of others from companions; remove that annotation, \
          and the references from the copies, if nobody needs them"
     )]
     KeepsOwners,
     #[error(
-        "it may be pulled, and nobody pulls it. Lockstep has no pulling, so there is nothing to write: when somebody \
+        "it may be pulled, and no copy that can move pulls it. Lockstep has no pulling, so there is nothing to write: when somebody \
          needs a copy, add their namespace to its target-namespaces"
     )]
     NobodyPulls,
     #[error(
-        "its copies have different names ({}), and a source has one companion-name: rename or delete all copies but those \
-         of one name", .0.join(", ")
+        "its copies have different names ({0}), and a source has one companion-name: rename or delete all copies but those \
+         of one name"
     )]
-    Names(Vec<String>),
+    Names(String),
     #[error("it names no source as `namespace/name`: correct or remove the annotation")]
     NoSource,
+    #[error("its source {0} has {1}")]
+    OfSource(ObjectKey, Box<NotMovable>),
     #[error("its source {0} does not exist")]
     SourceMissing(ObjectKey),
     #[error("its source {0} is itself a copy, and a companion cannot be a source: let it name the original")]

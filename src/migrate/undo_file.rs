@@ -12,32 +12,17 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    plan::{Acceptance, Move, Plan, Subject},
-    tool::Tool,
-};
-use crate::object::{Kind, ObjectKey};
-
-/// The format of the file.
-const VERSION: u32 = 1;
+use super::{migration_plan::MigrationPlan, tool::Tool};
+use crate::object::{Kind, Meta, ObjectKey};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    pub version: u32,
+pub struct UndoFile {
     pub tool: Tool,
     pub domain: String,
-    pub state: State,
+    /// The migration was carried out or taken back: nothing continues it.
+    pub finished: bool,
     pub sources: Vec<SourceEntry>,
     pub namespaces: Vec<NamespaceEntry>,
-}
-
-/// How far the migration is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    Begun,
-    Done,
-    Undone,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +31,7 @@ pub struct SourceEntry {
     pub object: ObjectEntry,
     /// The annotations of Lockstep that are written.
     pub written: BTreeMap<String, String>,
+    /// What is adopted.
     pub copies: Vec<ObjectEntry>,
 }
 
@@ -82,41 +68,22 @@ pub enum Error {
 
 impl ObjectEntry {
     #[must_use]
+    pub fn new(key: &ObjectKey, meta: &Meta, tool: Tool) -> Self {
+        let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
+        Self { kind: key.kind, namespace, name, uid: meta.uid.clone(), removed: tool.annotations(meta) }
+    }
+
+    #[must_use]
     pub fn key(&self) -> ObjectKey {
         ObjectKey::new(self.kind, &self.namespace, &self.name)
     }
 }
 
-impl From<Subject> for ObjectEntry {
-    fn from(subject: Subject) -> Self {
-        let Subject { key, uid, theirs } = subject;
-        let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
-        Self { kind: key.kind, namespace, name, uid, removed: theirs }
-    }
-}
-
-impl Record {
+impl UndoFile {
     #[must_use]
-    pub fn new(tool: Tool, domain: &str, plan: Plan) -> Self {
-        let source = |Move { source, ours, copies, .. }: Move| SourceEntry {
-            object: source.into(),
-            written: ours,
-            copies: copies.into_iter().map(ObjectEntry::from).collect(),
-        };
-        let namespace = |Acceptance { namespace, uid, before, during }: Acceptance| NamespaceEntry {
-            name: namespace,
-            uid,
-            before,
-            during,
-        };
-        Self {
-            version: VERSION,
-            tool,
-            domain: domain.to_owned(),
-            state: State::Begun,
-            sources: plan.moves.into_iter().map(source).collect(),
-            namespaces: plan.acceptances.into_iter().map(namespace).collect(),
-        }
+    pub fn new(tool: Tool, domain: &str, plan: MigrationPlan) -> Self {
+        let sources = plan.moves.into_iter().map(|planned| planned.entry).collect();
+        Self { tool, domain: domain.to_owned(), finished: false, sources, namespaces: plan.namespaces }
     }
 
     /// Reads a file, and checks every name in it: they become parts of URLs.
@@ -124,18 +91,15 @@ impl Record {
         let text =
             fs::read_to_string(path).map_err(|problem| Error::Read { path: path.to_owned(), problem })?;
         let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
-        let record: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
-        if record.version != VERSION {
-            return Err(malformed(format!("its version is {}, this build knows {VERSION}", record.version)));
-        }
-        let objects = record.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
+        let undo: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        let objects = undo.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
         let is_valid = |key: &ObjectKey| ObjectKey::parse(key.kind, &key.to_string()).as_ref() == Some(key);
         if let Some(bad) = objects.map(ObjectEntry::key).find(|key| !is_valid(key)) {
             return Err(malformed(format!("`{bad}` names no object")));
         }
-        match record.namespaces.iter().find(|namespace| !crate::names::is_label(&namespace.name)) {
+        match undo.namespaces.iter().find(|namespace| !crate::names::is_label(&namespace.name)) {
             Some(bad) => Err(malformed(format!("`{}` names no namespace", bad.name))),
-            None => Ok(record),
+            None => Ok(undo),
         }
     }
 
@@ -147,13 +111,13 @@ impl Record {
         })
     }
 
-    /// Replaces the file by one that says how far the migration is.
-    pub fn update(&mut self, path: &Path, state: State) -> Result<(), Error> {
-        self.state = state;
+    /// Replaces the file by one that says that nothing is left to do.
+    pub fn finish(&mut self, path: &Path) -> Result<(), Error> {
+        self.finished = true;
         let mut name = path.as_os_str().to_owned();
         name.push(".new");
         let new = PathBuf::from(name);
-        drop(fs::remove_file(&new));
+        let _ = fs::remove_file(&new);
         self.write_new(&new)
             .and_then(|()| fs::rename(&new, path))
             .map_err(|problem| Error::Write { path: path.to_owned(), problem })
@@ -174,7 +138,7 @@ mod tests {
     use super::*;
     use crate::testing::TempDir;
 
-    fn record() -> Record {
+    fn undo_file() -> UndoFile {
         let object = |namespace: &str| ObjectEntry {
             kind: Kind::Secret,
             namespace: namespace.to_owned(),
@@ -190,48 +154,46 @@ mod tests {
             before: None,
             during: "home".to_owned(),
         };
-        Record {
-            version: VERSION,
+        UndoFile {
             tool: Tool::Replicator,
             domain: "workshop.io".to_owned(),
-            state: State::Begun,
+            finished: false,
             sources: vec![source],
             namespaces: vec![namespace],
         }
     }
 
     #[test]
-    fn file_is_private_and_never_overwritten_and_its_state_can_change() {
+    fn file_is_private_and_never_overwritten_until_it_is_finished() {
         let scratch = TempDir::new();
         let path = scratch.path().join("undo.json");
-        let mut record = record();
-        record.create(&path).unwrap();
+        let mut undo = undo_file();
+        undo.create(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(Record::read(&path).unwrap(), record);
-        let error = record.create(&path).unwrap_err().to_string();
+        assert_eq!(UndoFile::read(&path).unwrap(), undo);
+        let error = undo.create(&path).unwrap_err().to_string();
         assert!(error.contains("exists already") && error.contains("--undo-file"), "{error}");
-        record.update(&path, State::Done).unwrap();
-        assert_eq!(Record::read(&path).unwrap().state, State::Done);
+        undo.finish(&path).unwrap();
+        assert!(UndoFile::read(&path).unwrap().finished);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
-    fn file_of_another_version_or_with_names_that_are_none_is_refused() {
+    fn file_of_something_else_or_with_names_that_are_none_is_refused() {
         let scratch = TempDir::new();
-        let read = |record: &Record| {
-            let path = scratch.path().join("undo.json");
-            drop(fs::remove_file(&path));
-            record.create(&path).unwrap();
-            Record::read(&path).unwrap_err().to_string()
-        };
-        let mut other = record();
-        other.version = 2;
-        assert!(read(&other).contains("its version is 2, this build knows 1"));
-        let mut other = record();
-        other.sources[0].copies[0].name = "../x".to_owned();
-        assert!(read(&other).contains("`a/../x` names no object"));
-        let mut other = record();
-        other.namespaces[0].name = "a/b".to_owned();
-        assert!(read(&other).contains("`a/b` names no namespace"));
+        let path = scratch.path().join("undo.json");
+        let error = || UndoFile::read(&path).unwrap_err().to_string();
+        fs::write(&path, "{}").unwrap();
+        assert!(error().contains("is not an undo file of `lockstep migrate`"));
+        let mut object = undo_file();
+        object.sources[0].copies[0].name = "../x".to_owned();
+        let mut namespace = undo_file();
+        namespace.namespaces[0].name = "a/b".to_owned();
+        for (mut undo, expected) in
+            [(object, "`a/../x` names no object"), (namespace, "`a/b` names no namespace")]
+        {
+            undo.finish(&path).unwrap();
+            assert!(error().contains(expected));
+        }
     }
 }
