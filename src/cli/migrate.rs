@@ -13,7 +13,10 @@ use clap::Args;
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::Client;
 
-use super::connection::{Connected, Connection};
+use super::{
+    connection::{Connected, Connection},
+    output::{print, printable},
+};
 use crate::{
     client::Failure,
     config::{self, KindName},
@@ -96,26 +99,17 @@ pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
         begun(settings, tool, &path)?
     } else {
         let plan = make_plan(settings, tool, &scope, &requests).await?;
-        print!("{}", render(&scope.keys, &plan));
+        print(&render(&scope.keys, &plan))?;
         if plan.moves.is_empty() {
             return Ok(());
         }
         UndoFile::new(tool, &settings.connection.domain, plan)
     };
     let migration = migration(settings, &requests, &scope.keys, &file);
-    let is_stopped = require_stopped(settings, &requests, tool).await;
     if !settings.apply {
-        println!("\nNothing was written.");
-        if let Err(running) = is_stopped {
-            println!("Before --apply: {running:#}");
-        }
-        let refused = migration.refused().await;
-        if !refused.is_empty() {
-            println!("--apply would be refused:\n{}", lines(&refused));
-        }
-        return Ok(());
+        return show_obstacles(settings, &migration).await;
     }
-    is_stopped?;
+    require_stopped(settings, &requests, tool).await?;
     let refused = migration.refused().await;
     if !refused.is_empty() {
         bail!("nothing was written, because this would be refused:\n{}", lines(&refused));
@@ -137,6 +131,19 @@ pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
         tool.title()
     );
     Ok(())
+}
+
+/// Says what would keep `--apply` from beginning.
+async fn show_obstacles(settings: &Migrate, migration: &Migration<'_>) -> anyhow::Result<()> {
+    let mut text = "\nNothing was written.\n".to_owned();
+    if let Err(running) = require_stopped(settings, migration.requests, migration.file.tool).await {
+        let _ = writeln!(text, "Before --apply: {running:#}");
+    }
+    let refused = migration.refused().await;
+    if !refused.is_empty() {
+        let _ = writeln!(text, "--apply would be refused:\n{}", lines(&refused));
+    }
+    print(&text)
 }
 
 /// The file of a migration that was interrupted.
@@ -175,7 +182,7 @@ fn migration<'a>(
     keys: &'a Keys,
     file: &'a UndoFile,
 ) -> Migration<'a> {
-    let say = |line: &str| println!("{line}");
+    let say = |line: &str| println!("{}", printable(line));
     Migration { requests, keys, file, timeout: settings.timeout, dry_run: false, say }
 }
 
@@ -325,9 +332,9 @@ fn names(all: impl ExactSizeIterator<Item = impl ToString>) -> String {
     shown.join(", ") + &more
 }
 
-/// Annotations may have any characters: none of them may control the terminal, or begin a line.
+/// Annotations may have any characters: none may begin a line that looks like one of ours.
 fn one_line(text: &str) -> String {
-    text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.trim_end().replace('\n', " ")
 }
 
 fn count(number: usize, what: &str) -> String {
@@ -344,7 +351,7 @@ mod tests {
     };
 
     #[test]
-    fn plan_names_what_moves_and_what_does_not_and_no_text_controls_the_terminal() {
+    fn plan_names_what_moves_and_what_does_not_and_each_text_in_one_line() {
         let keys = Keys::new("workshop.io", "-synced");
         let key = |namespace: &str| ObjectKey::new(Kind::Secret, namespace, "db");
         let object = |namespace: &str| ObjectEntry::new(&key(namespace), &Meta::default(), Tool::Replicator);
@@ -357,7 +364,7 @@ mod tests {
             entry: SourceEntry { object: object("home"), written, copies },
             outdated: 1,
             creates: vec![key("new")],
-            notes: vec!["red \u{1b}[31m".to_owned()],
+            notes: vec!["two\nlines".to_owned()],
         };
         let reason = NotMovable::ManagedCopy { at: key("a"), by: "x\ny".to_owned() };
         let namespace = NamespaceEntry {
@@ -375,13 +382,13 @@ mod tests {
             namespaces: vec![namespace],
         };
         let text = render(&keys, &plan);
-        assert!(!text.contains('\u{1b}'), "{text}");
         for line in [
             "secret/home/db",
             "  target-selector: env=dev",
             "  adopts 7: t0/db, t1/db, t2/db, t3/db, t4/db and 2 more (1 of them with other content, which is replaced by \
              that of the source)",
             "  creates 1: new/db",
+            "  note: two lines",
             "Left to you:",
             "home/x",
             "Namespaces that get workshop.io/accept-adopt-from for as long as copies are adopted: t0",

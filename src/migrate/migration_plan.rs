@@ -12,7 +12,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
-    plan::{Action, Decision, Holder, TargetContext, Trouble, decide, targets},
+    plan::{Action, Change, Decision, TargetContext, decide, targets},
     policy::{self, pattern::Pattern},
     world::{Eligibility, ObservedCompanion, ObservedSource, Source, World},
 };
@@ -242,6 +242,9 @@ fn adoption(
     if let Some(by) = manager(meta).filter(|_| is_pulled) {
         return Err(NotMovable::ManagedCopy { at, by });
     }
+    if context.keys.has_marks(meta) {
+        return Err(NotMovable::Companion { at });
+    }
     // The controller refuses only a controlling owner. It removes others, which may be what somebody relies on.
     if !meta.owner_references.is_empty() {
         return Err(NotMovable::Bound { at });
@@ -253,17 +256,12 @@ fn adoption(
     // `accept-adopt-from` is set before, and taken back afterwards.
     let accepting = TargetContext { in_step: false, lost: false, accepts: true, first_in_line: false };
     match decide(future, &at, Some(found), accepting) {
-        Decision::Change(change) => match change.action {
-            Action::Update { .. } if extra.is_empty() => Ok(is_outdated),
-            Action::Update { .. } => Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") }),
-            _ => Err(NotMovable::Recreate { at }),
-        },
-        Decision::Trouble(Trouble::Conflict { holder: Holder::Companion { of }, .. }) => {
-            Err(NotMovable::Companion { at, of })
+        Decision::Change(Change { action: Action::Update { .. }, .. }) if extra.is_empty() => Ok(is_outdated),
+        Decision::Change(Change { action: Action::Update { .. }, .. }) => {
+            Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") })
         }
-        Decision::Trouble(_) => Err(NotMovable::Bound { at }),
-        // It has our marks already.
-        Decision::Nothing => Err(NotMovable::Companion { at, of: source.clone() }),
+        Decision::Change(_) => Err(NotMovable::Recreate { at }),
+        Decision::Trouble(_) | Decision::Nothing => Err(NotMovable::Bound { at }),
     }
 }
 

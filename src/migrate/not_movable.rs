@@ -25,8 +25,8 @@ pub enum NotMovable {
     )]
     KeepsOwners,
     #[error(
-        "it may be pulled, and no copy that can move pulls it. Lockstep has no pulling, so there is nothing to write: when somebody \
-         needs a copy, add their namespace to its target-namespaces"
+        "it may be pulled, and no copy that can move pulls it. Lockstep has no pulling, so there is nothing to write: when \
+         somebody needs a copy, add their namespace to its target-namespaces"
     )]
     NobodyPulls,
     #[error(
@@ -70,8 +70,8 @@ pub enum NotMovable {
         "{at} has keys that its source does not have ({keys}), and Lockstep would remove them: move them elsewhere"
     )]
     ExtraKeys { at: ObjectKey, keys: String },
-    #[error("{at} is a companion of {of}")]
-    Companion { at: ObjectKey, of: ObjectKey },
+    #[error("{at} has labels or annotations of a companion: delete it, or unlabel the source that it names")]
+    Companion { at: ObjectKey },
     #[error(
         "{at} is part of {by}, which would be refused when it writes the copy: remove it there, and let it leave the \
          object in the cluster"

@@ -361,10 +361,7 @@ fn copy_that_cannot_be_adopted_in_place_keeps_its_source_from_moving() {
         (pushed("team-a/db").of_type("other"), NotMovable::Recreate { at: at() }),
         (pushed("team-a/db").immutable(), NotMovable::Recreate { at: at() }),
         (pushed("team-a/db").data("own", "MQ=="), NotMovable::ExtraKeys { at: at(), keys: "own".to_owned() }),
-        (
-            pushed("team-a/db").label("companion", "true").of("else/where"),
-            NotMovable::Companion { at: at(), of: ObjectKey::new(Kind::Secret, "else", "where") },
-        ),
+        (pushed("team-a/db").label("companion", "true").of("else/where"), NotMovable::Companion { at: at() }),
         (
             managed("meta.helm.sh/release-name"),
             NotMovable::ManagedCopy { at: at(), by: "the Helm release x".to_owned() },
