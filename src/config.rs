@@ -9,7 +9,7 @@ use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use crate::{
     certs::{self, Lifetimes, files::Files},
-    guard::{request::Subjects, review::Rules},
+    guard::{admission_request::Subjects, review::Rules},
     keys::Keys,
     leader, mirror, names,
     object::Kind,

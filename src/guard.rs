@@ -3,8 +3,9 @@
 //! | file | job |
 //! | --- | --- |
 //! | [`http`] | the routes; runs a review within its limits |
-//! | [`body_budget`], [`fair_semaphore`], [`log_rate_limit`] | bound memory, calls and log lines, fairly between callers |
-//! | [`wire`], [`request`] | AdmissionReview JSON to a request, and the answer back |
+//! | [`review_memory`], [`fair_semaphore`] | bound memory and calls, fairly between callers |
+//! | [`log_rate_limit`] | bounds log lines |
+//! | [`wire`], [`admission_request`] | AdmissionReview JSON to a request, and the answer back |
 //! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
 //! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
 //! | [`restore`] | a companion that somebody writes back from a backup |
@@ -12,7 +13,7 @@
 //! | [`defaulting`] | writes the defaults of a source into one annotation, as a JSON patch |
 
 pub mod access;
-pub mod body_budget;
+pub mod admission_request;
 pub mod defaulting;
 pub mod denial;
 pub mod fair_semaphore;
@@ -20,8 +21,8 @@ pub mod http;
 pub mod log_rate_limit;
 pub mod messages;
 pub mod preview;
-pub mod request;
 pub mod required_access;
 pub mod restore;
 pub mod review;
+pub mod review_memory;
 pub mod wire;

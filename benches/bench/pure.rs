@@ -5,7 +5,7 @@ use std::sync::Arc;
 use divan::{Bencher, black_box};
 use lockstep::{
     guard::{
-        request::Subjects,
+        admission_request::Subjects,
         review::{Case, Rules},
         wire,
     },

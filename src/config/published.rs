@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{KindName, Run};
 use crate::{
-    guard::{request::Subjects, review::Rules},
+    guard::{admission_request::Subjects, review::Rules},
     keys::Keys,
     object::Kind,
     policy::{self, Protect},

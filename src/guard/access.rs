@@ -1,7 +1,7 @@
 //! Checks with SubjectAccessReviews what a user may do. Answers are cached for a few seconds.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -14,12 +14,12 @@ use k8s_openapi::api::authorization::v1::{
 use kube::{Api, Client, api::PostParams};
 
 use super::{
+    admission_request::User,
     fair_semaphore::{Caller, FairSemaphore},
-    request::User,
-    required_access::{RequiredAccess, Verbs},
+    required_access::{Access, AccessError, RequiredAccess, Verbs},
 };
 use crate::{
-    client::{self, Failure},
+    client,
     content::Digest,
     content::Hasher,
     object::{Kind, ObjectKey},
@@ -34,31 +34,6 @@ const MAX_CONCURRENT_CALLS: usize = 32;
 /// SubjectAccessReviews in flight for one admission request; after the first that is not allowed, no more are
 /// sent.
 const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
-
-/// One verb on one companion, or `get` on its source.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Access {
-    pub verb: &'static str,
-    pub kind: Kind,
-    /// None: in all namespaces.
-    pub namespace: Option<String>,
-    pub name: String,
-}
-
-impl Access {
-    /// A create request has no resource name for RBAC to match.
-    fn reviewed_name(&self) -> Option<&str> {
-        (self.verb != "create").then_some(&*self.name)
-    }
-}
-
-/// Why a user does not have the required access.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccessError {
-    Forbidden(Access),
-    /// The API server gave no answer.
-    Unavailable(String),
-}
 
 pub struct AccessChecker {
     client: Client,
@@ -83,23 +58,19 @@ type Cache = HashMap<(Digest, Access), (bool, Instant)>;
 impl AccessChecker {
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
-        Self::asking(client, metrics, Asks::ForUsers)
+        Self {
+            client,
+            asks: Asks::ForUsers,
+            calls: FairSemaphore::new(MAX_CONCURRENT_CALLS),
+            cache: Mutex::default(),
+            metrics,
+        }
     }
 
     /// Checks the rights of the person who runs this process, who must be the user that is asked about.
     #[must_use]
     pub fn for_itself(client: Client) -> Self {
-        Self::asking(client, Metrics::new(), Asks::ForItself)
-    }
-
-    fn asking(client: Client, metrics: Metrics, asks: Asks) -> Self {
-        Self {
-            client,
-            asks,
-            calls: FairSemaphore::new(MAX_CONCURRENT_CALLS),
-            cache: Mutex::default(),
-            metrics,
-        }
+        Self { asks: Asks::ForItself, ..Self::new(client, Metrics::new()) }
     }
 
     #[must_use]
@@ -117,26 +88,28 @@ impl AccessChecker {
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
-        for (name, verbs) in &required.cluster_wide {
-            check.all(accesses(kind, None, name, *verbs)).await?;
+        let (mut everywhere, mut rest) = (BTreeMap::new(), Vec::new());
+        for (namespace, name, verbs) in required.iter() {
+            if namespace.is_none() {
+                check.all(accesses(kind, None, name, verbs)).await?;
+                everywhere.insert(name, verbs);
+            } else if everywhere.get(name).is_none_or(|wide| *wide < verbs) {
+                rest.push((namespace, name, verbs));
+            }
         }
-        let rest: Vec<_> = required
-            .namespaced
-            .iter()
-            .filter(|((_, name), verbs)| required.cluster_wide.get(name).is_none_or(|wide| wide < *verbs))
-            .collect();
+        // For a single namespace, a check in that namespace alone takes one round trip less. For several,
+        // one check in all namespaces may answer for the rest, and is cached.
+        let several = rest.len() > 1;
         let mut unchecked = Vec::new();
-        for ((namespace, name), verbs) in &rest {
-            // For a single namespace, a check in that namespace alone takes one round trip less. For several,
-            // one check in all namespaces may answer for the rest, and is cached.
-            if rest.len() > 1 {
-                match check.all(accesses(kind, None, name, **verbs)).await {
+        for (namespace, name, verbs) in rest {
+            if several {
+                match check.all(accesses(kind, None, name, verbs)).await {
                     Ok(()) => continue,
                     Err(AccessError::Forbidden(_)) => {}
                     Err(unavailable) => return Err(unavailable),
                 }
             }
-            unchecked.extend(accesses(kind, Some(namespace), name, **verbs));
+            unchecked.extend(accesses(kind, namespace, name, verbs));
         }
         check.all(unchecked).await
     }
@@ -185,47 +158,44 @@ impl UserCheck<'_> {
     }
 
     async fn check(&self, access: Access) -> Result<(), AccessError> {
-        let allowed = match self.cached(&access) {
-            Some(allowed) => allowed,
-            None => {
-                let allowed = self.call(&access).await?;
-                let mut cache = self.checker.cache();
-                if cache.len() >= MAX_CACHE_ENTRIES {
-                    cache.clear();
-                }
-                cache.insert(self.cache_key(&access), (allowed, Instant::now()));
-                allowed
+        let allowed = if let Some(allowed) = self.cached(&access) {
+            allowed
+        } else {
+            let allowed = self.call(&access).await?;
+            let mut cache = self.checker.cache();
+            if cache.len() >= MAX_CACHE_ENTRIES {
+                cache.clear();
             }
+            cache.insert(self.cache_key(&access), (allowed, Instant::now()));
+            allowed
         };
         if allowed { Ok(()) } else { Err(AccessError::Forbidden(access)) }
     }
 
     /// The same for every access that is checked with the same SubjectAccessReview.
     fn cache_key(&self, access: &Access) -> (Digest, Access) {
-        let name = access.reviewed_name().map(str::to_owned).unwrap_or_default();
+        let name = reviewed_name(access).map(str::to_owned).unwrap_or_default();
         (self.fingerprint, Access { name, ..access.clone() })
     }
 
     async fn call(&self, access: &Access) -> Result<bool, AccessError> {
-        let unavailable = |failure: Failure| AccessError::Unavailable(failure.to_string());
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
         let (client, params) = (self.checker.client(), PostParams::default());
-        let outcome = match self.checker.asks {
+        let spec = spec(self.user, access);
+        let status = match self.checker.asks {
             Asks::ForUsers => {
-                let review =
-                    SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
-                let answer = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
-                answer.map(|answer| answer.status)
+                let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+                Api::all(client).create(&params, &review).await.map(|answer| answer.status)
             }
             Asks::ForItself => {
-                let resource_attributes = spec(self.user, access).resource_attributes;
+                let resource_attributes = spec.resource_attributes;
                 let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes: None };
                 let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-                let answer = Api::<SelfSubjectAccessReview>::all(client).create(&params, &review).await;
-                answer.map(|answer| answer.status)
+                Api::all(client).create(&params, &review).await.map(|answer| answer.status)
             }
         };
-        let status = outcome.map_err(|error| unavailable(client::failure(error)))?.unwrap_or_default();
+        let unavailable = |error| AccessError::Unavailable(client::failure(error).to_string());
+        let status = status.map_err(unavailable)?.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }
@@ -241,8 +211,13 @@ fn accesses(kind: Kind, namespace: Option<&str>, name: &str, verbs: Verbs) -> Ve
     verbs.as_rbac().iter().map(access).collect()
 }
 
+/// A create request has no resource name for RBAC to match.
+fn reviewed_name(access: &Access) -> Option<&str> {
+    (access.verb != "create").then_some(&*access.name)
+}
+
 fn spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
-    let name = access.reviewed_name().map(str::to_owned);
+    let name = reviewed_name(access).map(str::to_owned);
     SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: Some(user.uid.clone()).filter(|uid| !uid.is_empty()),

@@ -4,7 +4,7 @@ use json_patch::Patch;
 use serde_json::json;
 
 use super::{
-    request::{Operation, Request},
+    admission_request::{Operation, Request},
     review::Rules,
 };
 use crate::{
@@ -31,7 +31,7 @@ pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch
     let nothing = || (Patch(Vec::new()), Vec::new());
     let keys = &rules.keys;
     let (old, new) = match &request.operation {
-        Operation::Update { unchanged: true, .. } if request.user.name == STORAGE_MIGRATOR => {
+        Operation::Update { .. } if request.user.name == STORAGE_MIGRATOR && request.changes_nothing() => {
             return nothing();
         }
         Operation::Create { new } => (None, new),

@@ -1,11 +1,13 @@
-//! A semaphore that no caller can use up for others: free permits go to the waiting caller that holds the fewest.
+//! A semaphore that no caller can use up for others: free permits go to the waiting caller that holds the fewest. If there
+//! are too few, permits that may be revoked are taken from the caller that holds the most.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use futures::future::AbortHandle;
 use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
@@ -21,112 +23,71 @@ pub struct FairSemaphore(Arc<Mutex<State>>);
 
 struct State {
     free: usize,
+    next_id: u64,
     /// Callers that hold permits or wait for some.
     callers: HashMap<Caller, Share>,
-    /// Counts the waiting requests, so that callers with equally many permits take turns.
-    next_turn: u64,
+    /// The request whose permits were revoked and are not given back yet. There is one at a time, so no more are revoked
+    /// than needed.
+    revoked: Option<u64>,
 }
+
+/// The order of the requests of one caller: by the permits that they hold, then by age.
+type Rank = (usize, u64);
 
 #[derive(Default)]
 struct Share {
     held: usize,
-    waiting: VecDeque<Waiting>,
+    waiting: BTreeMap<Rank, Waiting>,
+    revocable: BTreeMap<Rank, AbortHandle>,
 }
 
 struct Waiting {
-    turn: u64,
     permits: usize,
-    granted: oneshot::Sender<Permits>,
+    granted: oneshot::Sender<()>,
 }
 
-/// Permits, until they are dropped.
+/// The permits of one request, until they are dropped.
 pub struct Permits {
     semaphore: FairSemaphore,
     caller: Caller,
-    number: usize,
+    id: u64,
+    held: usize,
+    /// What it waits for, or has been granted without having noticed.
+    wanted: usize,
 }
 
 impl FairSemaphore {
     #[must_use]
     pub fn new(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(State { free: permits, callers: HashMap::new(), next_turn: 0 })))
+        let state = State { free: permits, next_id: 0, callers: HashMap::new(), revoked: None };
+        Self(Arc::new(Mutex::new(state)))
     }
 
     /// Waits for permits. At most as many may be asked for as there are.
     pub async fn acquire(&self, caller: Caller, permits: usize) -> Permits {
-        if let Some(permits) = self.try_acquire(caller.clone(), permits) {
-            return permits;
-        }
-        // It outlives the receiver, so that it finds the request given up.
-        let mut given_up = GrantOnDrop(Some(self));
-        let (granted, receiver) = oneshot::channel();
-        {
-            let mut state = self.state();
-            let turn = state.next_turn;
-            state.next_turn += 1;
-            let share = state.callers.entry(caller).or_default();
-            share.waiting.push_back(Waiting { turn, permits, granted });
-            self.grant(&mut state);
-        }
-        let permits = match receiver.await {
-            Ok(permits) => permits,
-            // The sender of a request that still waits is dropped only after it has sent.
-            Err(_) => std::future::pending().await,
-        };
-        given_up.0 = None;
+        let mut acquired = self.none(caller);
+        acquired.grow_to(permits).await;
+        acquired
+    }
+
+    /// No permits yet. Those that it grows to may be revoked until [`Permits::keep`]: `revoke` must end the task that holds
+    /// them, so that they are dropped.
+    #[must_use]
+    pub fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
+        let permits = self.none(caller);
+        self.state().share(&permits.caller).revocable.insert(permits.rank(), revoke);
         permits
     }
 
-    /// Takes permits that are free, unless a request waits.
-    #[must_use]
-    pub fn try_acquire(&self, caller: Caller, permits: usize) -> Option<Permits> {
-        if permits > 0 {
-            let mut state = self.state();
-            state.remove_given_up();
-            if state.callers.values().any(|share| !share.waiting.is_empty()) {
-                return None;
-            }
-            state.free = state.free.checked_sub(permits)?;
-            state.callers.entry(caller.clone()).or_default().held += permits;
-        }
-        Some(self.permits(caller, permits))
-    }
-
-    fn permits(&self, caller: Caller, number: usize) -> Permits {
-        Permits { semaphore: self.clone(), caller, number }
+    fn none(&self, caller: Caller) -> Permits {
+        let mut state = self.state();
+        state.next_id += 1;
+        Permits { semaphore: self.clone(), caller, id: state.next_id, held: 0, wanted: 0 }
     }
 
     #[cfg(test)]
     pub fn free(&self) -> usize {
         self.state().free
-    }
-
-    /// Gives free permits to waiting requests, for as long as there are enough for the next in turn. A request for more
-    /// than are free holds up all others, except those of callers that hold fewer permits than its own.
-    fn grant(&self, state: &mut State) {
-        loop {
-            state.remove_given_up();
-            let waiting = state.callers.iter().filter_map(|(caller, share)| {
-                share.waiting.front().map(|first| (share.held, first.turn, first.permits, caller))
-            });
-            let Some((_, _, permits, caller)) = waiting.min_by_key(|(held, turn, ..)| (*held, *turn)) else {
-                return;
-            };
-            if permits > state.free {
-                return;
-            }
-            let caller = caller.clone();
-            let Some(share) = state.callers.get_mut(&caller) else { return };
-            let Some(first) = share.waiting.pop_front() else { return };
-            share.held += permits;
-            state.free -= permits;
-            // If the request is given up right now, dropping the permits would lock this state once more.
-            let granted = self.permits(caller.clone(), permits);
-            if let Err(granted) = first.granted.send(granted) {
-                granted.forget();
-                state.give_back(&caller, permits);
-            }
-        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -135,71 +96,110 @@ impl FairSemaphore {
 }
 
 impl State {
-    fn give_back(&mut self, caller: &Caller, permits: usize) {
-        self.free += permits;
-        if let Some(share) = self.callers.get_mut(caller) {
-            share.held -= permits;
+    fn share(&mut self, caller: &Caller) -> &mut Share {
+        self.callers.entry(caller.clone()).or_default()
+    }
+
+    /// Gives free permits to waiting requests, for as long as there are enough for the next in line. A request for more
+    /// than are free holds up all behind it.
+    fn grant(&mut self) {
+        loop {
+            let shares = self.callers.values_mut().filter(|share| !share.waiting.is_empty());
+            let fewest = shares.min_by_key(|share| (share.held, share.waiting.keys().next().copied()));
+            let Some(share) = fewest else { return };
+            let Some(first) = share.waiting.first_entry() else { return };
+            if first.get().permits > self.free {
+                let (_, id) = *first.key();
+                return self.revoke_for(id);
+            }
+            let Waiting { permits, granted } = first.remove();
+            self.free -= permits;
+            share.held += permits;
+            let _ = granted.send(());
         }
     }
 
-    /// Removes requests that nobody waits for any more, up to the first of each caller that still waits, and then callers
-    /// without permits and requests.
-    fn remove_given_up(&mut self) {
-        self.callers.retain(|_, share| {
-            while share.waiting.front().is_some_and(|first| first.granted.is_closed()) {
-                share.waiting.pop_front();
-            }
-            share.held > 0 || !share.waiting.is_empty()
-        });
-    }
-}
-
-/// A request that is given up may have held up smaller ones.
-struct GrantOnDrop<'a>(Option<&'a FairSemaphore>);
-
-impl Drop for GrantOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(semaphore) = self.0 {
-            semaphore.grant(&mut semaphore.state());
+    /// Revokes the permits of the largest request of the caller that holds the most, unless it is the one that waits.
+    fn revoke_for(&mut self, waiting: u64) {
+        if self.revoked.is_some() {
+            return;
+        }
+        let shares = self.callers.values_mut().filter(|share| !share.revocable.is_empty());
+        let most = shares.max_by_key(|share| (share.held, share.revocable.keys().next_back().copied()));
+        let Some(largest) = most.and_then(|share| share.revocable.last_entry()) else { return };
+        let id = largest.key().1;
+        if id != waiting {
+            largest.remove().abort();
+            self.revoked = Some(id);
         }
     }
 }
 
 impl Permits {
-    /// Adds permits of the same caller.
-    pub fn merge(&mut self, mut other: Self) {
-        self.number += std::mem::take(&mut other.number);
+    fn rank(&self) -> Rank {
+        (self.held, self.id)
+    }
+
+    /// Waits until there are so many.
+    pub async fn grow_to(&mut self, permits: usize) {
+        if permits <= self.held {
+            return;
+        }
+        let (granted, receiver) = oneshot::channel();
+        self.wanted = permits - self.held;
+        let rank = self.rank();
+        {
+            let mut state = self.semaphore.state();
+            state.share(&self.caller).waiting.insert(rank, Waiting { permits: self.wanted, granted });
+            state.grant();
+        }
+        // The sender is dropped only after it has sent.
+        let _ = receiver.await;
+        self.held += std::mem::take(&mut self.wanted);
+        let mut state = self.semaphore.state();
+        let revocable = &mut state.share(&self.caller).revocable;
+        if let Some(revoke) = revocable.remove(&rank) {
+            revocable.insert(self.rank(), revoke);
+        }
     }
 
     /// Gives back all but so many.
-    pub fn shrink_to(&mut self, number: usize) {
-        let surplus = self.number.saturating_sub(number);
-        self.number -= surplus;
-        self.give_back(surplus);
+    pub fn shrink_to(&mut self, permits: usize) {
+        let surplus = self.held.saturating_sub(permits);
+        self.held -= surplus;
+        let mut state = self.semaphore.state();
+        state.free += surplus;
+        state.share(&self.caller).held -= surplus;
+        state.grant();
     }
 
-    fn forget(mut self) {
-        self.number = 0;
-    }
-
-    fn give_back(&self, number: usize) {
-        if number > 0 {
-            let mut state = self.semaphore.state();
-            state.give_back(&self.caller, number);
-            self.semaphore.grant(&mut state);
-        }
+    /// From now on, they are not revoked. False if they have been.
+    #[must_use]
+    pub fn keep(&self) -> bool {
+        self.semaphore.state().share(&self.caller).revocable.remove(&self.rank()).is_some()
     }
 }
 
 impl Drop for Permits {
     fn drop(&mut self) {
-        self.give_back(self.number);
+        let (rank, mut state) = (self.rank(), self.semaphore.state());
+        let share = state.share(&self.caller);
+        share.revocable.remove(&rank);
+        let still_waits = share.waiting.remove(&rank).is_some();
+        let held = if still_waits { self.held } else { self.held + self.wanted };
+        share.held -= held;
+        if share.held == 0 && share.waiting.is_empty() && share.revocable.is_empty() {
+            state.callers.remove(&self.caller);
+        }
+        state.free += held;
+        state.revoked.take_if(|id| *id == self.id);
+        state.grant();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::FutureExt;
+    use futures::{FutureExt, future::Abortable};
 
     use super::*;
 
@@ -241,51 +241,79 @@ mod tests {
         assert!(large.as_mut().now_or_never().is_none());
         let mut small = Box::pin(semaphore.acquire(peer(3), 1));
         assert!(small.as_mut().now_or_never().is_none());
-        assert!(semaphore.try_acquire(peer(4), 1).is_none());
         first.shrink_to(1);
         assert!(large.as_mut().now_or_never().is_none());
         // The small one fits as soon as the large one is given up, before anything is released.
         drop(large);
         assert!(small.now_or_never().is_some());
-        drop(semaphore.try_acquire(peer(4), 1).expect("nobody waits"));
         drop(first);
         assert_eq!(semaphore.free(), 4);
         assert!(semaphore.state().callers.is_empty());
     }
 
     #[test]
-    fn request_given_up_at_the_front_of_its_caller_holds_up_nobody() {
+    fn permits_that_were_granted_to_a_request_that_is_given_up_are_free_again() {
         let semaphore = FairSemaphore::new(4);
-        let held = semaphore.acquire(peer(1), 3).now_or_never().unwrap();
-        let (granted, receiver) = oneshot::channel();
-        let given_up = Waiting { turn: 0, permits: 4, granted };
-        semaphore.state().callers.entry(peer(2)).or_default().waiting.push_back(given_up);
-        drop(receiver);
-        assert!(semaphore.acquire(peer(2), 1).now_or_never().is_some());
-        assert!(semaphore.try_acquire(peer(3), 1).is_some());
+        let held = semaphore.acquire(peer(1), 4).now_or_never().unwrap();
+        let mut waiting = Box::pin(semaphore.acquire(peer(2), 3));
+        assert!(waiting.as_mut().now_or_never().is_none());
         drop(held);
-        assert!(semaphore.state().callers.is_empty());
-    }
-
-    #[test]
-    fn no_permits_are_had_at_once_and_leave_nothing_behind() {
-        let semaphore = FairSemaphore::new(1);
-        let held = semaphore.try_acquire(peer(1), 1).unwrap();
-        assert!(semaphore.try_acquire(peer(2), 0).is_some());
-        assert!(semaphore.acquire(peer(3), 0).now_or_never().is_some());
-        assert_eq!(semaphore.state().callers.len(), 1);
-        drop(held);
-        assert!(semaphore.state().callers.is_empty());
-    }
-
-    #[test]
-    fn merged_permits_are_given_back_once() {
-        let semaphore = FairSemaphore::new(4);
-        let mut permits = semaphore.try_acquire(peer(1), 1).unwrap();
-        permits.merge(semaphore.try_acquire(peer(1), 2).unwrap());
         assert_eq!(semaphore.free(), 1);
-        drop(permits);
+        drop(waiting);
         assert_eq!(semaphore.free(), 4);
-        assert!(semaphore.try_acquire(peer(1), 5).is_none());
+        assert!(semaphore.state().callers.is_empty());
+    }
+
+    /// A task that holds so many permits until they are revoked.
+    fn revocable(
+        semaphore: &FairSemaphore,
+        caller: Caller,
+        permits: usize,
+    ) -> impl Future<Output = bool> + Unpin + use<> {
+        let (revoke, registration) = AbortHandle::new_pair();
+        let mut held = semaphore.revocable(caller, revoke);
+        let holding = async move {
+            held.grow_to(permits).await;
+            std::future::pending::<()>().await;
+        };
+        let mut task = Box::pin(Abortable::new(holding, registration).map(|ended| ended.is_err()));
+        assert!((&mut task).now_or_never().is_none());
+        task
+    }
+
+    #[test]
+    fn permits_are_revoked_from_the_largest_request_of_the_caller_that_holds_the_most() {
+        let semaphore = FairSemaphore::new(10);
+        let mut alone = revocable(&semaphore, peer(1), 4);
+        let mut small = revocable(&semaphore, peer(2), 1);
+        let large = revocable(&semaphore, peer(2), 2);
+        let largest = revocable(&semaphore, peer(2), 3);
+        let mut waiting = Box::pin(semaphore.acquire(peer(3), 5));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        assert_eq!(semaphore.free(), 0);
+        assert_eq!(largest.now_or_never(), Some(true));
+        // Now the other caller holds more.
+        assert!(waiting.as_mut().now_or_never().is_none());
+        assert_eq!((&mut alone).now_or_never(), Some(true));
+        drop(alone);
+        let held = waiting.now_or_never().expect("there are enough");
+        assert_eq!(semaphore.free(), 2);
+        assert!((&mut small).now_or_never().is_none() && large.now_or_never().is_none());
+        drop((held, small));
+    }
+
+    #[test]
+    fn permits_that_are_kept_are_not_revoked() {
+        let semaphore = FairSemaphore::new(4);
+        let (revoke, _registration) = AbortHandle::new_pair();
+        let mut kept = semaphore.revocable(peer(1), revoke.clone());
+        kept.grow_to(4).now_or_never().unwrap();
+        assert!(kept.keep());
+        let mut waiting = Box::pin(semaphore.acquire(peer(2), 1));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        assert!(!revoke.is_aborted());
+        drop(kept);
+        assert!(waiting.now_or_never().is_some());
+        assert!(semaphore.state().callers.is_empty());
     }
 }

@@ -9,7 +9,6 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::State,
     http::{Request as HttpRequest, StatusCode, header},
     response::{IntoResponse, Response},
     routing::post,
@@ -17,55 +16,86 @@ use axum::{
 use tokio::time::Instant;
 
 use super::{
-    access::{AccessChecker, AccessError},
-    body_budget::{BodyBudget, BodyError, Reservation, ReservedBody},
+    access::AccessChecker,
+    admission_request::{Request, User},
     defaulting::stamp_defaults,
     denial::Denial,
-    fair_semaphore::{Caller, FairSemaphore, Permits},
+    fair_semaphore::{Caller, Permits},
     log_rate_limit::LogRateLimit,
     preview::{Lookups, Preview},
-    request::{Request, User},
-    required_access::RequiredAccess,
-    review::{Case, Rules, Scope, Verdict},
+    required_access::AccessError,
+    review::{Case, Rules, Verdict},
+    review_memory::{BodyError, MIN_REVIEW_BYTES, ReceivedBody, ReviewMemory},
     wire,
 };
 use crate::{
-    object::{Kind, ObjectKey},
+    object::Kind,
     ops::metrics::{Metrics, ReviewResult},
     tls::Peer,
     world::SharedWorld,
 };
 
-/// The most memory that a byte of JSON takes once it is parsed: a map entry such as `"a":"",` becomes two strings in a
-/// node of a tree.
-const PARSED_BYTES_PER_BYTE: usize = 16;
-/// The memory of all parsed reviews, without those that wait for a SubjectAccessReview: these keep only the user. Large
-/// ones have a budget of their own, so that no other review waits for them. It suffices for any one: [`wire::parse`]
-/// refuses objects that take more.
-const SMALL_REVIEWS_BYTES: usize = 12 << 20;
-const LARGE_REVIEWS_BYTES: usize = 52 << 20;
-/// The API server gives up after three seconds, so an answer to a slower body would be too late.
-const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 /// For all SubjectAccessReviews of a request together.
 const ACCESS_CHECK_TIMEOUT: Duration = Duration::from_millis(2000);
 /// How long to wait for the watch to show a namespace that was created just before its first source.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Reviews with larger bodies are parsed, judged and dropped on a thread of their own.
-const MAX_INLINE_BYTES: usize = 256 << 10;
 
 /// What the handlers share.
 pub struct Guard {
-    pub rules: Rules,
-    pub world: SharedWorld,
-    pub access: AccessChecker,
-    pub metrics: Metrics,
+    rules: Rules,
+    world: SharedWorld,
+    access: AccessChecker,
+    metrics: Metrics,
     lookups: Lookups,
-    body_budget: BodyBudget,
-    small_reviews: FairSemaphore,
-    large_reviews: FairSemaphore,
+    memory: ReviewMemory,
     /// Reviews are taken only from peers that have presented a valid certificate.
     verified_peers_only: bool,
     log_rate_limit: Mutex<LogRateLimit>,
+}
+
+/// A request that is no AdmissionReview, or that the guard cannot handle now.
+type HttpError = (StatusCode, String);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    Validate,
+    Mutate,
+}
+
+struct ParsedReview {
+    uid: String,
+    request: Request,
+    peer: Peer,
+    /// Of the memory: the user's, and that of everything else.
+    share: Permits,
+    parsed: Permits,
+}
+
+/// What is left of a review while SubjectAccessReviews are waited for, which may take seconds: only the user, and digests
+/// of what is tried.
+struct JudgedReview {
+    uid: String,
+    author: Author,
+    verdict: Verdict,
+    preview: Option<Preview>,
+    _share: Permits,
+}
+
+/// Who writes an object, and where.
+struct Author {
+    user: User,
+    peer: Peer,
+    kind: Kind,
+    namespace: String,
+}
+
+/// The routes of the webhook.
+pub fn routes(guard: Arc<Guard>) -> Router {
+    let handler = |route| {
+        let guard = guard.clone();
+        post(move |request| async move { guard.respond(request, route).await })
+    };
+    Router::new().route("/validate", handler(Route::Validate)).route("/mutate", handler(Route::Mutate))
 }
 
 impl Guard {
@@ -83,50 +113,12 @@ impl Guard {
             lookups: Lookups::new(access.client()),
             access,
             metrics,
-            body_budget: BodyBudget::default(),
-            small_reviews: FairSemaphore::new(SMALL_REVIEWS_BYTES),
-            large_reviews: FairSemaphore::new(LARGE_REVIEWS_BYTES),
+            memory: ReviewMemory::default(),
             verified_peers_only,
             log_rate_limit: Mutex::default(),
         }
     }
-}
 
-/// The routes of the webhook.
-pub fn routes(guard: Arc<Guard>) -> Router {
-    Router::new().route("/validate", post(validate)).route("/mutate", post(mutate)).with_state(guard)
-}
-
-/// A request that is no AdmissionReview, or that the guard cannot handle now.
-type HttpError = (StatusCode, String);
-
-async fn validate(State(guard): State<Arc<Guard>>, request: HttpRequest<Body>) -> Response {
-    guard.respond(request, Route::Validate).await
-}
-
-async fn mutate(State(guard): State<Arc<Guard>>, request: HttpRequest<Body>) -> Response {
-    guard.respond(request, Route::Mutate).await
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Route {
-    Validate,
-    Mutate,
-}
-
-struct ParsedReview {
-    uid: String,
-    request: Request,
-    /// Of the user.
-    reservation: Reservation,
-    /// Of everything else.
-    parsed: Permits,
-    peer: Peer,
-    /// Its body is longer than [`MAX_INLINE_BYTES`].
-    large: bool,
-}
-
-impl Guard {
     async fn respond(self: &Arc<Self>, request: HttpRequest<Body>, route: Route) -> Response {
         let started = Instant::now();
         let answer = self.answer(request, route).await;
@@ -156,30 +148,22 @@ impl Guard {
         if !content_type.is_some_and(|value| value.starts_with(b"application/json")) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json".to_owned()));
         }
-        let caller = Caller::Peer(peer.address);
-        let deadline = Instant::now() + BODY_TIMEOUT;
-        let body = self.body_budget.read(caller.clone(), request.into_body());
-        let body = tokio::time::timeout_at(deadline, body)
-            .await
-            .map_err(|_| (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time".to_owned()))??;
-        let (budget, most) = match body.bytes.len() > MAX_INLINE_BYTES {
-            true => (&self.large_reviews, LARGE_REVIEWS_BYTES),
-            false => (&self.small_reviews, SMALL_REVIEWS_BYTES),
-        };
-        let needed = (body.bytes.len() * PARSED_BYTES_PER_BYTE).min(most);
-        let permits = tokio::time::timeout_at(deadline, budget.acquire(caller, needed));
-        let permits = permits.await.map_err(|_| BodyError::Overloaded)?;
-        let review = parse(peer, body, permits).await?;
+        let body = self.memory.receive(Caller::Peer(peer.address), request.into_body()).await?;
+        let large = body.is_large();
+        // The thread that parses a large one holds its shares of the memory until it is done, even when the peer
+        // disconnects meanwhile.
+        let review = off_worker(large, move || ParsedReview::parse(peer, body)).await??;
         // A large one would keep others from being parsed for as long.
-        if !review.large {
+        if !large {
             self.wait_for_namespace(&review.request.namespace).await;
         }
+        let guard = self.clone();
         match route {
-            Route::Validate => self.validate(review).await,
-            Route::Mutate => {
-                let guard = self.clone();
-                off_worker(review.large, move || guard.mutate(&review)).await
+            Route::Validate => {
+                let judged = off_worker(large, move || guard.judge(review)).await?;
+                Ok(self.finish(judged).await)
             }
+            Route::Mutate => off_worker(large, move || guard.mutate(&review)).await,
         }
     }
 
@@ -191,110 +175,75 @@ impl Guard {
         }
     }
 
-    async fn validate(self: &Arc<Self>, review: ParsedReview) -> Result<Vec<u8>, HttpError> {
-        let ParsedReview { uid, request, reservation: _user, parsed, peer, large } = review;
-        let guard = self.clone();
-        let judge = move || {
-            let case = Case::read(&guard.rules, &request);
-            let is_source = case.as_ref().is_some_and(Case::is_about_a_source);
-            let verdict = case.map_or(Verdict::ALLOWED, |case| guard.world.read(|world| case.judge(world)));
-            let Request { kind, namespace, user, operation, dry_run } = request;
-            // SubjectAccessReviews may take seconds: meanwhile only the user, and digests of what is tried, are kept in
-            // memory.
-            let preview = if dry_run && is_source && !matches!(verdict, Verdict::Deny(_)) {
-                let rules = guard.world.read(|world| world.namespaces().rules().clone());
-                Some(Preview::of(&guard.rules.keys, &rules, kind, &namespace, operation))
-            } else {
-                drop(operation);
-                None
-            };
-            drop(parsed);
-            (verdict, preview, kind, namespace, user)
-        };
-        let (verdict, preview, kind, namespace, user) = off_worker(large, judge).await?;
-        let (outcome, has_rights) = match verdict {
-            Verdict::Deny(denial) => (Err(denial), false),
-            Verdict::Allow { warnings } => (Ok(warnings), false),
-            Verdict::CheckRestore { restored, otherwise } => {
-                // Without a certificate, anybody may have sent this in the name of somebody who may read the source.
-                let may_know = peer.verified && self.may_read(peer, &user, restored.source()).await;
-                let right = may_know && self.world.read(|world| restored.is_right(world));
-                (if right { Ok(Vec::new()) } else { Err(otherwise) }, false)
-            }
-            Verdict::CheckAccess { required, then } => {
-                match self.check_access(peer, &user, kind, &required).await {
-                    Ok(()) => (self.world.read(|world| then.decide(world, Scope::All)), true),
-                    Err(AccessError::Unavailable(why)) => (Err(Denial::Unanswered(why)), false),
-                    Err(AccessError::Forbidden(access)) => {
-                        let denial = Denial::NoRight {
-                            user: user.name.clone(),
-                            verb: access.verb,
-                            reach: self.world.read(|world| then.reach(world, access.namespace.as_deref())),
-                            name: access.name,
-                            source: then.key().clone(),
-                        };
-                        (Err(denial), false)
-                    }
-                }
-            }
-        };
-        let outcome = match (outcome, preview) {
-            (Ok(warnings), Some(preview)) => {
-                Ok(self.preview(peer, &user, &preview, has_rights, warnings).await)
-            }
-            (outcome, _) => outcome,
-        };
+    fn judge(&self, review: ParsedReview) -> JudgedReview {
+        let ParsedReview { uid, request, peer, share, parsed: _until_judged } = review;
+        let case = Case::read(&self.rules, &request);
+        let is_source = case.as_ref().is_some_and(Case::is_about_a_source);
+        let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
+        let Request { kind, namespace, user, operation, dry_run } = request;
+        let is_tried = dry_run && is_source && !matches!(verdict, Verdict::Deny(_));
+        let preview = is_tried.then(|| {
+            let rules = self.world.read(|world| world.namespaces().rules().clone());
+            Preview::of(&self.rules.keys, &rules, kind, &namespace, operation)
+        });
+        JudgedReview { uid, author: Author { user, peer, kind, namespace }, verdict, preview, _share: share }
+    }
+
+    async fn finish(&self, JudgedReview { uid, author, verdict, preview, _share }: JudgedReview) -> Vec<u8> {
+        let outcome = self.decide(&author, verdict, preview).await;
         let outcome = outcome.map_err(|denial| (denial.label(), denial.message(&self.rules.keys)));
         match &outcome {
             Ok(_) => self.metrics.review(ReviewResult::Allowed),
             Err((reason, message)) => {
                 self.metrics.review(ReviewResult::Denied(reason));
-                self.log_denial(kind, &namespace, &user, reason, message);
+                self.log_denial(&author, reason, message);
             }
         }
-        Ok(wire::answer(&uid, outcome, None))
+        wire::answer(&uid, outcome, None)
     }
 
-    async fn may_read(&self, peer: Peer, user: &User, at: &ObjectKey) -> bool {
-        let check = self.access.check_get(caller(peer, user), user, at);
-        tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await.is_ok_and(|answer| answer.is_ok())
-    }
-
-    /// Adds what the mirror would do. Nothing is expanded for users who have not shown the right to ask for it.
-    async fn preview(
+    /// Warnings, or a denial.
+    async fn decide(
         &self,
-        peer: Peer,
-        user: &User,
-        preview: &Preview,
-        has_rights: bool,
-        warnings: Vec<String>,
-    ) -> Vec<String> {
-        if preview.has_patterns() && (preview.needs_consent() || !has_rights) {
-            return warnings;
+        author: &Author,
+        verdict: Verdict,
+        preview: Option<Preview>,
+    ) -> Result<Vec<String>, Denial> {
+        let (caller, user) = (author.caller(), &author.user);
+        let (mut warnings, has_rights) = match verdict {
+            Verdict::Deny(denial) => return Err(denial),
+            Verdict::Allow { warnings } => (warnings, false),
+            Verdict::CheckRestore { restored, otherwise } => {
+                let may_read = self.access.check_get(caller.clone(), user, restored.source());
+                // Without a certificate, anybody may have sent this in the name of somebody who may read the source.
+                let may_know = author.peer.verified && in_time(may_read).await.is_ok();
+                if !(may_know && self.world.read(|world| restored.is_right(world))) {
+                    return Err(otherwise);
+                }
+                (Vec::new(), false)
+            }
+            Verdict::CheckAccess { required, then } => {
+                let checked = in_time(self.access.check(caller.clone(), user, author.kind, &required)).await;
+                (self.world.read(|world| then.decide_after(world, user, checked))?, true)
+            }
+        };
+        // Nothing is expanded for users who have not shown the right to ask for it.
+        if let Some(preview) = preview
+            && (!preview.has_patterns() || (has_rights && !preview.needs_consent()))
+        {
+            let mut outcome = self.world.read(|world| preview.plan(world));
+            self.lookups.complete(caller, &mut outcome).await;
+            warnings.insert(0, outcome.to_string());
         }
-        let mut outcome = self.world.read(|world| preview.plan(world));
-        self.lookups.complete(caller(peer, user), &mut outcome).await;
-        std::iter::once(outcome.to_string()).chain(warnings).collect()
+        Ok(warnings)
     }
 
-    async fn check_access(
-        &self,
-        peer: Peer,
-        user: &User,
-        kind: Kind,
-        required: &RequiredAccess,
-    ) -> Result<(), AccessError> {
-        let check = self.access.check(caller(peer, user), user, kind, required);
-        let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
-        checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
-    }
-
-    fn log_denial(&self, kind: Kind, namespace: &str, user: &User, reason: &str, message: &str) {
+    fn log_denial(&self, author: &Author, reason: &str, message: &str) {
         let Some(suppressed) = self.may_log() else { return };
         tracing::info!(
-            kind = kind.as_str(),
-            namespace = wire::single_line(namespace),
-            user = wire::single_line(&user.name),
+            kind = author.kind.as_str(),
+            namespace = author.namespace,
+            user = wire::single_line(&author.user.name),
             reason,
             suppressed,
             "denied: {}",
@@ -317,27 +266,31 @@ impl Guard {
     }
 }
 
-/// Who counts for the limits on calls. Without a certificate, a user is whatever the peer writes.
-fn caller(peer: Peer, user: &User) -> Caller {
-    match peer.verified {
-        true => Caller::User(user.tenant().to_owned()),
-        false => Caller::Peer(peer.address),
+impl ParsedReview {
+    fn parse(peer: Peer, body: ReceivedBody) -> Result<Self, HttpError> {
+        let ReceivedBody { bytes, mut share, parsed } = body;
+        let malformed = |malformed: wire::Malformed| (StatusCode::BAD_REQUEST, malformed.to_string());
+        let (uid, request) = wire::parse(&bytes).map_err(malformed)?;
+        drop(bytes);
+        share.shrink_to(request.user.size_bytes().max(MIN_REVIEW_BYTES));
+        Ok(Self { uid, request, peer, share, parsed })
     }
 }
 
-/// Parses a review. The thread that parses a large one holds its shares of both budgets until it is done, even when the
-/// peer disconnects meanwhile.
-async fn parse(peer: Peer, body: ReservedBody, parsed: Permits) -> Result<ParsedReview, HttpError> {
-    let large = body.bytes.len() > MAX_INLINE_BYTES;
-    let parse = move || {
-        let ReservedBody { bytes, mut reservation } = body;
-        let (uid, request) = wire::parse(&bytes)?;
-        drop(bytes);
-        reservation.shrink_to(request.user.size_bytes());
-        Ok(ParsedReview { uid, request, reservation, parsed, peer, large })
-    };
-    let review = off_worker(large, parse).await?;
-    review.map_err(|malformed: wire::Malformed| (StatusCode::BAD_REQUEST, malformed.to_string()))
+impl Author {
+    /// Who counts for the limits on calls. Without a certificate, a user is whatever the peer writes.
+    fn caller(&self) -> Caller {
+        if self.peer.verified {
+            Caller::User(self.user.tenant().to_owned())
+        } else {
+            Caller::Peer(self.peer.address)
+        }
+    }
+}
+
+async fn in_time(check: impl Future<Output = Result<(), AccessError>>) -> Result<(), AccessError> {
+    let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
+    checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
 }
 
 /// Does work about a large review on a thread of its own: other requests wait for the worker threads.
@@ -345,9 +298,10 @@ async fn off_worker<T: Send + 'static>(
     large: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, HttpError> {
-    match large {
-        true => Ok(tokio::task::spawn_blocking(work).await.map_err(|_| BodyError::Overloaded)?),
-        false => Ok(work()),
+    if large {
+        Ok(tokio::task::spawn_blocking(work).await.map_err(|_| BodyError::Overloaded)?)
+    } else {
+        Ok(work())
     }
 }
 
@@ -357,6 +311,7 @@ impl From<BodyError> for HttpError {
             BodyError::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             BodyError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             BodyError::Incomplete => StatusCode::BAD_REQUEST,
+            BodyError::Late => StatusCode::REQUEST_TIMEOUT,
         };
         (status, error.to_string())
     }

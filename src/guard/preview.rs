@@ -8,8 +8,8 @@ use http::StatusCode;
 use kube::{Client, api::GetParams, client::Body, core::Request as ApiRequest};
 
 use super::{
+    admission_request::Operation,
     fair_semaphore::{Caller, FairSemaphore},
-    request::Operation,
 };
 use crate::{
     keys::Keys,

@@ -9,9 +9,9 @@ use std::{
 };
 
 use super::{
+    admission_request::{Operation, Request, Subjects, User},
     denial::{AskConsent, Denial, Place, Reach},
-    request::{Operation, Request, Subjects},
-    required_access::{RequiredAccess, Verbs},
+    required_access::{Access, AccessError, RequiredAccess, Verbs},
     restore::Restored,
 };
 use crate::{
@@ -75,15 +75,6 @@ pub struct Claims {
     default_targets: bool,
 }
 
-/// The targets that a decision looks at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// Those that the source lists by name: at most [`MAX_ITEMS`], and the source's own namespace.
-    ListedByName,
-    /// Every namespace that matches.
-    All,
-}
-
 impl Verdict {
     pub const ALLOWED: Self = Self::Allow { warnings: Vec::new() };
 }
@@ -116,12 +107,12 @@ impl<'a> Case<'a> {
     /// `None` for a request that is allowed whatever the state of the world.
     #[must_use]
     pub fn read(rules: &'a Rules, request: &'a Request) -> Option<Self> {
-        if rules.exempt.contain(&request.user) || request.user.is_kubernetes_cleanup() {
+        let user = &request.user;
+        if rules.exempt.contain(user) || user.is_kubernetes_cleanup() || request.changes_nothing() {
             return None;
         }
         let (old, new) = match &request.operation {
             Operation::Create { new } => (None, Some(new)),
-            Operation::Update { unchanged: true, .. } => return None,
             Operation::Update { old, new, .. } => (Some(old), Some(new)),
             Operation::Delete { old } => (Some(old), None),
         };
@@ -369,11 +360,7 @@ impl<'a> Case<'a> {
             if self.companions_unaffected { RequiredAccess::default() } else { self.required_access(world) };
         if required.is_empty() {
             // Anybody may repeat such a request, so it must not look at every namespace.
-            let warnings = if self.after.is_some() {
-                claims.decide(world, Scope::ListedByName)?
-            } else {
-                claims.warnings
-            };
+            let warnings = if self.after.is_some() { claims.decide(world, false)? } else { claims.warnings };
             return Ok(Verdict::Allow { warnings });
         }
         if self.is_by_deputy() {
@@ -407,17 +394,17 @@ impl<'a> Case<'a> {
             let Some(Ok(policy)) = policy else { continue };
             let targets = &policy.targets;
             if targets.own {
-                required.add_namespaced(self.key.namespace.to_string(), &policy.companion, verbs);
+                required.add(Some(&self.key.namespace), &policy.companion, verbs);
             }
             // Namespaces that have agreed decide for themselves, and no others are reached.
             if targets.needs_consent {
                 continue;
             }
             if targets.has_patterns() {
-                required.add_cluster_wide(&policy.companion, verbs);
+                required.add(None, &policy.companion, verbs);
             }
             for namespace in &targets.names {
-                required.add_namespaced(namespace.clone(), &policy.companion, verbs);
+                required.add(Some(namespace), &policy.companion, verbs);
             }
         }
         // `accept-from` replaces the access of users to other namespaces. In the source's own namespace it does
@@ -437,13 +424,9 @@ impl<'a> Case<'a> {
             .collect();
         let many = leftover.len() > MAX_ITEMS;
         for at in leftover {
-            if many {
-                required.add_cluster_wide(&at.name, Verbs::Delete);
-            } else {
-                required.add_namespaced(at.namespace.to_string(), &at.name, Verbs::Delete);
-            }
+            required.add((!many).then_some(&at.namespace), &at.name, Verbs::Delete);
         }
-        required.namespaced.retain(|(namespace, _), _| !accepted(namespace));
+        required.remove_namespaces(accepted);
         required
     }
 
@@ -457,14 +440,28 @@ impl<'a> Case<'a> {
 }
 
 impl Claims {
-    #[must_use]
-    pub const fn key(&self) -> &ObjectKey {
-        &self.key
+    /// Warnings or a denial, once it is known whether the user has the required access.
+    pub fn decide_after(
+        self,
+        world: &World,
+        user: &User,
+        checked: Result<(), AccessError>,
+    ) -> Result<Vec<String>, Denial> {
+        match checked {
+            Ok(()) => self.decide(world, true),
+            Err(AccessError::Unavailable(why)) => Err(Denial::Unanswered(why)),
+            Err(AccessError::Forbidden(Access { verb, namespace, name, .. })) => Err(Denial::NoRight {
+                user: user.name.clone(),
+                verb,
+                reach: self.reach(world, namespace.as_deref()),
+                name,
+                source: self.key,
+            }),
+        }
     }
 
     /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
-    #[must_use]
-    pub fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
+    fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
         let place = match namespace {
             None => Place::Everywhere(self.ask_consent),
             Some(name) => Place::Namespace {
@@ -475,8 +472,10 @@ impl Claims {
         Box::new(Reach { place, by_default: self.default_targets })
     }
 
-    /// Whether the names that a source wants for its companions are free. Returns warnings if they are.
-    pub fn decide(mut self, world: &World, scope: Scope) -> Result<Vec<String>, Denial> {
+    /// Whether the names that a source wants for its companions are free. Returns warnings if they are. Without
+    /// `patterns`, it looks only at the targets that are listed by name, at most [`MAX_ITEMS`], and at the source's own
+    /// namespace.
+    fn decide(mut self, world: &World, patterns: bool) -> Result<Vec<String>, Denial> {
         let policy = match &self.new_policy {
             Some(policy) => policy,
             None => match world.source(&self.key).and_then(|source| source.active_policy()) {
@@ -484,17 +483,12 @@ impl Claims {
                 None => return Ok(self.warnings),
             },
         };
-        let listed;
-        let wanted = match scope {
-            Scope::All if !policy.targets.needs_consent => &policy.targets,
-            _ => {
-                listed = policy.targets.listed_by_name();
-                &listed
-            }
-        };
+        // Anybody may ask for consent, so nothing is expanded for that here. An Event says later what matches nothing.
+        let patterns = patterns && !policy.targets.needs_consent;
+        let wanted = if patterns { policy.targets.clone() } else { policy.targets.listed_by_name() };
         let home = &*self.key.namespace;
         let (mut warnings, mut conflicts) = (Vec::new(), Conflicts::default());
-        for target in targets(world, home, wanted) {
+        for target in targets(world, home, &wanted) {
             warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
             if target.eligibility == Eligibility::Terminating && target.explicit && self.new_policy.is_some()
@@ -526,9 +520,8 @@ impl Claims {
             }
         }
         warnings.extend(conflicts.warning());
-        // Anybody may ask for consent, so nothing is expanded for that here. An Event says it later.
-        if scope == Scope::All && !policy.targets.needs_consent {
-            warnings.extend(unmatched(world, home, &policy.targets).map(|trouble| trouble.to_string()));
+        if patterns {
+            warnings.extend(unmatched(world, home, &wanted).map(|trouble| trouble.to_string()));
         }
         self.warnings.extend(warnings);
         Ok(self.warnings)

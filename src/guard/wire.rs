@@ -1,15 +1,12 @@
 //! Parses AdmissionReviews (admission.k8s.io/v1) and writes the answers.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use k8s_openapi::ByteString;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{Error, MapAccess, Visitor},
-};
-use serde_json::value::RawValue;
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
 
-use super::request::{Operation, Request, User};
+use super::admission_request::{Operation, Request, User};
 use crate::{
     names,
     object::{Kind, Object},
@@ -141,14 +138,10 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
     };
     let operation = match &*body.operation {
         "CREATE" => Operation::Create { new: object(body.object, "an object")? },
-        "UPDATE" => {
-            let (old, new) = (object(body.old_object, "an oldObject")?, object(body.object, "an object")?);
-            // In most large reviews the content differs: then nothing else is compared.
-            let unchanged = old.data == new.data
-                && old.binary_data == new.binary_data
-                && body.old_object.zip(body.object).is_some_and(|(old, new)| is_unchanged(old, new));
-            Operation::Update { old, new, unchanged }
-        }
+        "UPDATE" => Operation::Update {
+            old: object(body.old_object, "an oldObject")?,
+            new: object(body.object, "an object")?,
+        },
         // The object is null, and in a deletecollection the name of the request is empty.
         "DELETE" => Operation::Delete { old: object(body.old_object, "an oldObject")? },
         _ => return Err(Malformed::Operation),
@@ -198,65 +191,6 @@ fn unescaped_len(json: &str) -> usize {
     length
 }
 
-/// Whether an update changes nothing but managedFields, the resourceVersion and content, as storage migration and
-/// empty applies do. The API server serializes equal values alike, so this compares JSON texts, which may be of any
-/// shape, unparsed. Content is compared by the caller, as the API server stores it.
-fn is_unchanged(old: &RawValue, new: &RawValue) -> bool {
-    fn compared_fields(raw: &RawValue) -> Option<Vec<(bool, Cow<'_, str>, &str)>> {
-        let mut compared = Vec::new();
-        for (key, value) in Fields::of(raw)? {
-            if key == "metadata" {
-                let fields = Fields::of(value)?.into_iter();
-                let fields = fields.filter(|(key, _)| key != "managedFields" && key != "resourceVersion");
-                compared.extend(fields.map(|(key, value)| (true, key, value.get())));
-            } else if key != "data" && key != "binaryData" {
-                compared.push((false, key, value.get()));
-            }
-        }
-        Some(compared)
-    }
-    old.get() == new.get() || compared_fields(old).is_some_and(|old| Some(old) == compared_fields(new))
-}
-
-/// The fields of a JSON object, unparsed.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'a> Fields<'a> {
-    /// More than metadata, a ConfigMap or a Secret has in Kubernetes.
-    const MAX: usize = 64;
-
-    fn of(raw: &'a RawValue) -> Option<Vec<(Cow<'a, str>, &'a RawValue)>> {
-        serde_json::from_str::<Self>(raw.get()).ok().map(|fields| fields.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct FieldsVisitor;
-
-        impl<'de> Visitor<'de> for FieldsVisitor {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields = Vec::new();
-                while let Some(field) = map.next_entry()? {
-                    if fields.len() == Fields::MAX {
-                        return Err(A::Error::custom("too many fields"));
-                    }
-                    fields.push(field);
-                }
-                Ok(Fields(fields))
-            }
-        }
-
-        deserializer.deserialize_map(FieldsVisitor)
-    }
-}
-
 /// Leaves out serde's own message, which quotes the body.
 fn json_error(error: &serde_json::Error) -> Malformed {
     let category = match error.classify() {
@@ -267,65 +201,30 @@ fn json_error(error: &serde_json::Error) -> Malformed {
     Malformed::Json(category, error.line(), error.column())
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Answer<'a> {
-    api_version: &'static str,
-    kind: &'static str,
-    response: Response<'a>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Response<'a> {
-    uid: &'a str,
-    allowed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Status>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    warnings: Vec<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    audit_annotations: BTreeMap<&'static str, &'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch_type: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch: Option<ByteString>,
-}
-
-#[derive(Serialize)]
-struct Status {
-    status: &'static str,
-    code: u16,
-    reason: &'static str,
-    message: String,
-}
-
 /// The label and the message of a denial.
 pub type Denied = (&'static str, String);
 
 /// The answer to a review: allowed with warnings, or denied. `patch` is a serialized JSON patch.
 #[must_use]
 pub fn answer(uid: &str, outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Vec<u8> {
-    let (warnings, denied) =
-        outcome.map_or_else(|denied| (Vec::new(), Some(denied)), |warnings| (warnings, None));
-    let (reason, message) = denied.unzip();
-    let status = message.map(|message| Status {
-        status: "Failure",
-        code: 403,
-        reason: "Forbidden",
-        message: single_line(&message),
-    });
-    let response = Response {
-        uid,
-        allowed: status.is_none(),
-        status,
-        warnings: shorten_warnings(warnings),
-        audit_annotations: reason.map(|reason| ("denied", reason)).into_iter().collect(),
-        patch_type: patch.as_ref().map(|_| "JSONPatch"),
-        patch: patch.map(ByteString),
-    };
-    let answer = Answer { api_version: "admission.k8s.io/v1", kind: "AdmissionReview", response };
-    serde_json::to_vec(&answer).unwrap_or_default()
+    let mut response = json!({"uid": uid, "allowed": outcome.is_ok()});
+    match outcome {
+        Ok(warnings) if warnings.is_empty() => {}
+        Ok(warnings) => response["warnings"] = shorten_warnings(warnings).into(),
+        Err((reason, message)) => {
+            let message = single_line(&message);
+            response["status"] =
+                json!({"status": "Failure", "code": 403, "reason": "Forbidden", "message": message});
+            response["auditAnnotations"] = json!({"denied": reason});
+        }
+    }
+    if let Some(patch) = patch {
+        response["patchType"] = "JSONPatch".into();
+        response["patch"] = json!(ByteString(patch));
+    }
+    let answer =
+        json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+    answer.to_string().into_bytes()
 }
 
 fn shorten_warnings(mut warnings: Vec<String>) -> Vec<String> {

@@ -26,7 +26,7 @@ use super::instance::{Instance, InstanceName, age, read_configuration};
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{self, Failure, REQUEST_TIMEOUT, user_info, with_timeout},
-    guard::request::User,
+    guard::admission_request::User,
     keys::Keys,
 };
 

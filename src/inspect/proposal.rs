@@ -18,12 +18,12 @@ use super::{
 use crate::{
     client::{Failure, user_info},
     guard::{
-        access::{AccessChecker, AccessError},
+        access::AccessChecker,
+        admission_request::{Operation, Request, User},
         defaulting::stamp_defaults,
         denial::Denial,
         fair_semaphore::Caller,
-        request::{Operation, Request, User},
-        review::{Case, Rules, Scope, Verdict},
+        review::{Case, Rules, Verdict},
     },
     keys::Keys,
     names,
@@ -189,24 +189,9 @@ impl Author {
             Verdict::Allow { warnings } => Ok(warnings),
             Verdict::CheckAccess { required, then } => {
                 let caller = Caller::Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));
-                match self.access.check(caller, &self.user, request.kind, &required).await {
-                    Ok(()) => snapshot
-                        .world
-                        .read(|world| then.decide(world, Scope::All))
-                        .map_err(|denial| denied(&denial)),
-                    Err(AccessError::Unavailable(why)) => Err(denied(&Denial::Unanswered(why))),
-                    Err(AccessError::Forbidden(access)) => {
-                        let reach =
-                            snapshot.world.read(|world| then.reach(world, access.namespace.as_deref()));
-                        Err(denied(&Denial::NoRight {
-                            user: self.user.name.clone(),
-                            verb: access.verb,
-                            name: access.name,
-                            source: then.key().clone(),
-                            reach,
-                        }))
-                    }
-                }
+                let checked = self.access.check(caller, &self.user, request.kind, &required).await;
+                let decided = snapshot.world.read(|world| then.decide_after(world, &self.user, checked));
+                decided.map_err(|denial| denied(&denial))
             }
         }
     }
@@ -251,7 +236,7 @@ pub async fn propose(
     let request = |new: Object| -> Result<Request, Error> {
         let operation = match &live {
             None => Operation::Create { new },
-            Some(old) => Operation::Update { old: read(old)?, new, unchanged: *old == applied },
+            Some(old) => Operation::Update { old: read(old)?, new },
         };
         let (namespace, user) = (namespace.clone(), author.user.clone());
         Ok(Request { kind, namespace, user, operation, dry_run: true })

@@ -1,6 +1,6 @@
 //! While the guard is down, users cannot write sources and companions, and everything else is unaffected.
 
-use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
+use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{

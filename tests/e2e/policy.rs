@@ -1,6 +1,6 @@
 //! The ValidatingAdmissionPolicy protects companions while no Lockstep is running.
 
-use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
+use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    guard::request::{Subjects, User},
+    guard::admission_request::{Subjects, User},
     object::Kind,
     testing::{OWN_NAMESPACE, ObjectBuilder, keys, namespace, object, source, world},
 };
@@ -45,7 +45,7 @@ fn created(rules: &Rules, home: ObjectBuilder, draft: ObjectBuilder) -> (Value, 
 }
 
 fn updated(home: &ObjectBuilder, old: ObjectBuilder, new: ObjectBuilder) -> (Value, Vec<String>) {
-    let operation = Operation::Update { old: old.object, new: new.object, unchanged: false };
+    let operation = Operation::Update { old: old.object, new: new.object };
     stamped(&rules(), home.clone(), "alice", operation)
 }
 
@@ -184,7 +184,7 @@ fn stamping_twice_changes_nothing() {
     assert_eq!(updated(&home, again(), again()), (once.clone(), Vec::new()));
     let mut world = world();
     world.apply_namespace(home.meta());
-    let operation = Operation::Update { old: again().object, new: again().object, unchanged: false };
+    let operation = Operation::Update { old: again().object, new: again().object };
     let user = User::default();
     let request =
         Request { kind: Kind::ConfigMap, namespace: "home".into(), user, operation, dry_run: false };
@@ -195,14 +195,14 @@ fn stamping_twice_changes_nothing() {
 #[test]
 fn storage_migration_does_not_bring_a_changed_default() {
     let home = namespace("home").annotate("default-target-namespaces", "away");
-    let write = |user: &str, unchanged: bool| {
-        let operation = Operation::Update { old: colors().object, new: colors().object, unchanged };
+    let write = |user: &str, new: ObjectBuilder| {
+        let operation = Operation::Update { old: colors().object, new: new.object };
         stamped(&rules(), home.clone(), user, operation).0
     };
     let brought = json!({DEFAULTS: r#"{"target-namespaces":"away"}"#});
-    assert_eq!(write(STORAGE_MIGRATOR, true), Value::Null);
-    assert_eq!(write(STORAGE_MIGRATOR, false), brought);
-    assert_eq!(write("alice", true), brought, "server-side apply of an unchanged manifest");
+    assert_eq!(write(STORAGE_MIGRATOR, colors()), Value::Null);
+    assert_eq!(write(STORAGE_MIGRATOR, colors().data("sky", "red")), brought);
+    assert_eq!(write("alice", colors()), brought, "server-side apply of an unchanged manifest");
 }
 
 #[test]

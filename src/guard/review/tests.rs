@@ -4,7 +4,7 @@ mod restores;
 
 use super::*;
 use crate::{
-    guard::request::{KUBERNETES_CLEANUP_USERS, User},
+    guard::admission_request::{KUBERNETES_CLEANUP_USERS, User},
     object::{Kind, OwnerReference},
     testing::{
         CREATED, DELETED, OWN_NAMESPACE, ObjectBuilder, cluster::Cluster, companion, configmap, keys,
@@ -47,9 +47,7 @@ fn judge(cluster: &Cluster, request: &Request) -> Verdict {
 fn outcome(cluster: &Cluster, verdict: &Verdict) -> Result<Vec<String>, Denial> {
     match verdict {
         Verdict::Deny(denial) => Err(denial.clone()),
-        Verdict::CheckAccess { then, .. } => {
-            cluster.world.read(|world| then.clone().decide(world, Scope::All))
-        }
+        Verdict::CheckAccess { then, .. } => cluster.world.read(|world| then.clone().decide(world, true)),
         Verdict::CheckRestore { restored, otherwise } => {
             let right = cluster.world.read(|world| restored.is_right(world));
             if right { Ok(Vec::new()) } else { Err(otherwise.clone()) }
@@ -89,7 +87,7 @@ fn find(cluster: &Cluster, namespace: &str, name: &str) -> Object {
 fn update(old: Object, change: impl FnOnce(&mut Object)) -> Operation {
     let mut new = old.clone();
     change(&mut new);
-    Operation::Update { old, new, unchanged: false }
+    Operation::Update { old, new }
 }
 
 fn edit_companion(cluster: &Cluster, namespace: &str, change: impl FnOnce(&mut Object)) -> Verdict {
@@ -129,13 +127,11 @@ fn annotate(object: &mut Object, key: &str, value: &str) {
 /// The access that a verdict requires, as `verbs namespace/name`; `*` stands for all namespaces.
 fn required(verdict: &Verdict) -> Vec<String> {
     let Verdict::CheckAccess { required, .. } = verdict else { return Vec::new() };
-    let verbs = |verbs: &Verbs| match verbs {
-        Verbs::All => "all",
-        Verbs::Delete => "delete",
+    let shown = |(namespace, name, verbs): (Option<&str>, &str, Verbs)| {
+        let verbs = if verbs == Verbs::All { "all" } else { "delete" };
+        format!("{verbs} {}/{name}", namespace.unwrap_or("*"))
     };
-    let cluster_wide = required.cluster_wide.iter().map(|(name, v)| format!("{} */{name}", verbs(v)));
-    let namespaced = required.namespaced.iter().map(|((ns, name), v)| format!("{} {ns}/{name}", verbs(v)));
-    cluster_wide.chain(namespaced).collect()
+    required.iter().map(shown).collect()
 }
 
 // --- exempt users
@@ -203,7 +199,7 @@ fn edit_of_companion_is_denied_and_the_message_names_the_source() {
 fn update_of_nothing_but_managed_fields_is_allowed() {
     let cluster = mirrored(colors());
     let old = find(&cluster, "away", "colors-synced");
-    let operation = Operation::Update { new: old.clone(), old, unchanged: true };
+    let operation = Operation::Update { new: old.clone(), old };
     assert_eq!(judge(&cluster, &by_alice("away", operation)), Verdict::ALLOWED);
 }
 
@@ -853,7 +849,7 @@ fn refused_pattern_names_consent_as_the_way_out_where_it_is_one() {
     let hint = |cluster: &Cluster, verdict: &Verdict| match verdict {
         Verdict::CheckAccess { then, .. } => {
             let reach = cluster.world.read(|world| then.reach(world, None));
-            let (user, source) = ("alice".to_owned(), then.key().clone());
+            let (user, source) = ("alice".to_owned(), then.key.clone());
             let denial = Denial::NoRight { user, verb: "create", name: "c-synced".to_owned(), source, reach };
             denial.message(&crate::testing::keys())
         }

@@ -3,8 +3,8 @@
 use super::{MAX_MESSAGE_CHARS, Target, annotations, fields, glob};
 use crate::{
     guard::{
+        admission_request::{Operation, Request, Subjects, User},
         defaulting::stamp_defaults,
-        request::{Operation, Request, Subjects, User},
         review::Rules,
     },
     object::{Kind, Meta},

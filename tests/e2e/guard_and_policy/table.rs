@@ -1,6 +1,6 @@
 //! The table of requests, as data. `<id>` stands for the id of the test's cluster: the same text serves both sides.
 
-use lockstep::guard::request::KUBERNETES_CLEANUP_USERS;
+use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 /// Keeps an object that is being deleted, and its namespace with it.

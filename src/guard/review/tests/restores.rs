@@ -169,7 +169,7 @@ fn restore_over_a_companion_that_exists_may_change_uids_and_add_its_tools_keys()
             let mut new = backup.clone();
             change(&mut new);
             let old = find(&cluster, namespace, "colors-synced");
-            judge(&cluster, &by_alice(namespace, Operation::Update { old, new, unchanged: false }))
+            judge(&cluster, &by_alice(namespace, Operation::Update { old, new }))
         };
         let allowed: [fn(&mut Object); 3] = [
             |_| {},
@@ -223,6 +223,6 @@ fn companion_of_one_source_is_not_restored_as_that_of_another() {
     cluster.put(colors());
     let mut new = backup;
     (new.data, new.binary_data) = (old.data.clone(), old.binary_data.clone());
-    let verdict = judge(&cluster, &by_alice("away", Operation::Update { old, new, unchanged: false }));
+    let verdict = judge(&cluster, &by_alice("away", Operation::Update { old, new }));
     assert!(matches!(verdict, Verdict::Deny(Denial::Edit { .. })), "{verdict:?}");
 }

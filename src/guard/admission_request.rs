@@ -1,8 +1,8 @@
-//! An admission request, reduced to what the guard decides on.
+//! PURE. An admission request, reduced to what the guard decides on.
 
 use std::collections::BTreeMap;
 
-use crate::object::{Kind, Object, ObjectKey};
+use crate::object::{Kind, Meta, Object, ObjectKey};
 
 /// The users under which Kubernetes itself deletes and updates objects: the garbage collector, the namespace
 /// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match
@@ -35,18 +35,9 @@ pub struct Request {
 // A request is moved a few times at most, and is boxed nowhere.
 #[allow(clippy::large_enum_variant)]
 pub enum Operation {
-    Create {
-        new: Object,
-    },
-    Update {
-        old: Object,
-        new: Object,
-        /// Nothing differs but managedFields and the resourceVersion.
-        unchanged: bool,
-    },
-    Delete {
-        old: Object,
-    },
+    Create { new: Object },
+    Update { old: Object, new: Object },
+    Delete { old: Object },
 }
 
 /// Users and groups, by name.
@@ -59,6 +50,20 @@ pub struct Subjects {
 impl Request {
     pub(super) fn key(&self, object: &Object) -> ObjectKey {
         ObjectKey::new(self.kind, &self.namespace, &object.metadata.name)
+    }
+
+    /// Whether it is an update of nothing that Lockstep reads, but for managedFields and the resourceVersion: storage
+    /// migration and empty applies are such updates.
+    #[must_use]
+    pub fn changes_nothing(&self) -> bool {
+        fn compared(object: &Object) -> impl PartialEq {
+            let Object { metadata, data, binary_data, type_, immutable } = object;
+            let Meta { labels, annotations, owner_references, finalizers, deletion_timestamp, .. } = metadata;
+            let content = (data, binary_data, type_, immutable);
+            (content, labels, annotations, owner_references, finalizers, deletion_timestamp)
+        }
+
+        matches!(&self.operation, Operation::Update { old, new } if compared(old) == compared(new))
     }
 }
 
