@@ -5,6 +5,8 @@
 //! | [`instance`] | the running replicas: Lease, settings, webhook configurations, pods |
 //! | [`snapshot`] | reads sources, companions and namespaces once, into the same world that replicas plan with |
 //! | [`proposal`] | what would happen if an object were applied |
+//! | [`refusal`] | which webhook has refused a write; pure |
+//! | [`rights`] | which rights somebody lacks |
 //! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
 //! | [`audit`] | what is not as sources ask for; pure |
 //! | [`check`] | whether Lockstep can be installed, or works once it is |
@@ -15,5 +17,7 @@ pub mod check;
 pub mod explain;
 pub mod instance;
 pub mod proposal;
+mod refusal;
+pub mod rights;
 pub mod snapshot;
 pub mod status;

@@ -3,6 +3,7 @@
 //! [`plan`] covers a whole source. [`plan_companion`] covers one of its companions, with the same rules: the mirror
 //! asks it once more just before a write, so that what is written is what the source wants at that moment.
 
+pub mod outcome;
 mod trouble;
 
 pub use trouble::{Holder, Trouble};

@@ -19,8 +19,9 @@ use super::{
 };
 use crate::{
     config,
-    inspect::proposal::{Author, KeyDiff, Manifest, Proposal, ProposedChange, Verb, pending, propose},
+    inspect::proposal::{KeyDiff, Manifest, Proposal, pending, propose},
     object::Kind,
+    plan::outcome::Verb,
 };
 
 const NOTHING: u8 = 0;
@@ -82,8 +83,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     let mut namespaces: BTreeSet<String> = [namespace.clone()].into();
     namespaces.extend(settings.source.iter().map(|source| source.key(namespace).namespace.to_string()));
     let manifests = manifests.map(|manifests| manifests.in_namespace(namespace));
-    let objects = manifests.iter().flat_map(|(objects, _)| objects);
-    namespaces.extend(objects.flat_map(|object| object.namespaces(&keys)));
+    namespaces.extend(manifests.iter().flatten().flat_map(|object| object.namespaces(&keys)));
     let mut snapshot = connected.snapshot(namespaces.iter().map(String::as_str)).await?;
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
@@ -94,15 +94,12 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
         }
         proposals.push(pending(&connected.client, &mut snapshot, &key).await);
     }
-    if let Some((objects, new_namespaces)) = manifests {
-        let rules = connected.instance.settings().rules(&snapshot.scope);
-        let author = Author::new(&connected.client, rules).await?;
-        if objects.is_empty() {
+    if let Some(manifests) = manifests {
+        if manifests.is_empty() {
             note("there are no ConfigMaps and Secrets in the input");
         }
-        for manifest in objects {
-            let proposal = propose(&connected.client, &mut snapshot, &author, manifest, &new_namespaces);
-            proposals.push(proposal.await?);
+        for manifest in manifests {
+            proposals.push(propose(&connected.client, &mut snapshot, manifest).await?);
         }
     }
     match settings.output {
@@ -112,8 +109,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     let is_refused = |proposal: &Proposal| proposal.refused.is_some() || !proposal.not_seen.is_empty();
     Ok(if proposals.iter().any(is_refused) {
         REFUSED
-    } else if proposals.iter().any(|proposal| !proposal.changes.is_empty() || !proposal.conflicts.is_empty())
-    {
+    } else if proposals.iter().any(|proposal| !proposal.changes.is_empty()) {
         CHANGES
     } else {
         NOTHING
@@ -123,8 +119,6 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
 #[derive(Default)]
 struct Manifests {
     objects: Vec<(Kind, Value)>,
-    /// Namespaces that are created with them.
-    namespaces: BTreeSet<String>,
     /// How many there are of other kinds.
     others: usize,
 }
@@ -159,7 +153,7 @@ fn parse_manifests(text: &str) -> anyhow::Result<Manifests> {
 
 impl Manifests {
     /// Those without a namespace are in this one.
-    fn in_namespace(self, default: &str) -> (Vec<Manifest>, BTreeSet<String>) {
+    fn in_namespace(self, default: &str) -> Vec<Manifest> {
         if self.others > 0 {
             note(&format!("{} objects of other kinds are ignored", self.others));
         }
@@ -167,7 +161,7 @@ impl Manifests {
             let namespace = object["metadata"]["namespace"].as_str().unwrap_or(default).to_owned();
             Manifest { kind, namespace, object }
         };
-        (self.objects.into_iter().map(manifest).collect(), self.namespaces)
+        self.objects.into_iter().map(manifest).collect()
     }
 
     fn add(&mut self, document: Value) {
@@ -180,9 +174,6 @@ impl Manifests {
                 let items = document["items"].as_array().cloned().unwrap_or_default();
                 items.into_iter().for_each(|item| self.add(item));
             }
-            "Namespace" if in_core => {
-                self.namespaces.extend(document["metadata"]["name"].as_str().map(str::to_owned));
-            }
             _ if document.is_null() => {}
             _ => self.others += 1,
         }
@@ -190,41 +181,29 @@ impl Manifests {
 }
 
 fn describe(proposal: &Proposal) -> String {
-    let Proposal { kind, namespace, name, refused, warnings, changes, conflicts, .. } = proposal;
+    let Proposal { kind, namespace, name, refused, warnings, changes, not_seen, .. } = proposal;
     let mut lines = vec![format!("{kind} {namespace}/{name}")];
-    if let Some(denial) = refused {
-        lines.push(format!("  refused: {denial}"));
-    }
-    if !proposal.is_source {
-        lines.extend(refused.is_none().then(|| "  no source: nothing to do".to_owned()));
-        return lines.join("\n") + "\n";
-    }
+    lines.extend(refused.iter().map(|denial| format!("  refused: {denial}")));
     lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
     // Companions with the same change are shown together.
-    let mut groups: BTreeMap<(Verb, &str, Option<&KeyDiff>), Vec<&ProposedChange>> = BTreeMap::new();
+    let mut groups: BTreeMap<(Verb, &str, Option<&KeyDiff>), Vec<String>> = BTreeMap::new();
     for change in changes {
-        groups.entry((change.verb, change.reason, change.keys.as_ref())).or_default().push(change);
+        let group = groups.entry((change.verb, &change.reason, change.keys.as_ref())).or_default();
+        group.push(format!("{}/{}", change.namespace, change.name));
     }
-    for ((verb, reason, keys), group) in groups {
-        let places: Vec<String> = group
-            .iter()
-            .take(MAX_NAMED)
-            .map(|change| format!("{}/{}", change.namespace, change.name))
-            .collect();
-        let more = match group.len().checked_sub(MAX_NAMED) {
+    for ((verb, reason, keys), places) in groups {
+        let more = match places.len().checked_sub(MAX_NAMED) {
             Some(more @ 1..) => format!(" and {more} more"),
             _ => String::new(),
         };
-        lines.push(format!("  {} {} ({reason}): {}{more}", verb.as_str(), group.len(), places.join(", ")));
-        if let Some(keys) = keys {
-            lines.extend(describe_keys(keys).map(|text| format!("    keys: {text}")));
+        let named = places[..places.len().min(MAX_NAMED)].join(", ");
+        lines.push(format!("  {} {} ({reason}): {named}{more}", verb.as_str(), places.len()));
+        if let Some(KeyDiff { added, changed, removed }) = keys.filter(|keys| **keys != KeyDiff::default()) {
+            let signed = [("+", added), ("~", changed), ("-", removed)].into_iter();
+            let signed =
+                signed.flat_map(|(sign, names)| names.iter().map(move |name| format!(" {sign}{name}")));
+            lines.push(format!("    keys:{}", signed.collect::<String>()));
         }
-    }
-    for conflict in conflicts {
-        lines.push(format!(
-            "  conflict {}/{}: held by {}",
-            conflict.namespace, conflict.name, conflict.holder
-        ));
     }
     if proposal.not_checked > 0 {
         lines.push(format!(
@@ -232,16 +211,11 @@ fn describe(proposal: &Proposal) -> String {
             proposal.not_checked
         ));
     }
-    lines.extend(proposal.not_seen.iter().map(|what| format!("  cannot tell: you may not see {what}")));
-    if refused.is_none() && changes.is_empty() && conflicts.is_empty() && proposal.not_seen.is_empty() {
-        lines.push("  nothing to do".to_owned());
+    lines.extend(not_seen.iter().map(|what| format!("  cannot tell: you may not see {what}")));
+    if refused.is_none() && changes.is_empty() && not_seen.is_empty() {
+        lines.push(
+            if proposal.is_source { "  nothing to do" } else { "  no source: nothing to do" }.to_owned(),
+        );
     }
     lines.join("\n") + "\n"
-}
-
-fn describe_keys(diff: &KeyDiff) -> Option<String> {
-    let sign =
-        |sign: char, names: &[String]| names.iter().map(|name| format!("{sign}{name}")).collect::<Vec<_>>();
-    let all = [sign('+', &diff.added), sign('~', &diff.changed), sign('-', &diff.removed)].concat();
-    (!all.is_empty()).then(|| all.join(" "))
 }

@@ -231,9 +231,9 @@ impl Guard {
         if let Some(preview) = preview
             && (!preview.has_patterns() || (has_rights && !preview.needs_consent()))
         {
-            let mut outcome = self.world.read(|world| preview.plan(world));
-            self.lookups.complete(caller, &mut outcome).await;
-            warnings.insert(0, outcome.to_string());
+            let outcome = self.world.read(|world| preview.plan(world));
+            let found = self.lookups.find(caller, &outcome).await;
+            warnings.insert(0, self.world.read(|world| preview.warning(world, outcome, &found)));
         }
         Ok(warnings)
     }

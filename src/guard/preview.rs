@@ -1,7 +1,7 @@
 //! What the mirror would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning: every
 //! dry run in CI becomes a plan.
 
-use std::{collections::HashSet, fmt, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use futures::{StreamExt, stream};
 use http::StatusCode;
@@ -14,7 +14,10 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Kind, ObjectKey},
-    plan::{Action, Holder, Trouble, plan_as},
+    plan::{
+        Holder,
+        outcome::{Effect, Outcome, Verb, WARNING},
+    },
     policy::Targets,
     text::shorten,
     world::{NamespaceRules, ObservedSource, Source, World},
@@ -35,20 +38,6 @@ const MAX_CHARS: usize = 900;
 pub struct Preview {
     key: ObjectKey,
     source: Option<Source>,
-}
-
-/// The plan for a source, by what happens to its companions.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    pub create: Vec<ObjectKey>,
-    update: usize,
-    adopt: usize,
-    delete: Vec<ObjectKey>,
-    release: Vec<ObjectKey>,
-    conflicts: Vec<String>,
-    not_checked: usize,
-    /// Where objects that have the name of a companion are taken over.
-    adopts: HashSet<ObjectKey>,
 }
 
 impl Preview {
@@ -89,88 +78,65 @@ impl Preview {
 
     #[must_use]
     pub fn plan(&self, world: &World) -> Outcome {
-        let plan = plan_as(world, &self.key, self.source.as_ref(), None);
-        let policy = self.source.as_ref().and_then(Source::active_policy);
-        let mut outcome = Outcome::default();
-        for change in plan.changes {
-            match change.action {
-                Action::Create { .. } => {
-                    let home = &self.key.namespace;
-                    let accepts = world.namespaces().accepts_adoption(home, &change.at.namespace);
-                    if accepts && policy.is_some_and(|policy| policy.adopt) {
-                        outcome.adopts.insert(change.at.clone());
-                    }
-                    outcome.create.push(change.at);
-                }
-                Action::Update { .. } | Action::Recreate { .. } => outcome.update += 1,
-                Action::Delete { .. } => outcome.delete.push(change.at),
-                Action::Release { .. } => outcome.release.push(change.at),
-                Action::DeleteLost { .. } => {}
-            }
-        }
-        for trouble in plan.troubles {
-            if let Trouble::Conflict { at, holder } = trouble {
-                outcome.conflicts.push(match holder {
-                    Holder::Companion { of } => format!("{at}, of {of}"),
-                    Holder::Foreign | Holder::Bound | Holder::NotAccepting => format!("{at}, not ours"),
-                });
-            }
-        }
-        outcome
+        Outcome::of(world, &self.key, self.source.as_ref())
+    }
+
+    /// Sorts out the creates that meet an object, and tells what happens. `found`: whether an object has the name, where
+    /// that is known.
+    #[must_use]
+    pub fn warning(&self, world: &World, mut outcome: Outcome, found: &HashMap<ObjectKey, bool>) -> String {
+        let adopts = self.source.as_ref().and_then(Source::active_policy).is_some_and(|policy| policy.adopt);
+        let home = &self.key.namespace;
+        outcome.complete(|at| {
+            Some(Some(if !*found.get(at)? {
+                Effect::CREATED
+            } else if adopts && world.namespaces().accepts_adoption(home, &at.namespace) {
+                Effect::ADOPTED
+            } else {
+                Effect::Conflict(Holder::Foreign)
+            }))
+        });
+        describe(&outcome)
     }
 }
 
-impl Outcome {
-    /// Sorts out the creates that meet an object. `found`: whether each of the first creates does, if that is known.
-    fn met(&mut self, found: &[Option<bool>]) {
-        let creates = std::mem::take(&mut self.create);
-        for (n, at) in creates.into_iter().enumerate() {
-            match found.get(n).copied().flatten() {
-                Some(true) if self.adopts.contains(&at) => self.adopt += 1,
-                Some(true) => self.conflicts.push(format!("{at}, not ours")),
-                Some(false) => self.create.push(at),
-                None => {
-                    self.not_checked += 1;
-                    self.create.push(at);
-                }
-            }
+/// `lockstep plan: create 37, update 4, delete 2 (team-b; team-c), conflict 1 (payments/trusted-ca, not ours)`
+fn describe(outcome: &Outcome) -> String {
+    let names = |verb: Verb| -> Vec<String> {
+        let changed = outcome.effects.iter().filter(|(_, effect)| effect.verb() == verb);
+        changed.map(|(at, _)| at.namespace.to_string()).collect()
+    };
+    let conflicts = outcome.effects.iter().filter_map(|(at, effect)| match effect {
+        Effect::Conflict(Holder::Companion { of }) => Some(format!("{at}, of {of}")),
+        Effect::Conflict(_) => Some(format!("{at}, not ours")),
+        Effect::Change(..) => None,
+    });
+    let mut texts = Vec::new();
+    let mut tell = |what: &str, names: Vec<String>, named: usize| {
+        let count = names.len();
+        let mut shown: String = names.into_iter().take(named).collect::<Vec<_>>().join("; ");
+        if named > 0 && count > named {
+            shown.push_str(&format!(" and {} more", count - named));
         }
+        match (count, named) {
+            (0, _) => {}
+            (_, 0) => texts.push(format!("{what} {count}")),
+            _ => texts.push(format!("{what} {count} ({shown})")),
+        }
+    };
+    tell("create", names(Verb::Create), 0);
+    tell("update", [names(Verb::Update), names(Verb::Recreate)].concat(), 0);
+    tell("adopt", names(Verb::Adopt), 0);
+    tell("delete", names(Verb::Delete), MAX_NAMED);
+    tell("release", names(Verb::Release), MAX_NAMED);
+    tell("conflict", conflicts.collect(), MAX_NAMED);
+    if texts.is_empty() {
+        texts.push("nothing to do".to_owned());
     }
-}
-
-/// `lockstep plan: create 37, update 4, delete 2 (team-b, team-c), conflict 1 (payments/trusted-ca, not ours)`
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = |names: Vec<String>| {
-            let more = match names.len().checked_sub(MAX_NAMED) {
-                Some(more @ 1..) => format!(" and {more} more"),
-                _ => String::new(),
-            };
-            let first = names.into_iter().take(MAX_NAMED).collect::<Vec<_>>().join("; ");
-            format!("({first}{more})")
-        };
-        let places = |at: &[ObjectKey]| named(at.iter().map(|at| at.namespace.to_string()).collect());
-        let parts = [
-            ("create", self.create.len(), String::new()),
-            ("update", self.update, String::new()),
-            ("adopt", self.adopt, String::new()),
-            ("delete", self.delete.len(), places(&self.delete)),
-            ("release", self.release.len(), places(&self.release)),
-            ("conflict", self.conflicts.len(), named(self.conflicts.clone())),
-        ];
-        let mut texts: Vec<String> = parts
-            .into_iter()
-            .filter(|(_, count, _)| *count > 0)
-            .map(|(what, count, names)| format!("{what} {count} {names}").trim_end().to_owned())
-            .collect();
-        if texts.is_empty() {
-            texts.push("nothing to do".to_owned());
-        }
-        if self.not_checked > 0 {
-            texts.push(format!("{} not checked for other objects of that name", self.not_checked));
-        }
-        f.write_str(&shorten(&format!("lockstep plan: {}", texts.join(", ")), MAX_CHARS))
+    if outcome.not_checked > 0 {
+        texts.push(format!("{} not checked for other objects of that name", outcome.not_checked));
     }
+    shorten(&format!("{WARNING}{}", texts.join(", ")), MAX_CHARS)
 }
 
 /// Reads whether objects exist.
@@ -185,25 +151,24 @@ impl Lookups {
         Self { client, calls: FairSemaphore::new(MAX_CONCURRENT_LOOKUPS) }
     }
 
-    /// Looks whether foreign objects have the names of the first companions that would be created.
-    pub async fn complete(&self, caller: Caller, outcome: &mut Outcome) {
-        let places: Vec<ObjectKey> = outcome.create.iter().take(MAX_LOOKUPS).cloned().collect();
-        let mut found = vec![None; places.len()];
-        let read = |(n, at): (usize, ObjectKey)| {
+    /// Whether objects have the names of the first companions that would be created. What is not answered in time is left
+    /// out.
+    pub async fn find(&self, caller: Caller, outcome: &Outcome) -> HashMap<ObjectKey, bool> {
+        let places: Vec<ObjectKey> = outcome.creates().take(MAX_LOOKUPS).cloned().collect();
+        let read = |at: ObjectKey| {
             let caller = caller.clone();
-            async move { (n, self.exists(caller, &at).await) }
+            async move { (self.exists(caller, &at).await, at) }
         };
-        let reads: Vec<_> = places.into_iter().enumerate().map(read).collect();
+        let reads: Vec<_> = places.into_iter().map(read).collect();
         let mut reads = stream::iter(reads).buffer_unordered(MAX_CONCURRENT_LOOKUPS);
+        let mut found = HashMap::new();
         let all = async {
-            while let Some((n, exists)) = reads.next().await {
-                found[n] = exists;
+            while let Some((exists, at)) = reads.next().await {
+                found.extend(exists.map(|exists| (at, exists)));
             }
         };
-        // What has not been answered by then is not checked.
-        drop(tokio::time::timeout(LOOKUP_TIMEOUT, all).await);
-        drop(reads);
-        outcome.met(&found);
+        let _ = tokio::time::timeout(LOOKUP_TIMEOUT, all).await;
+        found
     }
 
     /// None if the API server does not say.
@@ -227,71 +192,82 @@ mod tests {
     use crate::testing::{cluster::Cluster, companion, configmap, keys, namespace, rules, source};
 
     /// The plan for a source that exists already, in another state, or that is new.
-    fn preview(cluster: &Cluster, mut draft: crate::testing::ObjectBuilder) -> Outcome {
+    fn preview(cluster: &Cluster, mut draft: crate::testing::ObjectBuilder) -> String {
         let key = draft.key();
         if let Some(known) = cluster.object(&key) {
             draft = draft.uid(&known.metadata.uid);
         }
         let source = Some(ObservedSource::read(&keys(), &rules(), draft.kind, draft.object).source);
-        cluster.world.read(|world| Preview { key, source }.plan(world))
+        told(cluster, &Preview { key, source }, &[])
+    }
+
+    /// The warning, given whether objects have the names of new companions; of the others nothing has the name.
+    fn told(cluster: &Cluster, preview: &Preview, found: &[(&str, Option<bool>)]) -> String {
+        cluster.world.read(|world| {
+            let outcome = preview.plan(world);
+            let exists = |at: &ObjectKey| {
+                let answer = found.iter().find(|(namespace, _)| **namespace == *at.namespace);
+                answer.map_or(Some(false), |(_, exists)| *exists).map(|exists| (at.clone(), exists))
+            };
+            let found = outcome.creates().filter_map(exists).collect();
+            preview.warning(world, outcome, &found)
+        })
     }
 
     #[test]
     fn plan_of_a_source_that_is_only_tried_counts_what_would_happen() {
         let mut cluster = Cluster::with(&["home", "team-a", "team-b", "other"]);
         let draft = |targets: &str| source("home", "c").data("a", "1").annotate("target-namespaces", targets);
-        assert_eq!(preview(&cluster, draft("team-*")).to_string(), "lockstep plan: create 2");
+        assert_eq!(preview(&cluster, draft("team-*")), "lockstep plan: create 2");
         let key = cluster.put(draft("team-*,."));
         cluster.reconcile(&key);
-        assert_eq!(preview(&cluster, draft("team-*,.")).to_string(), "lockstep plan: nothing to do");
+        assert_eq!(preview(&cluster, draft("team-*,.")), "lockstep plan: nothing to do");
         assert_eq!(
-            preview(&cluster, draft("team-a").data("a", "2")).to_string(),
+            preview(&cluster, draft("team-a").data("a", "2")),
             "lockstep plan: update 1, delete 2 (home; team-b)"
         );
         let kept = draft("team-a,.").annotate("when-removed", "keep");
-        assert_eq!(preview(&cluster, kept).to_string(), "lockstep plan: update 2, release 1 (team-b)");
+        assert_eq!(preview(&cluster, kept), "lockstep plan: update 2, release 1 (team-b)");
         // The world itself is unchanged.
         assert!(cluster.plan(&key).is_empty());
         cluster.put(companion("other", "c-synced").of("else/c"));
         assert_eq!(
-            preview(&cluster, draft("team-*,.,other")).to_string(),
+            preview(&cluster, draft("team-*,.,other")),
             "lockstep plan: conflict 1 (other/c-synced, of else/c)"
         );
         let gone = Preview { key, source: None };
-        let outcome = cluster.world.read(|world| gone.plan(world));
-        assert_eq!(outcome.to_string(), "lockstep plan: delete 3 (home; team-a; team-b)");
+        assert_eq!(told(&cluster, &gone, &[]), "lockstep plan: delete 3 (home; team-a; team-b)");
     }
 
     #[test]
     fn creates_that_meet_an_object_are_conflicts_or_adoptions_and_others_are_not_checked() {
-        let at = |n: usize| configmap(&format!("n{n}"), "x");
-        let outcome = || Outcome { create: (0..4).map(at).collect(), ..Outcome::default() };
-        let found = [Some(true), Some(false), None];
-        let mut conflict = outcome();
-        conflict.met(&found);
+        let mut cluster = Cluster::with(&["home", "n0", "n1", "n2", "n3"]);
+        let draft = |adopt: &str| {
+            let source = source("home", "x").annotate("target-namespaces", "n*").annotate("adopt", adopt);
+            let key = source.key();
+            let source = ObservedSource::read(&keys(), &rules(), source.kind, source.object).source;
+            Preview { key, source: Some(source) }
+        };
+        let found = [("n0", Some(true)), ("n2", None), ("n3", None)];
         assert_eq!(
-            conflict.to_string(),
-            "lockstep plan: create 3, conflict 1 (n0/x, not ours), 2 not checked for other objects of that name"
-        );
-        let mut adopted = Outcome { adopts: (0..4).map(at).collect(), ..outcome() };
-        adopted.met(&found);
-        assert!(
-            adopted.to_string().starts_with("lockstep plan: create 3, adopt 1, 2 not checked"),
-            "{adopted}"
+            told(&cluster, &draft("false"), &found),
+            "lockstep plan: create 3, conflict 1 (n0/x-synced, not ours), 2 not checked for other objects of that name"
         );
         // A namespace that does not accept the adoption keeps its object.
-        let mut kept = Outcome { adopts: [at(1)].into(), ..outcome() };
-        kept.met(&found);
-        assert!(kept.to_string().contains("conflict 1 (n0/x, not ours)"), "{kept}");
+        assert!(told(&cluster, &draft("true"), &found).contains("conflict 1 (n0/x-synced, not ours)"));
+        cluster.namespace(namespace("n0").annotate("accept-adopt-from", "home"));
+        let adopted = told(&cluster, &draft("true"), &found);
+        assert!(adopted.starts_with("lockstep plan: create 3, adopt 1, 2 not checked"), "{adopted}");
     }
 
     #[test]
     fn text_is_short_however_many_and_long_the_names_are() {
-        let long = |n: usize| configmap(&format!("{n:063}"), &"x".repeat(253));
-        let conflicts = (0..500).map(|n| format!("{}, not ours", long(n))).collect();
-        let outcome = Outcome { delete: (0..500).map(long).collect(), conflicts, ..Outcome::default() };
-        assert!(outcome.to_string().chars().count() <= MAX_CHARS + 1);
-        assert!(outcome.to_string().contains("delete 500"));
+        let at = |n: usize| configmap(&format!("{n:063}"), &"x".repeat(253));
+        let deleted = (0..500).map(|n| (at(n), Effect::Change(Verb::Delete, "source gone")));
+        let taken = (0..500).map(|n| (at(n), Effect::Conflict(Holder::Foreign)));
+        let text = describe(&Outcome { effects: deleted.chain(taken).collect(), ..Outcome::default() });
+        assert!(text.chars().count() <= MAX_CHARS + 1);
+        assert!(text.contains("delete 500"));
     }
 
     #[test]
@@ -299,6 +275,6 @@ mod tests {
         let mut cluster = Cluster::with(&["home"]);
         cluster.namespace(namespace("away").label("exclude", "true"));
         let draft = source("home", "c").annotate("target-namespaces", ".,away");
-        assert_eq!(preview(&cluster, draft).to_string(), "lockstep plan: create 1");
+        assert_eq!(preview(&cluster, draft), "lockstep plan: create 1");
     }
 }

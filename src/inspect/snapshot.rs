@@ -15,7 +15,7 @@ use kube::{
     api::ListParams,
     core::{ListMeta, Request},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
@@ -345,11 +345,6 @@ struct MetadataList {
 
 /// Reads one ConfigMap or Secret.
 pub async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Failure> {
-    read_as(client, at).await
-}
-
-/// As [`read_object`], with other fields than we use.
-pub async fn read_as<T: DeserializeOwned>(client: &Client, at: &ObjectKey) -> Result<T, Failure> {
     let path = format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural());
     client::get(client, &path, &at.name).await
 }
