@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     config,
-    inspect::check::{Check as Answer, Checker, Configurations, Outcome, Permission},
+    inspect::{
+        check::{Check as Answer, Level, facts::Facts},
+        rights::Permission,
+    },
     object::Kind,
 };
 
@@ -33,38 +36,31 @@ pub struct Check {
 
 pub async fn run(settings: &Check) -> anyhow::Result<ExitCode> {
     let connected = settings.connection.open().await?;
-    let configurations = Configurations::read(&connected.client, &connected.instance.name).await;
-    let checker = Checker {
-        client: &connected.client,
-        instance: &connected.instance,
-        permissions: permissions(&connected, configurations.are_injected_by_cert_manager())?,
-        configurations,
-        to_install: to_install(),
-        namespace: settings.namespace.as_ref().unwrap_or(&connected.namespace),
-        now: Timestamp::now(),
-    };
-    let answers = checker.run().await;
+    let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
+    let permissions = permissions(&connected)?;
+    let facts = Facts::read(&connected.client, &connected.instance, namespace, &permissions).await;
+    let answers = facts.checks(Timestamp::now());
     print(&answers.iter().map(describe).collect::<String>())?;
-    let worst = answers.iter().map(|answer| answer.outcome).max();
-    Ok(if worst == Some(Outcome::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_bad = answers.iter().any(|answer| answer.level == Level::Bad);
+    Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn describe(answer: &Answer) -> String {
     let remedy = answer.remedy.as_ref().map(|remedy| format!("    {remedy}\n")).unwrap_or_default();
-    format!("{} {}\n{remedy}", answer.outcome.symbol(), answer.text)
+    format!("{} {}\n{remedy}", answer.level.symbol(), answer.text)
 }
 
 /// What the roles in the manifests of this installation grant.
-fn permissions(connected: &Connected, cert_manager: bool) -> anyhow::Result<Vec<Permission>> {
-    let name = &connected.instance.name;
-    let secrets = connected.instance.settings().kinds.iter().any(|kind| kind == Kind::Secret.plural());
+fn permissions(Connected { instance, .. }: &Connected) -> anyhow::Result<Vec<Permission>> {
+    let name = &instance.name;
+    let secrets = instance.settings().kinds.iter().any(|kind| kind == Kind::Secret.plural());
     // Whether Secrets are mirrored is not known without the Lease.
-    let secrets = secrets && connected.instance.lease.is_ok();
+    let secrets = secrets && instance.lease.is_ok();
     let manifests = Manifests {
         domain: name.domain.clone(),
         namespace: name.namespace.clone(),
         secrets,
-        cert_manager,
+        cert_manager: instance.is_injected_by_cert_manager(),
         ..Manifests::default()
     };
     let documents: Vec<Value> = serde_saphyr::from_multiple(&manifests.rbac())?;
@@ -108,21 +104,14 @@ fn granted(role: &Value) -> Vec<Permission> {
     granted
 }
 
-/// The rights that are rare among those that `kubectl apply` of the manifests needs, except for the Namespace.
-fn to_install() -> Vec<Permission> {
-    vec![
-        Permission::create("apps", "deployments"),
-        Permission::create("rbac.authorization.k8s.io", "clusterroles"),
-        Permission::create("rbac.authorization.k8s.io", "clusterrolebindings"),
-        Permission::create("admissionregistration.k8s.io", "validatingwebhookconfigurations"),
-        Permission::create("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certs::webhooks::WebhookConfiguration;
+    use crate::{
+        certs::webhooks::WebhookKind,
+        client::Failure,
+        inspect::instance::{Instance, InstanceName},
+    };
 
     fn manifests() -> Manifests {
         Manifests {
@@ -183,15 +172,15 @@ mod tests {
         for cert_manager in [false, true] {
             let text = Manifests { cert_manager, ..manifests() }.render();
             let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
-            let read = |kind: &str| -> WebhookConfiguration {
-                let found = documents.iter().find(|document| document["kind"] == kind).unwrap();
-                serde_json::from_value(found.clone()).unwrap()
+            let read = |kind: WebhookKind| {
+                let found = documents.iter().find(|document| document["kind"] == kind.as_str()).unwrap();
+                (kind, Ok(serde_json::from_value(found.clone()).unwrap()))
             };
-            let configurations = Configurations {
-                validating: Ok(read("ValidatingWebhookConfiguration")),
-                mutating: Ok(read("MutatingWebhookConfiguration")),
-            };
-            assert_eq!(configurations.are_injected_by_cert_manager(), cert_manager);
+            let name = InstanceName { domain: "d.test".to_owned(), namespace: "own".to_owned() };
+            let webhooks = WebhookKind::ALL.map(read).to_vec();
+            let instance =
+                Instance { name, lease: Err(Failure::NotFound), webhooks, replicas: Ok(Vec::new()) };
+            assert_eq!(instance.is_injected_by_cert_manager(), cert_manager);
         }
     }
 }

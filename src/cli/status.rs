@@ -1,7 +1,5 @@
 //! `lockstep status`: a line for each source, or each companion of one source.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use anyhow::anyhow;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
@@ -16,7 +14,7 @@ use super::{
 use crate::{
     config,
     inspect::{
-        instance::{Replica, age},
+        instance::{Instance, InstanceSummary, LeaseState, age},
         snapshot::Snapshot,
         status::{SourceStatus, source_status},
     },
@@ -70,109 +68,102 @@ pub struct Status {
 /// What `-o json` and `-o yaml` print.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report<'a> {
+struct Report {
     sources: Vec<SourceStatus>,
     summary: Health,
-    instance: InstanceReport<'a>,
+    instance: InstanceSummary,
     /// What may make this incomplete or wrong: what the person may not see, and settings that are not known.
     caveats: Vec<String>,
 }
 
+/// How many sources there are, and how many of them are as their author asked for.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InstanceReport<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    leader: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    version: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ca_expires: Option<Timestamp>,
-    replicas: &'a [Replica],
+struct Health {
+    healthy: usize,
+    sources: usize,
 }
 
 pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
-    let asked_in = asked.as_ref().map(|key| key.namespace.to_string());
-    let mut snapshot =
-        connected.snapshot(asked_in.as_deref().into_iter().chain([namespace.as_str()])).await?;
-    let all = existing(&snapshot);
-    snapshot.look_up_missing(&connected.client, asked.as_ref().map_or(&all, std::slice::from_ref)).await;
-    let now = Timestamp::now();
-    let held_until = connected.instance.deletes_held_until(now);
-    let query = Query { settings, namespace, now, held_until };
-    let wanted = query.select(&snapshot, &all)?;
-    let all: Vec<(ObjectKey, SourceStatus)> =
-        all.into_iter().map(|key| (key.clone(), source_status(&snapshot, &key, held_until))).collect();
-    let health = Health::of(&all);
-    let is_wanted = |(key, _): &(ObjectKey, SourceStatus)| wanted.contains(key);
-    let mut statuses: Vec<SourceStatus> =
-        all.into_iter().filter(is_wanted).map(|(_, status)| status).collect();
+    let of_asked = asked.as_ref().map(|key| &*key.namespace);
+    let mut snapshot = connected.snapshot(of_asked.into_iter().chain([namespace.as_str()])).await?;
+    let missing_of = asked.as_ref().map_or_else(|| existing(&snapshot), |key| vec![key.clone()]);
+    snapshot.look_up_missing(&connected.client, &missing_of).await;
+    let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
+    let query = Query { settings, namespace, asked, held_until };
+    let mut statuses = query.statuses(&snapshot);
+    let healthy = statuses.iter().filter(|(_, status)| status.state.is_healthy()).count();
+    let health = Health { healthy, sources: statuses.len() };
+    statuses.retain(|(key, _)| query.asks_for(key));
+    if let (Some(key), true) = (&query.asked, statuses.is_empty()) {
+        return Err(no_source(&snapshot, key));
+    }
+    let mut sources: Vec<SourceStatus> = statuses.into_iter().map(|(_, status)| status).collect();
     if matches!(settings.output, Format::Json | Format::Yaml) {
-        if settings.source.is_none() && !settings.companions {
-            statuses.iter_mut().for_each(|status| status.companions.clear());
+        if query.asked.is_none() && !settings.companions {
+            sources.iter_mut().for_each(|status| status.companions.clear());
         }
-        return print_value(settings.output, &report(&connected, &snapshot, health, statuses));
+        let (instance, caveats) = (connected.instance.summary(), connected.caveats(&snapshot));
+        return print_value(settings.output, &Report { sources, summary: health, instance, caveats });
     }
     print_caveats(&connected, &snapshot);
-    let mut lines = match (&settings.source, statuses.first()) {
-        (Some(_), Some(status)) => query.companion_lines(status),
-        _ if statuses.is_empty() => vec![query.nothing()],
-        _ => query.table(&statuses).lines(),
+    let now = Timestamp::now();
+    let mut lines = match (&query.asked, &sources[..]) {
+        (Some(_), [status]) => companion_lines(status, now),
+        (_, []) => vec![query.nothing()],
+        _ => query.table(&sources, now).lines(),
     };
-    if settings.source.is_none() {
+    if query.asked.is_none() {
         lines.push(String::new());
-        lines.push(summary(&connected, health, query.now));
+        lines.push(summary(&connected.instance, &health, now));
     }
     print(&(lines.join("\n") + "\n"))?;
-    if settings.watch { watch(&connected, &snapshot, &query).await } else { Ok(()) }
+    if settings.watch { query.watch(&connected, &snapshot).await } else { Ok(()) }
 }
 
 /// What the person asked for.
 struct Query<'a> {
     settings: &'a Status,
     namespace: &'a str,
-    now: Timestamp,
+    asked: Option<ObjectKey>,
     /// Until when deletes are held, if they are.
     held_until: Option<Timestamp>,
 }
 
 impl Query<'_> {
-    /// The sources that were asked for.
-    fn select(&self, snapshot: &Snapshot, all: &[ObjectKey]) -> anyhow::Result<BTreeSet<ObjectKey>> {
-        if let Some(source) = &self.settings.source {
-            let key = source.key(self.namespace);
-            if !all.contains(&key) {
-                return Err(no_source(snapshot, &key));
-            }
-            return Ok([key].into());
+    fn asks_for(&self, key: &ObjectKey) -> bool {
+        match &self.asked {
+            Some(asked) => key == asked,
+            None => self.settings.all_namespaces || *key.namespace == *self.namespace,
         }
-        let is_asked = |key: &&ObjectKey| self.settings.all_namespaces || *key.namespace == *self.namespace;
-        Ok(all.iter().filter(is_asked).cloned().collect())
+    }
+
+    /// Of every source, whether or not it was asked for.
+    fn statuses(&self, snapshot: &Snapshot) -> Vec<(ObjectKey, SourceStatus)> {
+        let status = |key: ObjectKey| (key.clone(), source_status(snapshot, &key, self.held_until));
+        existing(snapshot).into_iter().map(status).collect()
     }
 
     fn nothing(&self) -> String {
-        match self.settings.all_namespaces {
-            true => "There are no sources.".to_owned(),
-            false => format!("There are no sources in namespace {}; -A shows those of all.", self.namespace),
+        if self.settings.all_namespaces {
+            return "There are no sources.".to_owned();
         }
+        format!("There are no sources in namespace {}; -A shows those of all.", self.namespace)
     }
 
-    fn table(&self, statuses: &[SourceStatus]) -> Table {
-        let mut table = Table::new(self.header());
-        statuses.iter().for_each(|status| table.add(self.row(status)));
+    fn table<'s>(&self, sources: impl IntoIterator<Item = &'s SourceStatus>, now: Timestamp) -> Table {
+        let header = ["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"];
+        let first = usize::from(!self.settings.all_namespaces);
+        let mut table = Table::new(&header[first..]);
+        for status in sources {
+            table.add(self.row(status, now).split_off(first));
+        }
         table
     }
 
-    fn header(&self) -> &'static [&'static str] {
-        match self.settings.all_namespaces {
-            true => &["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"],
-            false => &["SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"],
-        }
-    }
-
-    fn row(&self, status: &SourceStatus) -> Vec<String> {
+    fn row(&self, status: &SourceStatus, now: Timestamp) -> Vec<String> {
         let wide = self.settings.output == Format::Wide;
         let targets = match status.targets.as_str() {
             "" => "-".to_owned(),
@@ -184,48 +175,63 @@ impl Query<'_> {
             state.push_str(&format!(" ({} not seen)", status.not_seen));
         }
         if wide {
-            status.troubles.iter().for_each(|trouble| state.push_str(&format!("; {}", trouble.message)));
+            status.troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
         }
-        let namespace = self.settings.all_namespaces.then(|| status.namespace.clone());
-        let changed = status.changed.map_or_else(|| "-".to_owned(), |at| age(at, self.now));
         let in_step = format!("{}/{}", status.in_step, status.wanted);
-        let cells = [status.name.clone(), status.kind.to_owned(), targets, in_step, changed, state];
-        namespace.into_iter().chain(cells).collect()
+        let SourceStatus { namespace, name, kind, changed, .. } = status;
+        vec![namespace.clone(), name.clone(), (*kind).to_owned(), targets, in_step, ago(*changed, now), state]
     }
 
-    fn companion_lines(&self, status: &SourceStatus) -> Vec<String> {
-        let SourceStatus { kind, namespace, name, targets, in_step, wanted, message, .. } = status;
-        let mut lines = vec![format!("{kind} {namespace}/{name}: {message}, {in_step} of {wanted} in step")];
-        if !targets.is_empty() {
-            lines.push(format!("targets: {targets}"));
-        }
-        lines
-            .extend(status.troubles.iter().map(|trouble| format!("{}: {}", trouble.reason, trouble.message)));
-        if !status.companions.is_empty() {
-            let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
-            for one in &status.companions {
-                let written = one.written.map_or_else(|| "-".to_owned(), |at| age(at, self.now));
-                table.add(vec![one.namespace.clone(), one.name.clone(), written, one.state.to_string()]);
+    /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at
+    /// first.
+    async fn watch(&self, connected: &Connected, snapshot: &Snapshot) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        let mut changes = snapshot.follow(&connected.client, &mut tasks);
+        let read = || {
+            let mut statuses = self.statuses(snapshot);
+            statuses.retain(|(key, _)| self.asks_for(key));
+            statuses
+        };
+        // The age changes all the time.
+        let shown = |status: &SourceStatus| (status.in_step, status.wanted, status.message.clone());
+        let mut known = read();
+        loop {
+            changes.changed().await?;
+            let now = read();
+            // With the rows that were there, so that the columns keep their width.
+            let table = self.table(now.iter().map(|(_, status)| status), Timestamp::now());
+            for (line, (key, status)) in table.lines().iter().skip(1).zip(&now) {
+                let before = known.iter().find(|(known, _)| known == key);
+                if before.map(|(_, before)| shown(before)) != Some(shown(status)) {
+                    print(&format!("{line}\n"))?;
+                }
             }
-            lines.push(String::new());
-            lines.extend(table.lines());
+            known = now;
         }
-        lines
     }
 }
 
-/// How many sources there are, and how many of them are as their author asked for.
-#[derive(Clone, Copy, Serialize)]
-struct Health {
-    healthy: usize,
-    sources: usize,
+fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
+    time.map_or_else(|| "-".to_owned(), |at| age(at, now))
 }
 
-impl Health {
-    fn of(all: &[(ObjectKey, SourceStatus)]) -> Self {
-        let is_healthy = |(_, status): &&(ObjectKey, SourceStatus)| status.state.is_healthy();
-        Self { healthy: all.iter().filter(is_healthy).count(), sources: all.len() }
+fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
+    let SourceStatus { kind, namespace, name, targets, in_step, wanted, message, .. } = status;
+    let mut lines = vec![format!("{kind} {namespace}/{name}: {message}, {in_step} of {wanted} in step")];
+    if !targets.is_empty() {
+        lines.push(format!("targets: {targets}"));
     }
+    lines.extend(status.troubles.iter().map(|trouble| format!("{}: {trouble}", trouble.event_reason())));
+    if !status.companions.is_empty() {
+        let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
+        for one in &status.companions {
+            let (namespace, name) = (one.namespace.clone(), one.name.clone());
+            table.add(vec![namespace, name, ago(one.written, now), one.state.to_string()]);
+        }
+        lines.push(String::new());
+        lines.extend(table.lines());
+    }
+    lines
 }
 
 /// Every source that exists or has companions, in order. Others are remembered only because they had some.
@@ -258,24 +264,19 @@ pub fn no_source(snapshot: &Snapshot, key: &ObjectKey) -> anyhow::Error {
 }
 
 /// The last line: whether all is well, and who looks after it.
-fn summary(connected: &Connected, Health { healthy, sources }: Health, now: Timestamp) -> String {
-    let instance = &connected.instance;
+fn summary(instance: &Instance, Health { healthy, sources }: &Health, now: Timestamp) -> String {
     let leader = match &instance.lease {
-        Ok(lease) => match (&lease.leader, lease.renewed) {
-            (Some(leader), _) => format!("leader {leader}"),
-            (None, Some(renewed)) => format!("NO LEADER for {}", age(renewed, now)),
-            (None, None) => "NO LEADER".to_owned(),
-        },
+        Ok(LeaseState { leader: Some(leader), .. }) => format!("leader {leader}"),
+        Ok(LeaseState { renewed: Some(renewed), .. }) => format!("NO LEADER for {}", age(*renewed, now)),
+        Ok(_) => "NO LEADER".to_owned(),
         Err(_) => "leader not known".to_owned(),
     };
-    let ca = match &instance.ca_expiry {
-        Ok(Some(expiry)) if *expiry <= now => "the CA HAS EXPIRED".to_owned(),
-        Ok(Some(expiry)) => format!("CA valid for {}", age(now, *expiry)),
+    let ca = match instance.ca_expiry() {
+        Ok(Some(expiry)) if expiry <= now => "the CA HAS EXPIRED".to_owned(),
+        Ok(Some(expiry)) => format!("CA valid for {}", age(now, expiry)),
         Ok(None) => "a webhook trusts no CA".to_owned(),
         Err(_) => "CA not known".to_owned(),
     };
-    let version = instance.lease.as_ref().ok().and_then(|lease| lease.settings.as_ref());
-    let version = version.map(|settings| format!(", version {}", settings.version)).unwrap_or_default();
     let replicas = match &instance.replicas {
         Ok(replicas) if replicas.is_empty() => format!("no pods in {}", instance.name.namespace),
         Ok(replicas) => {
@@ -284,59 +285,9 @@ fn summary(connected: &Connected, Health { healthy, sources }: Health, now: Time
         }
         Err(_) => "replicas not known".to_owned(),
     };
-    format!("{healthy} of {sources} sources healthy · {leader} · {ca} · {replicas}{version}")
-}
-
-fn report<'a>(
-    connected: &'a Connected,
-    snapshot: &'a Snapshot,
-    summary: Health,
-    statuses: Vec<SourceStatus>,
-) -> Report<'a> {
-    let instance = &connected.instance;
-    let lease = instance.lease.as_ref().ok();
-    Report {
-        sources: statuses,
-        summary,
-        instance: InstanceReport {
-            leader: lease.and_then(|lease| lease.leader.as_deref()),
-            version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
-            ca_expires: instance.ca_expiry.as_ref().ok().copied().flatten(),
-            replicas: instance.replicas.as_deref().unwrap_or_default(),
-        },
-        caveats: connected.caveats(snapshot),
-    }
-}
-
-/// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at first.
-async fn watch(connected: &Connected, snapshot: &Snapshot, query: &Query<'_>) -> anyhow::Result<()> {
-    let mut tasks = JoinSet::new();
-    let mut changes = snapshot.follow(&connected.client, &mut tasks);
-    let rows = || -> BTreeMap<ObjectKey, (String, Vec<String>)> {
-        let query = Query { now: Timestamp::now(), ..*query };
-        // A source that is gone has no row.
-        let keys = query.select(snapshot, &existing(snapshot)).unwrap_or_default();
-        let row = |key: ObjectKey| {
-            let status = source_status(snapshot, &key, query.held_until);
-            // The age changes all the time.
-            let identity = format!("{}/{} {}", status.in_step, status.wanted, status.message);
-            (key, (identity, query.row(&status)))
-        };
-        keys.into_iter().map(row).collect()
-    };
-    let mut known = rows();
-    loop {
-        changes.changed().await?;
-        let now = rows();
-        let is_new =
-            |key: &ObjectKey, identity: &String| known.get(key).map(|(old, _)| old) != Some(identity);
-        // With the rows that were there, so that the columns keep their width.
-        let mut table = Table::new(query.header());
-        now.values().for_each(|(_, row)| table.add(row.clone()));
-        let lines = table.lines().into_iter().skip(1).zip(&now);
-        for (line, _) in lines.filter(|(_, (key, (identity, _)))| is_new(key, identity)) {
-            print(&format!("{line}\n"))?;
-        }
-        known = now;
-    }
+    let version = instance.summary().version.map(|version| format!(", version {version}"));
+    format!(
+        "{healthy} of {sources} sources healthy · {leader} · {ca} · {replicas}{}",
+        version.unwrap_or_default()
+    )
 }

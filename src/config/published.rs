@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{KindName, Run};
 use crate::{
-    guard::{admission_request::Subjects, review::Rules},
+    guard::admission_request::Subjects,
     keys::Keys,
     object::Kind,
-    policy::{self, Protect},
+    policy,
     world::{NamespaceRules, Scope},
 };
 
@@ -24,8 +24,6 @@ pub struct PublishedSettings {
     /// Plural names.
     pub kinds: Vec<String>,
     pub exclude_namespaces: String,
-    pub default_targets: String,
-    pub default_protect: String,
     pub exempt_users: Vec<String>,
     pub exempt_groups: Vec<String>,
     pub deputy_users: Vec<String>,
@@ -40,8 +38,6 @@ impl Default for PublishedSettings {
             suffix: super::SUFFIX.to_owned(),
             kinds: Kind::ALL.map(|kind| kind.plural().to_owned()).to_vec(),
             exclude_namespaces: String::new(),
-            default_targets: ".".to_owned(),
-            default_protect: Protect::default().as_str().to_owned(),
             exempt_users: Vec::new(),
             exempt_groups: Vec::new(),
             deputy_users: Vec::new(),
@@ -59,8 +55,6 @@ impl PublishedSettings {
             suffix: run.suffix.clone(),
             kinds: run.kinds.iter().map(plural).collect(),
             exclude_namespaces: run.exclude_namespaces.as_ref().map(ToString::to_string).unwrap_or_default(),
-            default_targets: run.default_targets.clone(),
-            default_protect: run.default_protect.as_str().to_owned(),
             exempt_users: run.exempt_user.clone(),
             exempt_groups: run.exempt_group.clone(),
             deputy_users: run.deputy_user.clone(),
@@ -85,17 +79,16 @@ impl PublishedSettings {
         }
     }
 
-    /// The rules of its guard.
+    /// Whom the guard allows everything, besides the replicas.
     #[must_use]
-    pub fn rules(&self, scope: &Scope) -> Rules {
-        Rules {
-            keys: scope.keys.clone(),
-            own_namespace: scope.rules.own_namespace.clone(),
-            exempt: Subjects { users: self.exempt_users.clone(), groups: self.exempt_groups.clone() },
-            deputies: Subjects { users: self.deputy_users.clone(), groups: self.deputy_groups.clone() },
-            default_targets: self.default_targets.clone(),
-            default_protect: self.default_protect.parse().unwrap_or_default(),
-        }
+    pub fn exempt(&self) -> Subjects {
+        Subjects { users: self.exempt_users.clone(), groups: self.exempt_groups.clone() }
+    }
+
+    /// Who writes on behalf of others.
+    #[must_use]
+    pub fn deputies(&self) -> Subjects {
+        Subjects { users: self.deputy_users.clone(), groups: self.deputy_groups.clone() }
     }
 }
 
@@ -120,19 +113,17 @@ mod tests {
         assert_eq!(scope.kinds, expected.kinds);
         assert_eq!(scope.keys.suffix, expected.keys.suffix);
         assert_eq!(scope.rules.excluded, expected.rules.excluded);
-        let (rules, expected) = (read.rules(&scope), run.rules(&expected, "system:me".to_owned()));
-        assert_eq!(rules.default_targets, expected.default_targets);
-        assert_eq!(rules.default_protect, expected.default_protect);
-        assert_eq!(rules.deputies.groups, expected.deputies.groups);
+        let expected = run.rules(&expected, "system:me".to_owned());
+        assert_eq!(read.deputies().groups, expected.deputies.groups);
         // The identity of a replica is not published.
-        assert_eq!(rules.exempt.users, ["root"]);
+        assert_eq!(read.exempt().users, ["root"]);
         assert_eq!(expected.exempt.users, ["root", "system:me"]);
     }
 
     #[test]
     fn annotation_of_another_build_is_read_as_far_as_it_is_known() {
         let read: PublishedSettings = serde_json::from_str(r#"{"suffix":"-x","future":[1]}"#).unwrap();
-        assert_eq!((read.suffix.as_str(), read.default_targets.as_str()), ("-x", "."));
+        assert_eq!((read.suffix.as_str(), read.kinds.len()), ("-x", 2));
         assert!(serde_json::from_str::<PublishedSettings>("\"-x\"").is_err());
     }
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     guard::messages,
     object::{Kind, Meta, ObjectKey},
+    plan::Trouble,
     world::World,
 };
 
@@ -187,11 +188,9 @@ pub fn findings_of(status: &SourceStatus) -> Vec<Finding> {
         findings.push(finding(rule, at, format!("{}{paused}", one.state)));
     }
     // Those about a place stand above.
-    let about_source =
-        status.troubles.iter().filter(|trouble| matches!(trouble.reason, "Mistake" | "NoMatch"));
-    findings.extend(
-        about_source.map(|trouble| finding(Rule::Ineffective, source.clone(), trouble.message.clone())),
-    );
+    let is_of_source = |trouble: &&Trouble| matches!(trouble, Trouble::Mistake(_) | Trouble::NoMatch { .. });
+    let of_source = status.troubles.iter().filter(is_of_source);
+    findings.extend(of_source.map(|trouble| finding(Rule::Ineffective, source.clone(), trouble.to_string())));
     findings
 }
 

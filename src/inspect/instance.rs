@@ -2,27 +2,31 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Client,
-    api::{ListParams, ObjectList, ObjectMeta},
+    api::{ListParams, ObjectList},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     config::published::PublishedSettings,
-    hold::{HoldAnnotations, later},
+    hold::{HeldDeletes, HoldAnnotations, later},
     keys::Keys,
     leader::{LeaseObject, LeaseRecord},
     world::Scope,
 };
 
 /// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
-const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+pub const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+/// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
+const CERT_MANAGER_ANNOTATION: &str = "cert-manager.io/inject-ca-from";
 /// The port of `--ops-bind` in a pod that does not name it.
-const DEFAULT_OPS_PORT: i32 = 8080;
+const DEFAULT_OPS_PORT: i64 = 8080;
 
 /// Which instance a person asks about.
 #[derive(Debug, Clone)]
@@ -33,12 +37,11 @@ pub struct InstanceName {
 }
 
 /// What could be read, and why the rest could not.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Instance {
     pub name: InstanceName,
     pub lease: Result<LeaseState, Failure>,
-    /// When the first of the webhooks trusts no CA any more; none if one trusts none, or there are no webhooks.
-    pub ca_expiry: Result<Option<Timestamp>, Failure>,
+    pub webhooks: Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>,
     pub replicas: Result<Vec<Replica>, Failure>,
 }
 
@@ -47,9 +50,23 @@ pub struct LeaseState {
     /// None if the Lease was released, or has expired.
     pub leader: Option<String>,
     pub renewed: Option<Timestamp>,
-    /// None if an earlier build leads, which does not publish them.
+    /// None if they cannot be read.
     pub settings: Option<PublishedSettings>,
     pub annotations: BTreeMap<String, String>,
+}
+
+/// What people and scripts are shown of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceSummary {
+    /// The holder of the Lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_expires: Option<Timestamp>,
+    pub replicas: Vec<Replica>,
 }
 
 /// A pod of Lockstep.
@@ -60,7 +77,15 @@ pub struct Replica {
     pub image: String,
     /// Where it serves its metrics.
     #[serde(skip)]
-    pub ops_port: i32,
+    pub ops_port: i64,
+}
+
+impl InstanceName {
+    /// The name of its Lease, its webhook configurations and its roles.
+    #[must_use]
+    pub fn instance(&self) -> String {
+        Keys::new(&self.domain, "").instance
+    }
 }
 
 impl LeaseState {
@@ -80,9 +105,45 @@ impl Instance {
     pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
         let keys = Keys::new(&name.domain, "");
         let lease = read_lease(client, &name, &keys, now);
-        let (lease, ca_expiry, replicas) =
-            tokio::join!(lease, read_ca_expiry(client, &keys), read_replicas(client, &name));
-        Self { name, lease, ca_expiry, replicas }
+        let webhooks =
+            WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), &keys.instance).await));
+        let (lease, webhooks, replicas) =
+            tokio::join!(lease, join_all(webhooks), read_replicas(client, &name));
+        Self { name, lease, webhooks, replicas }
+    }
+
+    /// Whether nothing of it was found.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self.lease, Err(Failure::NotFound))
+            && self.replicas.as_ref().is_ok_and(Vec::is_empty)
+            && self.webhooks.iter().all(|(_, found)| matches!(found, Err(Failure::NotFound)))
+    }
+
+    /// When the first of the webhooks trusts no CA any more; none if one trusts none, or there are no webhooks.
+    pub fn ca_expiry(&self) -> Result<Option<Timestamp>, &Failure> {
+        let found = self.webhooks.iter().filter(|(_, found)| !matches!(found, Err(Failure::NotFound)));
+        let found: Result<Vec<_>, _> = found.map(|(_, found)| found.as_ref()).collect();
+        found.map(|found| webhooks::ca_expiry(found.into_iter()))
+    }
+
+    /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
+    #[must_use]
+    pub fn is_injected_by_cert_manager(&self) -> bool {
+        self.webhooks.iter().any(|(_, found)| {
+            found.as_ref().is_ok_and(|one| one.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION))
+        })
+    }
+
+    #[must_use]
+    pub fn summary(&self) -> InstanceSummary {
+        let lease = self.lease.as_ref().ok();
+        InstanceSummary {
+            leader: lease.and_then(|lease| lease.leader.clone()),
+            version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
+            ca_expires: self.ca_expiry().ok().flatten(),
+            replicas: self.replicas.clone().unwrap_or_default(),
+        }
     }
 
     /// The settings of the leader, else the defaults.
@@ -92,12 +153,11 @@ impl Instance {
         published.unwrap_or_default()
     }
 
-    /// Until when deletes are held, if the Lease says so.
+    /// The deletes that are held, if the Lease says so.
     #[must_use]
-    pub fn deletes_held_until(&self, now: Timestamp) -> Option<Timestamp> {
+    pub fn deletes_held(&self, now: Timestamp) -> Option<HeldDeletes> {
         let keys = Keys::new(&self.name.domain, "");
-        let annotations = &self.lease.as_ref().ok()?.annotations;
-        HoldAnnotations::read(&keys, annotations).in_force(now).map(|hold| hold.until)
+        HoldAnnotations::read(&keys, &self.lease.as_ref().ok()?.annotations).in_force(now)
     }
 
     /// What is watched, as far as it is known.
@@ -113,9 +173,7 @@ impl Instance {
         let assumed = "the default flags are assumed";
         match &self.lease {
             Ok(LeaseState { settings: Some(_), .. }) => None,
-            Ok(_) => {
-                Some(format!("{lease} has no settings, so {assumed}: the leader is of an earlier version"))
-            }
+            Ok(_) => Some(format!("{lease} has no settings, so {assumed}")),
             Err(Failure::NotFound) => Some(format!(
                 "{lease} does not exist, so {assumed}: check --domain and --lockstep-namespace, and that Lockstep runs"
             )),
@@ -135,86 +193,36 @@ async fn read_lease(
     Ok(LeaseState::of(lease.into(), keys, now))
 }
 
-async fn read_ca_expiry(client: &Client, keys: &Keys) -> Result<Option<Timestamp>, Failure> {
-    let mut configurations = Vec::new();
-    for kind in WebhookKind::ALL {
-        match read_configuration(client, kind, &keys.instance).await {
-            Ok(configuration) => configurations.push(configuration),
-            Err(Failure::NotFound) => {}
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(webhooks::ca_expiry(configurations.iter()))
-}
-
-pub async fn read_configuration(
-    client: &Client,
-    kind: WebhookKind,
-    name: &str,
-) -> Result<WebhookConfiguration, Failure> {
-    client::get(client, kind.path(), name).await
-}
-
-/// What is looked at of a pod. The type of k8s-openapi, with all of its fields, would take half a megabyte of the binary.
-#[derive(Debug, Clone, Deserialize)]
-struct Pod {
-    metadata: ObjectMeta,
-    spec: Option<PodSpec>,
-    status: Option<PodStatus>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct PodSpec {
-    containers: Vec<Container>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Container {
-    image: Option<String>,
-    ports: Option<Vec<ContainerPort>>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ContainerPort {
-    name: Option<String>,
-    container_port: i32,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct PodStatus {
-    conditions: Option<Vec<PodCondition>>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct PodCondition {
-    #[serde(rename = "type")]
-    type_: String,
-    status: String,
-}
-
 async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {
-    let pods = format!("/api/v1/namespaces/{}/pods", name.namespace);
-    let request = kube::core::Request::new(pods).list(&ListParams::default().labels(APP_LABEL));
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    let pods: ObjectList<Pod> = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
-    Ok(pods.items.into_iter().map(Replica::from).collect())
+    let path = format!("/api/v1/namespaces/{}/pods", name.namespace);
+    let pods: Vec<Value> = list(client, &path, &ListParams::default().labels(APP_LABEL)).await?;
+    Ok(pods.iter().map(Replica::of).collect())
 }
 
-impl From<Pod> for Replica {
-    fn from(pod: Pod) -> Self {
-        let conditions = pod.status.and_then(|status| status.conditions).unwrap_or_default();
-        let container = pod.spec.and_then(|spec| spec.containers.into_iter().next());
-        let ports = container.iter().flat_map(|container| container.ports.iter().flatten());
-        let ops_port =
-            ports.filter(|port| port.name.as_deref() == Some("ops")).map(|port| port.container_port);
-        let ops_port = ops_port.max().unwrap_or(DEFAULT_OPS_PORT);
-        let image = container.and_then(|container| container.image);
+pub async fn list<T: Clone + DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    params: &ListParams,
+) -> Result<Vec<T>, Failure> {
+    let request = kube::core::Request::new(path).list(params);
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    let found: ObjectList<T> = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
+    Ok(found.items)
+}
+
+impl Replica {
+    /// The type of k8s-openapi, with all of its fields, would take half a megabyte of the binary.
+    fn of(pod: &Value) -> Self {
+        let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
+        let container = &pod["spec"]["containers"][0];
+        let ops = all(&container["ports"]).into_iter().find(|port| port["name"] == "ops");
+        let conditions = all(&pod["status"]["conditions"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         Self {
-            name: pod.metadata.name.unwrap_or_default(),
-            ready: conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True"),
-            image: image.unwrap_or_default(),
-            ops_port,
+            name: text(&pod["metadata"]["name"]),
+            ready: conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"),
+            image: text(&container["image"]),
+            ops_port: ops.and_then(|port| port["containerPort"].as_i64()).unwrap_or(DEFAULT_OPS_PORT),
         }
     }
 }

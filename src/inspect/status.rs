@@ -1,16 +1,20 @@
 //! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the mirror.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use k8s_openapi::jiff::Timestamp;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::snapshot::{Snapshot, View};
 use crate::{
     object::ObjectKey,
     plan::{
-        Action, Decision, DeleteReason, Heal, Holder, Plan, TargetContext, Trouble, WriteReason, decide,
-        first_difference, plan, targets,
+        Action, DeleteReason, Holder, Plan, TargetContext, Trouble, decide, first_difference,
+        outcome::{Effect, Verb},
+        plan, targets,
     },
     policy::Targets,
     text::shorten,
@@ -40,15 +44,16 @@ pub struct SourceStatus {
     pub state: State,
     pub message: String,
     /// What its author should know, as in its Warning Events.
-    pub troubles: Vec<TroubleStatus>,
+    #[serde(serialize_with = "reasons_and_messages")]
+    pub troubles: Vec<Trouble>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub companions: Vec<CompanionStatus>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct TroubleStatus {
-    pub reason: &'static str,
-    pub message: String,
+fn reasons_and_messages<S: Serializer>(troubles: &[Trouble], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(troubles.iter().map(|trouble| {
+        BTreeMap::from([("reason", trouble.event_reason().to_owned()), ("message", trouble.to_string())])
+    }))
 }
 
 /// The most important thing to know about a source. The variants are in the order in which they are looked for.
@@ -115,13 +120,13 @@ pub enum CompanionState {
     InStep,
     Missing,
     /// It is there, and this differs from what it should be.
-    Differs(Difference),
+    Differs(&'static str),
     /// An object of that name is about to be taken over.
     Adopting,
     /// Another object has the name.
     Conflict(String),
     /// The source does not want it any more.
-    Unwanted(Removal),
+    Unwanted(&'static str),
     BeingDeleted,
     /// Its source is malformed, so that it stays as it is.
     Frozen,
@@ -133,24 +138,6 @@ pub enum CompanionState {
     NotAccepted,
     /// This person may not see it.
     NotSeen,
-}
-
-/// [`Heal`] and [`DeleteReason`] by their names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Difference(pub Heal);
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Removal(pub DeleteReason);
-
-impl Serialize for Difference {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_str())
-    }
-}
-
-impl Serialize for Removal {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.as_str())
-    }
 }
 
 impl CompanionState {
@@ -226,10 +213,10 @@ impl fmt::Display for CompanionState {
         match self {
             Self::InStep => f.write_str("in step"),
             Self::Missing => f.write_str("missing"),
-            Self::Differs(Difference(heal)) => write!(f, "differs: {}", heal.as_str()),
+            Self::Differs(what) => write!(f, "differs: {what}"),
             Self::Adopting => f.write_str("about to be adopted"),
             Self::Conflict(holder) => write!(f, "the name is held by {holder}"),
-            Self::Unwanted(Removal(reason)) => write!(f, "to be removed: {}", reason.as_str()),
+            Self::Unwanted(reason) => write!(f, "to be removed: {reason}"),
             Self::BeingDeleted => f.write_str("being deleted"),
             Self::Frozen => f.write_str("stays as it is while its source is refused"),
             Self::NoNamespace => f.write_str("the namespace does not exist"),
@@ -264,9 +251,9 @@ pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Ti
         let companions = companions(snapshot, world, key, source, &plan);
         let is_unknown = |trouble: &Trouble| {
             // Without the right to list namespaces, none of them exists for the plan.
-            matches!(trouble.label(), "no_namespace" | "no_match") && !snapshot.view.sees_all_namespaces()
+            matches!(trouble, Trouble::NoNamespace(_) | Trouble::NoMatch { .. })
+                && !snapshot.view.sees_all_namespaces()
         };
-        let troubles = plan.troubles.iter().filter(|trouble| !is_unknown(trouble));
         let state = state(&snapshot.view, key, source, &companions, held_until);
         let written = companions.iter().filter_map(|companion| companion.written);
         SourceStatus {
@@ -282,9 +269,7 @@ pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Ti
             not_seen: companions.iter().filter(|one| one.state == CompanionState::NotSeen).count(),
             changed: written.chain(snapshot.written(key)).max(),
             message: state.to_string(),
-            troubles: troubles
-                .map(|trouble| TroubleStatus { reason: trouble.event_reason(), message: trouble.to_string() })
-                .collect(),
+            troubles: plan.troubles.iter().filter(|trouble| !is_unknown(trouble)).cloned().collect(),
             state,
             companions,
         }
@@ -401,11 +386,11 @@ fn companions(
             Some(Action::Delete { reason, .. } | Action::Release { reason, .. })
                 if source.is_some() || sees_source =>
             {
-                CompanionState::Unwanted(Removal(*reason))
+                CompanionState::Unwanted(reason.as_str())
             }
             _ if source.is_some_and(|source| source.desired.is_err()) => CompanionState::Frozen,
             _ if source.is_none() && !sees_source => CompanionState::NotSeen,
-            _ => CompanionState::Unwanted(Removal(DeleteReason::NotWanted)),
+            _ => CompanionState::Unwanted(DeleteReason::NotWanted.as_str()),
         };
         add(at, state);
     }
@@ -422,25 +407,15 @@ pub fn companion_state(
 ) -> CompanionState {
     let found = snapshot.object(world, at);
     let context = TargetContext::of(world, source, at, found, None);
-    match decide(source, at, found, context) {
-        Decision::Nothing if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
-        Decision::Nothing => CompanionState::InStep,
-        Decision::Trouble(Trouble::Conflict { holder, .. }) => {
-            CompanionState::Conflict(describe_holder(&holder))
+    match Effect::of(decide(source, at, found, context)) {
+        None if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
+        None => CompanionState::InStep,
+        Some(Effect::Conflict(holder)) => CompanionState::Conflict(describe_holder(&holder)),
+        Some(Effect::Change(Verb::Adopt, _)) => CompanionState::Adopting,
+        Some(Effect::Change(..)) => {
+            let difference = found.and_then(|found| first_difference(source, at, found));
+            difference.map_or(CompanionState::Missing, |heal| CompanionState::Differs(heal.as_str()))
         }
-        Decision::Trouble(other) => CompanionState::Conflict(other.to_string()),
-        Decision::Change(change) => match (change.action, found) {
-            (Action::Update { reason, .. } | Action::Recreate { reason, .. }, Some(found)) => {
-                if reason == WriteReason::Adopted {
-                    CompanionState::Adopting
-                } else {
-                    CompanionState::Differs(Difference(
-                        first_difference(source, at, found).unwrap_or(Heal::Finalizer),
-                    ))
-                }
-            }
-            _ => CompanionState::Missing,
-        },
     }
 }
 

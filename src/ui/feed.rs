@@ -11,7 +11,7 @@ use super::{
     replicas::Counts,
     rows::{self, Change, Rows},
 };
-use crate::{hold::HeldDeletes, inspect::instance::Replica};
+use crate::{hold::HeldDeletes, inspect::instance::InstanceSummary};
 
 /// How many changes wait for a page that is slow. One that misses some is told everything anew.
 const MAX_WAITING: usize = 256;
@@ -26,17 +26,14 @@ pub struct ClusterView {
     pub kubectl: String,
     pub domain: String,
     pub namespace: String,
-    /// The holder of the Lease.
-    pub leader: Option<String>,
+    #[serde(flatten)]
+    pub instance: InstanceSummary,
     /// The replica whose metrics say that it leads.
     pub leading_replica: Option<String>,
     /// Deletes that look like an accident.
     pub held: Option<HeldDeletes>,
-    pub version: Option<String>,
-    pub ca_expires: Option<Timestamp>,
     /// The first of the certificates that replicas serve with to expire.
     pub leaf_expires: Option<Timestamp>,
-    pub replicas: Vec<Replica>,
     /// Since the replicas were started; none if their metrics cannot be read.
     pub denials: Option<Counts>,
     pub heals: Option<u64>,

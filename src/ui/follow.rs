@@ -15,12 +15,7 @@ use super::{
 };
 use crate::{
     client::Failure,
-    hold::HoldAnnotations,
-    inspect::{
-        instance::{Instance, Replica},
-        snapshot::Snapshot,
-        status::source_status,
-    },
+    inspect::{instance::Instance, snapshot::Snapshot, status::source_status},
     object::ObjectKey,
     watch::{self, Event, Restores, WatchSpec},
     world::World,
@@ -152,30 +147,22 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Optio
 async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) -> &'static str {
     let name = first.name.clone();
     let settings = first.settings();
-    let (gaps, keys) = {
-        let snapshot = ui.snapshot.read().await;
-        (snapshot.view.gaps.clone(), snapshot.scope.keys.clone())
-    };
-    let gaps: Vec<String> = gaps.into_iter().map(|gap| format!("you may not see {gap}")).collect();
+    let gaps = ui.snapshot.read().await.view.gaps.clone();
+    let gaps = gaps.into_iter().map(|gap| format!("you may not see {gap}"));
+    let notes: Vec<String> = more_notes.into_iter().chain(gaps).collect();
     let mut denials = Denials::default();
     let mut instance = first;
     loop {
-        let (lease, replicas) = (instance.lease.as_ref().ok(), instance.replicas.clone().unwrap_or_default());
-        let hold = lease.map(|lease| HoldAnnotations::read(&keys, &lease.annotations));
-        let hold = hold.and_then(|hold| hold.in_force(Timestamp::now()));
-        ui.held_until.send_if_modified(|until| {
-            let now = hold.as_ref().map(|hold| hold.until);
-            std::mem::replace(until, now) != now
-        });
+        let hold = instance.deletes_held(Timestamp::now());
+        let held_until = hold.map(|hold| hold.until);
+        ui.held_until.send_if_modified(|until| std::mem::replace(until, held_until) != held_until);
         let mut view = ClusterView {
             kubectl: ui.kubectl.clone(),
             domain: name.domain.clone(),
             namespace: name.namespace.clone(),
-            leader: lease.and_then(|lease| lease.leader.clone()),
+            instance: instance.summary(),
             held: hold,
-            version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
-            ca_expires: instance.ca_expiry.as_ref().ok().copied().flatten(),
-            notes: instance.caveat().into_iter().chain(more_notes.clone()).chain(gaps.clone()).collect(),
+            notes: instance.caveat().into_iter().chain(notes.iter().cloned()).collect(),
             ..ClusterView::default()
         };
         match &instance.lease {
@@ -186,24 +173,23 @@ async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) -
             }
             _ => {}
         }
-        for (what, failure) in [
-            ("certificates", instance.ca_expiry.as_ref().err()),
-            ("replicas", instance.replicas.as_ref().err()),
-        ] {
+        for (what, failure) in
+            [("certificates", instance.ca_expiry().err()), ("replicas", instance.replicas.as_ref().err())]
+        {
             if let Some(Failure::Forbidden(why)) = failure {
                 view.notes.push(format!("you may not see {what} ({why})"));
             }
         }
-        denials.retain(&replicas);
-        read_metrics(&ui, &mut view, &replicas, &mut denials).await;
-        view.replicas = replicas;
+        denials.retain(&view.instance.replicas);
+        read_metrics(&ui, &mut view, &mut denials).await;
         ui.feed.set_cluster(view);
         tokio::time::sleep(CLUSTER_INTERVAL).await;
         instance = Instance::read(&ui.client, name.clone(), Timestamp::now()).await;
     }
 }
 
-async fn read_metrics(ui: &Ui, view: &mut ClusterView, replicas: &[Replica], denials: &mut Denials) {
+async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
+    let replicas = view.instance.replicas.clone();
     let asked = replicas.iter().filter(|replica| replica.ready).take(MAX_REPLICAS);
     let read = asked
         .map(async |replica| (replica, ReplicaMetrics::read(&ui.client, &view.namespace, replica).await));
