@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{
     connection::{Connected, Connection},
-    output::{Table, complain, print},
+    output::{Table, exit_code, print},
 };
 use crate::{
     client::Failure,
@@ -66,13 +66,8 @@ pub struct Audit {
 
 /// An error means that nothing can be told.
 pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
-    match try_run(settings).await {
-        Ok(verdict) => Ok(ExitCode::from(verdict as u8)),
-        Err(error) => {
-            complain(&error);
-            Ok(ExitCode::from(Verdict::CannotTell as u8))
-        }
-    }
+    let verdict = try_run(settings).await.map(|verdict| verdict as u8);
+    exit_code(verdict, Verdict::CannotTell as u8)
 }
 
 async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
@@ -101,7 +96,7 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
         let (scope, kind) = (&scope, *kind);
         async move { (kind, read_strays(&connected.client, scope, kind).await) }
     }));
-    let snapshot = Snapshot::read_counting(&connected.client, scope.clone(), &namespaces, count.clone());
+    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces, count.clone());
     let reads = async { tokio::join!(snapshot, strays) };
     let (snapshot, strays) = tokio::select! {
         reads = reads => reads,
@@ -110,7 +105,7 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
     clear_progress(start);
     let mut snapshot = snapshot?;
     let sources = snapshot.world.read(World::all_sources);
-    snapshot.look_up_missing(&connected.client, &sources).await;
+    snapshot.look_up(&connected.client, snapshot.missing(&sources)).await;
     let mut marked: Vec<(Kind, Meta)> = Vec::new();
     for (kind, outcome) in strays {
         match outcome {
@@ -131,8 +126,9 @@ async fn show_progress(start: Instant, count: watch::Receiver<u64>) -> std::conv
         if std::io::stderr().is_terminal() {
             let mut err = std::io::stderr().lock();
             // Progress is not worth an error.
-            drop(write!(err, "\r\x1b[K{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()));
-            drop(err.flush());
+            let _ =
+                write!(err, "\r\x1b[K{} objects read in {} s", *count.borrow(), start.elapsed().as_secs());
+            let _ = err.flush();
         }
         tokio::time::sleep(PROGRESS_INTERVAL).await;
     }

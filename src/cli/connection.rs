@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
+use tokio::sync::watch;
 
 use super::output::note;
 use crate::{
@@ -103,7 +104,8 @@ impl Connected {
     ) -> anyhow::Result<Snapshot> {
         let mut namespaces: BTreeSet<String> = namespaces.into_iter().map(str::to_owned).collect();
         let read = async |namespaces: &BTreeSet<String>| {
-            let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
+            let snapshot =
+                Snapshot::read(&self.client, self.instance.scope(), namespaces, watch::Sender::new(0)).await;
             snapshot.context("the cluster cannot be read")
         };
         let snapshot = read(&namespaces).await?;

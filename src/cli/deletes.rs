@@ -1,27 +1,25 @@
 //! `lockstep deletes`: shows the deletes that the leader holds, and asks it through the Lease to release or extend the
 //! hold.
 
-use std::{
-    fmt::Write,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
-use k8s_openapi::{
-    api::coordination::v1::Lease,
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 
 use super::{
-    connection::Connection,
-    lease::{LeaseHandle, POLL_INTERVAL},
+    connection::{Connected, Connection},
+    lease::{LeaseHandle, POLL_INTERVAL, explain},
     output::{Table, print},
 };
 use crate::{
     client, config,
-    hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, time_left, to_annotation},
-    inspect::status::{CompanionState, CompanionStatus, source_status},
+    hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, to_annotation},
+    inspect::{
+        instance::age,
+        status::{SourceStatus, source_status},
+    },
+    keys::Keys,
     world::World,
 };
 
@@ -84,183 +82,150 @@ pub async fn run(settings: &Deletes) -> anyhow::Result<()> {
 }
 
 async fn list(connection: &Connection) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(connection).await?;
-    let found = lease.read().await.map_err(|failure| lease.explain("get", &failure))?;
-    let (seen, now) = (annotations(&lease, found), Timestamp::now());
+    let connected = connection.open().await?;
+    let lease = connected.instance.lease.as_ref();
+    let lease = lease.map_err(|failure| explain(connection, "get", failure))?;
+    let keys = Keys::new(&connection.domain, config::SUFFIX);
+    let (seen, now) = (HoldAnnotations::read(&keys, &lease.annotations), Timestamp::now());
     let flags = config::instance_flags(&connection.domain, &connection.lockstep_namespace);
     print(&describe(&seen, &flags, now))?;
-    match seen.in_force(now) {
-        Some(hold) => print(&held_companions(connection, hold).await?),
-        None => Ok(()),
-    }
+    if seen.in_force(now).is_some() { print(&held_companions(&connected).await?) } else { Ok(()) }
 }
 
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
-async fn held_companions(connection: &Connection, hold: HeldDeletes) -> anyhow::Result<String> {
-    let connected = connection.open().await?;
+async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
     let mut sources = snapshot.world.read(World::all_sources);
     sources.sort_unstable();
+    let statuses = sources.iter().map(|key| source_status(&snapshot, key, None));
     let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
-    let mut more = 0;
-    for key in sources {
-        let status = source_status(&snapshot, &key, Some(hold.until));
-        let away = |one: &&CompanionStatus| {
-            matches!(one.state, CompanionState::Unwanted(_)) && *one.namespace != *key.namespace
-        };
-        let held: Vec<&str> =
-            status.companions.iter().filter(away).map(|one| one.namespace.as_str()).collect();
-        if held.is_empty() {
-            continue;
+    for SourceStatus { kind, namespace, name, companions, .. } in statuses {
+        let held = companions.into_iter().filter(|one| one.may_be_held(&namespace));
+        let held: Vec<String> = held.map(|one| one.namespace).collect();
+        if !held.is_empty() {
+            let dots = if held.len() > MAX_NAMED { ", …" } else { "" };
+            let places = held[..held.len().min(MAX_NAMED)].join(", ") + dots;
+            table.add(vec![format!("{namespace}/{name}"), kind.to_owned(), held.len().to_string(), places]);
         }
-        if table.len() >= MAX_LISTED {
-            more += 1;
-            continue;
-        }
-        let dots = if held.len() > MAX_NAMED { ", …" } else { "" };
-        let places = held.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ") + dots;
-        table.add(vec![key.to_string(), key.kind.as_str().to_owned(), held.len().to_string(), places]);
     }
-    let mut lines = vec![String::new()];
-    lines.extend(table.lines());
+    let (mut lines, more) = (vec![String::new()], table.len().saturating_sub(MAX_LISTED));
+    lines.extend(table.lines().into_iter().take(MAX_LISTED + 1));
     lines.extend((more > 0).then(|| format!("and {more} more sources")));
     lines.extend(snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}")));
     Ok(lines.join("\n") + "\n")
 }
 
 async fn release(settings: &ReleaseArgs) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(&settings.connection).await?;
-    let seen = read(&lease).await?;
-    let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to release"))?;
-    match seen.release_of(&hold) {
+    let asked = HoldRequest::new(&settings.connection, "release").await?;
+    match asked.seen.release_of(&asked.hold) {
         Some(release) => println!("{} released them already, at {}", release.by, release.at),
         None => {
-            let release = Release::new(&hold, Timestamp::now(), &who(&lease).await);
-            annotate(&lease, &lease.keys.deletes_released, &to_annotation(&release)).await?;
+            let release = Release::new(&asked.hold, Timestamp::now(), &asked.user);
+            asked.annotate(&asked.lease.keys.deletes_released, &to_annotation(&release)).await?;
             println!("asked for a release; the leader sees that within seconds");
         }
     }
-    let HeldDeletes { companions, sources, .. } = hold;
-    let is_over = |seen: &HoldAnnotations| seen.held.is_none_or(|held| held.since != hold.since);
-    if wait(&lease, settings.timeout, is_over).await {
-        println!("done: deletes of {companions} companions of {sources} sources are no longer held");
-        return Ok(());
-    }
-    bail!(
-        "the leader has not deleted all of them within {:?}: the release stays recorded. Check that a replica leads \
-         (kubectl -n {} get lease {}), and Warning Events on the sources",
-        settings.timeout,
-        settings.connection.lockstep_namespace,
-        lease.keys.instance
-    )
+    asked.wait(settings.timeout, |held| held.is_none()).await?;
+    let HeldDeletes { companions, sources, .. } = asked.hold;
+    println!("done: deletes of {companions} companions of {sources} sources are no longer held");
+    Ok(())
 }
 
 async fn extend(settings: &ExtendArgs) -> anyhow::Result<()> {
-    let lease = LeaseHandle::connect(&settings.connection).await?;
-    let seen = read(&lease).await?;
-    let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to extend"))?;
-    if let Some(release) = seen.release_of(&hold) {
+    let asked = HoldRequest::new(&settings.connection, "extend").await?;
+    if let Some(release) = asked.seen.release_of(&asked.hold) {
         bail!("{} released them at {}: there is nothing to extend", release.by, release.at);
     }
     let now = Timestamp::now();
-    let extension = Extension::new(&hold, settings.time, now, &who(&lease).await);
+    let extension = Extension::new(&asked.hold, settings.time, now, &asked.user);
     if extension.until > later(now, MAX_HOLD) {
         bail!("deletes are held for at most {} days: choose a shorter time", MAX_HOLD.as_secs() / 86_400);
     }
-    annotate(&lease, &lease.keys.deletes_extended, &to_annotation(&extension)).await?;
+    asked.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
     println!("asked for an extension; the leader sees that within seconds");
-    let mut is_over = false;
-    let acted = wait(&lease, settings.timeout, |seen| {
-        let held = seen.held.filter(|held| held.since == hold.since);
-        is_over = held.is_none();
-        held.is_none_or(|held| held.until >= extension.until)
-    })
-    .await;
-    if acted && is_over {
+    let is_extended = |held: Option<HeldDeletes>| held.is_none_or(|held| held.until >= extension.until);
+    if asked.wait(settings.timeout, is_extended).await?.is_none() {
         bail!("the hold has ended meanwhile: nothing was extended");
     }
-    if acted {
-        println!("done: deletes are held until {}", extension.until);
-        return Ok(());
+    println!("done: deletes are held until {}", extension.until);
+    Ok(())
+}
+
+/// A request about the deletes that are held.
+struct HoldRequest {
+    lease: LeaseHandle,
+    seen: HoldAnnotations,
+    hold: HeldDeletes,
+    /// For the record. Whoever may patch the Lease can write any name; the API server's audit log has the right one.
+    user: String,
+}
+
+impl HoldRequest {
+    async fn new(connection: &Connection, verb: &str) -> anyhow::Result<Self> {
+        let lease = LeaseHandle::connect(connection).await?;
+        let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+        let seen = annotations(&lease, found);
+        let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to {verb}"))?;
+        let user = client::who_am_i(&lease.client).await.unwrap_or_else(|_| "somebody".to_owned());
+        Ok(Self { lease, seen, hold, user })
     }
-    bail!(
-        "no replica has taken the extension up within {:?}: check that one leads (kubectl -n {} get lease {})",
-        settings.timeout,
-        settings.connection.lockstep_namespace,
-        lease.keys.instance
-    )
-}
 
-/// Waits until the Lease shows what is wanted, and says whether it did in time.
-async fn wait(
-    lease: &LeaseHandle,
-    timeout: Duration,
-    mut wanted: impl FnMut(&HoldAnnotations) -> bool,
-) -> bool {
-    let start = Instant::now();
-    loop {
-        // The API server may be away for a moment.
-        if let Ok(found) = lease.read_with_patch().await
-            && wanted(&annotations(lease, found))
-        {
-            return true;
-        }
-        if start.elapsed() > timeout {
-            return false;
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
+    async fn annotate(&self, key: &str, value: &str) -> anyhow::Result<()> {
+        let written = self.lease.annotate(key, value).await;
+        written.map(drop).map_err(|failure| self.lease.explain("patch", &failure))
     }
-}
 
-async fn read(lease: &LeaseHandle) -> anyhow::Result<HoldAnnotations> {
-    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
-    Ok(annotations(lease, found))
-}
-
-async fn annotate(lease: &LeaseHandle, key: &str, value: &str) -> anyhow::Result<()> {
-    lease.annotate(key, value).await.map(drop).map_err(|failure| lease.explain("patch", &failure))
+    /// Waits until the Lease shows what is wanted of this hold, and returns the hold; none once it is over.
+    async fn wait(
+        &self,
+        timeout: Duration,
+        wanted: impl Fn(Option<HeldDeletes>) -> bool,
+    ) -> anyhow::Result<Option<HeldDeletes>> {
+        let start = Instant::now();
+        while start.elapsed() <= timeout {
+            // The API server may be away for a moment.
+            if let Ok(found) = self.lease.read_with_patch().await {
+                let held = annotations(&self.lease, found).held.filter(|held| held.since == self.hold.since);
+                if wanted(held) {
+                    return Ok(held);
+                }
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        bail!(
+            "the leader has not done all of it within {timeout:?}: the request stays recorded. Check that a replica leads \
+             (kubectl -n {} get lease {}), and Warning Events on the sources",
+            self.lease.connection.lockstep_namespace,
+            self.lease.keys.instance
+        )
+    }
 }
 
 fn annotations(lease: &LeaseHandle, found: Lease) -> HoldAnnotations {
     HoldAnnotations::read(&lease.keys, &found.metadata.annotations.unwrap_or_default())
 }
 
-/// For the record. Whoever may patch the Lease can write any name; the API server's audit log has the right one.
-async fn who(lease: &LeaseHandle) -> String {
-    client::who_am_i(&lease.client).await.unwrap_or_else(|_| "somebody".to_owned())
-}
-
 fn describe(seen: &HoldAnnotations, flags: &str, now: Timestamp) -> String {
-    let Some(HeldDeletes { since, until, companions, sources }) = seen.held else {
-        let mut text = "no deletes are held\n".to_owned();
-        if let Some(Release { at, by, .. }) = &seen.released {
-            let _ = writeln!(text, "the last hold was released at {at} by {by}");
-        }
-        return text;
+    let Some(hold) = &seen.held else {
+        let released = seen.released.as_ref();
+        let last =
+            released.map(|Release { at, by, .. }| format!("the last hold was released at {at} by {by}\n"));
+        return "no deletes are held\n".to_owned() + &last.unwrap_or_default();
     };
-    let mut text = format!(
+    let HeldDeletes { since, until, companions, sources } = hold;
+    let text = format!(
         "deletes of {companions} companions of {sources} sources are held\nsince {since} ({} ago)\nuntil {until} (in {})\n",
-        rounded(time_left(since, now)),
-        rounded(time_left(now, until)),
+        age(*since, now),
+        age(now, *until),
     );
-    if let Some(release) = seen.held.as_ref().and_then(|hold| seen.release_of(hold)) {
-        let _ = writeln!(text, "released at {} by {}: the leader deletes them now", release.at, release.by);
-        return text;
+    text + &match seen.release_of(hold) {
+        Some(Release { at, by, .. }) => format!("released at {at} by {by}: the leader deletes them now\n"),
+        None => format!(
+            "\nIf this is an accident, restore the sources, labels or namespaces: their companions stay as they are.\n\
+             To keep them longer:    lockstep deletes extend 2h{flags}\n\
+             To delete them now:     lockstep deletes release{flags}\n"
+        ),
     }
-    let _ = write!(
-        text,
-        "\nIf this is an accident, restore the sources, labels or namespaces: their companions stay as they are.\n\
-         To keep them longer:    lockstep deletes extend 2h{flags}\n\
-         To delete them now:     lockstep deletes release{flags}\n"
-    );
-    text
-}
-
-/// In minutes if it is long.
-fn rounded(time: Duration) -> String {
-    let seconds = time.as_secs();
-    let shown = if seconds < 120 { seconds } else { seconds / 60 * 60 };
-    format!("{:#}", SignedDuration::from_secs(shown.try_into().unwrap_or(i64::MAX)))
 }
 
 #[cfg(test)]
@@ -288,7 +253,6 @@ mod tests {
              To keep them longer:    lockstep deletes extend 2h --domain a.example\n\
              To delete them now:     lockstep deletes release --domain a.example\n"
         );
-        assert_eq!(rounded(Duration::from_secs(90)), "1m 30s");
     }
 
     #[test]

@@ -25,24 +25,16 @@ pub struct LeaseHandle {
     api: Api<LeaseObject>,
     pub client: Client,
     pub keys: Keys,
-    namespace: String,
+    pub connection: Connection,
 }
 
 impl LeaseHandle {
     /// With the rights of the current kubeconfig.
     pub async fn connect(connection: &Connection) -> anyhow::Result<Self> {
         let client = client::build(connection.config().await?, |_, _| {})?;
-        let namespace = connection.lockstep_namespace.clone();
-        Ok(Self {
-            api: Api::namespaced(client.clone(), &namespace),
-            client,
-            keys: Keys::new(&connection.domain, config::SUFFIX),
-            namespace,
-        })
-    }
-
-    pub async fn read(&self) -> Result<Lease, Failure> {
-        with_timeout(REQUEST_TIMEOUT, self.api.get(&self.keys.instance)).await.map(|lease| lease.0)
+        let api = Api::namespaced(client.clone(), &connection.lockstep_namespace);
+        let keys = Keys::new(&connection.domain, config::SUFFIX);
+        Ok(Self { api, client, keys, connection: connection.clone() })
     }
 
     /// Reads the Lease with an empty patch: for commands for which the right to patch it is enough.
@@ -61,20 +53,23 @@ impl LeaseHandle {
         patched.map(|lease| lease.0)
     }
 
-    /// One line for a request with this verb that failed.
     pub fn explain(&self, verb: &str, failure: &Failure) -> anyhow::Error {
-        let (namespace, name) = (&self.namespace, &self.keys.instance);
-        match failure {
-            Failure::NotFound => anyhow!(
-                "there is no Lease {namespace}/{name}: check --lockstep-namespace and --domain, and that Lockstep runs with \
-                 leader election"
-            ),
-            Failure::Forbidden(detail) => anyhow!(
-                "no right to {verb} the Lease {namespace}/{name} ({detail}): ask for the verb {verb} on it, and check \
-                 --namespace and --domain"
-            ),
-            other => anyhow!("cannot {verb} the Lease {namespace}/{name}: {other}"),
-        }
+        explain(&self.connection, verb, failure)
+    }
+}
+
+/// One line for a request about the Lease with this verb that failed.
+pub fn explain(connection: &Connection, verb: &str, failure: &Failure) -> anyhow::Error {
+    let lease = format!("{}/lockstep.{}", connection.lockstep_namespace, connection.domain);
+    match failure {
+        Failure::NotFound => anyhow!(
+            "there is no Lease {lease}: check --lockstep-namespace and --domain, and that Lockstep runs with leader election"
+        ),
+        Failure::Forbidden(detail) => anyhow!(
+            "no right to {verb} the Lease {lease} ({detail}): ask for the verb {verb} on it, and check \
+             --lockstep-namespace and --domain"
+        ),
+        other => anyhow!("cannot {verb} the Lease {lease}: {other}"),
     }
 }
 

@@ -1,6 +1,9 @@
 //! How commands print: tables as kubectl prints them, JSON and YAML.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -56,12 +59,20 @@ impl Table {
 
 /// Says on standard error what a person should know besides the output. If nobody reads it, that is no error.
 pub fn note(text: &str) {
-    drop(writeln!(io::stderr(), "note: {}", printable(text)));
+    let _ = writeln!(io::stderr(), "note: {}", printable(text));
 }
 
 /// Says on standard error why a command failed.
 pub fn complain(error: &anyhow::Error) {
-    drop(writeln!(io::stderr(), "lockstep: {}", printable(&format!("{error:#}"))));
+    let _ = writeln!(io::stderr(), "lockstep: {}", printable(&format!("{error:#}")));
+}
+
+/// The exit code that a command ends with; `failed` for an error, which is printed, where 1 has a meaning of its own.
+pub fn exit_code(outcome: anyhow::Result<u8>, failed: u8) -> anyhow::Result<ExitCode> {
+    Ok(ExitCode::from(outcome.unwrap_or_else(|error| {
+        complain(&error);
+        failed
+    })))
 }
 
 /// Prints a text. A reader that has seen enough, such as `head`, is no error: the exit code still says what was found.

@@ -3,17 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::Value;
 
 use super::{
     connection::{Connection, print_caveats},
-    output::{Format, complain, note, print, print_value},
+    output::{Format, exit_code, note, print, print_value},
     source_name::SourceName,
     status::no_source,
 };
@@ -65,42 +65,31 @@ pub struct Plan {
 
 /// Exit code 1 means changes, so errors exit with 2.
 pub async fn run(settings: &Plan) -> anyhow::Result<ExitCode> {
-    match try_run(settings).await {
-        Ok(code) => Ok(ExitCode::from(code)),
-        Err(error) => {
-            complain(&error);
-            Ok(ExitCode::from(REFUSED))
-        }
-    }
+    exit_code(try_run(settings).await, REFUSED)
 }
 
 async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     // First, so that a wrong file is reported at once.
-    let manifests = settings.file.as_ref().map(read_manifests).transpose()?;
+    let documents = settings.file.as_deref().map(read_documents).transpose()?;
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
+    let source = settings.source.as_ref().map(|source| source.key(namespace));
+    let manifests = documents.map(|documents| manifests(documents, namespace)).unwrap_or_default();
     let keys = connected.instance.scope().keys;
     let mut namespaces: BTreeSet<String> = [namespace.clone()].into();
-    namespaces.extend(settings.source.iter().map(|source| source.key(namespace).namespace.to_string()));
-    let manifests = manifests.map(|manifests| manifests.in_namespace(namespace));
-    namespaces.extend(manifests.iter().flatten().flat_map(|object| object.namespaces(&keys)));
+    namespaces.extend(source.iter().map(|key| key.namespace.to_string()));
+    namespaces.extend(manifests.iter().flat_map(|manifest| manifest.namespaces(&keys)));
     let mut snapshot = connected.snapshot(namespaces.iter().map(String::as_str)).await?;
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
-    if let Some(source) = &settings.source {
-        let key = source.key(namespace);
-        if !snapshot.world.read(|world| world.all_sources().contains(&key)) {
-            return Err(no_source(&snapshot, &key));
+    if let Some(key) = &source {
+        if !snapshot.world.read(|world| world.all_sources().contains(key)) {
+            return Err(no_source(&snapshot, key));
         }
-        proposals.push(pending(&connected.client, &mut snapshot, &key).await);
+        proposals.push(pending(&connected.client, &mut snapshot, key).await);
     }
-    if let Some(manifests) = manifests {
-        if manifests.is_empty() {
-            note("there are no ConfigMaps and Secrets in the input");
-        }
-        for manifest in manifests {
-            proposals.push(propose(&connected.client, &mut snapshot, manifest).await?);
-        }
+    for manifest in manifests {
+        proposals.push(propose(&connected.client, &mut snapshot, manifest).await?);
     }
     match settings.output {
         Format::Json | Format::Yaml => print_value(settings.output, &proposals)?,
@@ -116,68 +105,55 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     })
 }
 
-#[derive(Default)]
-struct Manifests {
-    objects: Vec<(Kind, Value)>,
-    /// How many there are of other kinds.
-    others: usize,
-}
-
-fn read_manifests(file: &PathBuf) -> anyhow::Result<Manifests> {
-    let mut text = String::new();
-    let shown = file.display();
-    let read = if file.as_os_str() == "-" {
-        std::io::stdin().lock().take(MAX_FILE_BYTES + 1).read_to_string(&mut text)
+/// The objects in a file, those of lists included.
+fn read_documents(file: &Path) -> anyhow::Result<Vec<Value>> {
+    let (mut text, shown) = (String::new(), file.display());
+    let input: Box<dyn Read> = if file.as_os_str() == "-" {
+        Box::new(std::io::stdin())
     } else {
-        let opened = std::fs::File::open(file).with_context(|| format!("{shown} cannot be opened"))?;
-        opened.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)
+        Box::new(std::fs::File::open(file).with_context(|| format!("{shown} cannot be opened"))?)
     };
+    let read = input.take(MAX_FILE_BYTES + 1).read_to_string(&mut text);
     read.with_context(|| format!("{shown} cannot be read"))?;
     if text.len() as u64 > MAX_FILE_BYTES {
         bail!("{shown} has more than {} MiB: split it", MAX_FILE_BYTES >> 20);
     }
-    parse_manifests(&text).with_context(|| format!("{shown} is neither YAML nor JSON"))
-}
-
-fn parse_manifests(text: &str) -> anyhow::Result<Manifests> {
     // The text of the error would quote the file, Secrets included.
-    let documents: Vec<Value> =
-        serde_saphyr::from_multiple(text).map_err(|error| match error.location() {
-            Some(at) => anyhow::anyhow!("it cannot be parsed at line {}", at.line()),
-            None => anyhow::anyhow!("it cannot be parsed"),
-        })?;
-    let mut manifests = Manifests::default();
-    documents.into_iter().for_each(|document| manifests.add(document));
-    Ok(manifests)
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text).map_err(|error| {
+        let line = error.location().map(|at| format!(" at line {}", at.line()));
+        anyhow!("{shown} is neither YAML nor JSON: it cannot be parsed{}", line.unwrap_or_default())
+    })?;
+    Ok(documents.into_iter().flat_map(flatten).collect())
 }
 
-impl Manifests {
-    /// Those without a namespace are in this one.
-    fn in_namespace(self, default: &str) -> Vec<Manifest> {
-        if self.others > 0 {
-            note(&format!("{} objects of other kinds are ignored", self.others));
-        }
-        let manifest = |(kind, object): (Kind, Value)| {
-            let namespace = object["metadata"]["namespace"].as_str().unwrap_or(default).to_owned();
-            Manifest { kind, namespace, object }
-        };
-        self.objects.into_iter().map(manifest).collect()
+fn flatten(mut document: Value) -> Vec<Value> {
+    if document["apiVersion"] != "v1" || document["kind"] != "List" {
+        return vec![document];
     }
+    let items = document["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    items.into_iter().flat_map(flatten).collect()
+}
 
-    fn add(&mut self, document: Value) {
-        let kind = document["kind"].as_str().unwrap_or_default();
-        let in_core = document["apiVersion"] == "v1";
-        match kind {
-            "ConfigMap" if in_core => self.objects.push((Kind::ConfigMap, document)),
-            "Secret" if in_core => self.objects.push((Kind::Secret, document)),
-            "List" if in_core => {
-                let items = document["items"].as_array().cloned().unwrap_or_default();
-                items.into_iter().for_each(|item| self.add(item));
+/// The ConfigMaps and Secrets; those without a namespace are in this one.
+fn manifests(documents: Vec<Value>, default: &str) -> Vec<Manifest> {
+    let (mut manifests, mut others) = (Vec::new(), 0);
+    for object in documents {
+        let is_kind = |kind: &Kind| object["apiVersion"] == "v1" && object["kind"] == kind.as_str();
+        match Kind::ALL.into_iter().find(is_kind) {
+            Some(kind) => {
+                let namespace = object["metadata"]["namespace"].as_str().unwrap_or(default).to_owned();
+                manifests.push(Manifest { kind, namespace, object });
             }
-            _ if document.is_null() => {}
-            _ => self.others += 1,
+            None => others += usize::from(!object.is_null()),
         }
     }
+    if others > 0 {
+        note(&format!("{others} objects of other kinds are ignored"));
+    }
+    if manifests.is_empty() {
+        note("there are no ConfigMaps and Secrets in the input");
+    }
+    manifests
 }
 
 fn describe(proposal: &Proposal) -> String {

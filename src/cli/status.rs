@@ -89,8 +89,8 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
     let of_asked = asked.as_ref().map(|key| &*key.namespace);
     let mut snapshot = connected.snapshot(of_asked.into_iter().chain([namespace.as_str()])).await?;
-    let missing_of = asked.as_ref().map_or_else(|| existing(&snapshot), |key| vec![key.clone()]);
-    snapshot.look_up_missing(&connected.client, &missing_of).await;
+    let looked_at = asked.as_ref().map_or_else(|| existing(&snapshot), |key| vec![key.clone()]);
+    snapshot.look_up(&connected.client, snapshot.missing(&looked_at)).await;
     let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
     let query = Query { settings, namespace, asked, held_until };
     let mut statuses = query.statuses(&snapshot);

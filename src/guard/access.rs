@@ -7,10 +7,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
-    SubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 
 use super::{
@@ -37,20 +34,10 @@ const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
 pub struct AccessChecker {
     client: Client,
-    asks: Asks,
     calls: FairSemaphore,
     /// Whether it is allowed, and when the API server said so; by user and access.
     cache: Mutex<Cache>,
     metrics: Metrics,
-}
-
-/// Whose rights are asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
-    /// Those of the user of a request, with a SubjectAccessReview.
-    ForUsers,
-    /// Those of this process, with a SelfSubjectAccessReview: everybody may ask for their own.
-    ForItself,
 }
 
 type Cache = HashMap<(Digest, Access), (bool, Instant)>;
@@ -58,19 +45,7 @@ type Cache = HashMap<(Digest, Access), (bool, Instant)>;
 impl AccessChecker {
     #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
-        Self {
-            client,
-            asks: Asks::ForUsers,
-            calls: FairSemaphore::new(MAX_CONCURRENT_CALLS),
-            cache: Mutex::default(),
-            metrics,
-        }
-    }
-
-    /// Checks the rights of the person who runs this process, who must be the user that is asked about.
-    #[must_use]
-    pub fn for_itself(client: Client) -> Self {
-        Self { asks: Asks::ForItself, ..Self::new(client, Metrics::new()) }
+        Self { client, calls: FairSemaphore::new(MAX_CONCURRENT_CALLS), cache: Mutex::default(), metrics }
     }
 
     #[must_use]
@@ -181,21 +156,10 @@ impl UserCheck<'_> {
     async fn call(&self, access: &Access) -> Result<bool, AccessError> {
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
         let (client, params) = (self.checker.client(), PostParams::default());
-        let spec = spec(self.user, access);
-        let status = match self.checker.asks {
-            Asks::ForUsers => {
-                let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
-                Api::all(client).create(&params, &review).await.map(|answer| answer.status)
-            }
-            Asks::ForItself => {
-                let resource_attributes = spec.resource_attributes;
-                let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes: None };
-                let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-                Api::all(client).create(&params, &review).await.map(|answer| answer.status)
-            }
-        };
-        let unavailable = |error| AccessError::Unavailable(client::failure(error).to_string());
-        let status = status.map_err(unavailable)?.unwrap_or_default();
+        let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
+        let outcome = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
+        let outcome = outcome.map(|answer| answer.status);
+        let status = outcome.map_err(|error| unavailable(error.into()))?.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

@@ -72,13 +72,8 @@ enum Sight {
 }
 
 impl Snapshot {
-    /// Reads everything, or what can be seen in these namespaces.
-    pub async fn read(client: &Client, scope: Scope, namespaces: &BTreeSet<String>) -> Result<Self, Failure> {
-        Self::read_counting(client, scope, namespaces, watch::Sender::new(0)).await
-    }
-
-    /// As [`Self::read`], and counts objects while they are read.
-    pub async fn read_counting(
+    /// Reads everything, or what can be seen in these namespaces. `changes` counts objects while they are read.
+    pub async fn read(
         client: &Client,
         scope: Scope,
         namespaces: &BTreeSet<String>,
@@ -155,18 +150,13 @@ impl Snapshot {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
     }
 
-    /// Reads what has the names of companions that are missing: lists show only objects with our label.
-    pub async fn look_up_missing(&mut self, client: &Client, sources: &[ObjectKey]) {
-        self.look_up(client, self.missing(sources)).await;
-    }
-
     /// Reads objects that lists do not show.
     pub async fn look_up(&mut self, client: &Client, objects: Vec<ObjectKey>) {
         let found = self.read_objects(client, objects).await;
         self.remember(found);
     }
 
-    /// The places where companions of these sources are missing: of each source, its share.
+    /// The places where companions of these sources are missing, as far as lists show: of each source, its share.
     #[must_use]
     pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
         let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
@@ -224,12 +214,6 @@ impl View {
     #[must_use]
     pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
-    }
-
-    /// Whether it is known if a namespace exists.
-    #[must_use]
-    pub fn sees_namespace(&self, name: &str) -> bool {
-        self.sees(WatchId::Namespaces, name)
     }
 
     /// Whether it is known which namespaces exist.

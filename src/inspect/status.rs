@@ -162,6 +162,12 @@ impl CompanionState {
 }
 
 impl CompanionStatus {
+    /// Whether it would be deleted, and its delete be held: companions beside their source never are.
+    #[must_use]
+    pub fn may_be_held(&self, home: &str) -> bool {
+        self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
+    }
+
     /// `namespace/name`.
     #[must_use]
     pub fn place(&self) -> String {
@@ -285,11 +291,7 @@ fn state(
 ) -> State {
     let count =
         |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
-    // Companions beside their source are never held.
-    let away = |one: &&CompanionStatus| {
-        one.namespace != *key.namespace && matches!(one.state, CompanionState::Unwanted(_))
-    };
-    let held = companions.iter().filter(away).count();
+    let held = companions.iter().filter(|one| one.may_be_held(&key.namespace)).count();
     let held = held_until.filter(|_| held > 0).map(|until| State::DeletesHeld { count: held, until });
     let Some(source) = source else {
         return match view.sees_sources(key.kind, &key.namespace) {

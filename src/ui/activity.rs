@@ -13,55 +13,38 @@ const MAX_ENTRIES: usize = 300;
 const MAX_NOTE_CHARS: usize = 1000;
 
 /// An Event as the API server sends it, with the fields that we use.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct EventObject {
-    pub metadata: EventMeta,
-    #[serde(default)]
-    pub reporting_controller: String,
-    #[serde(default)]
-    pub reason: String,
-    #[serde(default, rename = "type")]
-    pub type_: String,
-    #[serde(default)]
-    pub note: String,
-    #[serde(default)]
-    pub regarding: Regarding,
-    pub event_time: Option<Timestamp>,
-    pub series: Option<Series>,
-}
-
-/// `Meta` has no `Debug`; of an Event it may be shown.
-#[derive(Clone, Deserialize)]
-#[serde(transparent)]
-pub struct EventMeta(pub Meta);
-
-impl std::fmt::Debug for EventMeta {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.0.namespace, self.0.name)
-    }
+    metadata: Meta,
+    reporting_controller: String,
+    reason: String,
+    #[serde(rename = "type")]
+    type_: String,
+    note: String,
+    regarding: Regarding,
+    event_time: Option<Timestamp>,
+    series: Option<Series>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct Regarding {
-    #[serde(default)]
-    pub kind: String,
-    #[serde(default)]
-    pub namespace: String,
-    #[serde(default)]
-    pub name: String,
+    kind: String,
+    namespace: String,
+    name: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Series {
-    pub count: u64,
-    pub last_observed_time: Timestamp,
+struct Series {
+    count: u64,
+    last_observed_time: Timestamp,
 }
 
 impl Watched for EventObject {
     fn meta(&self) -> &Meta {
-        &self.metadata.0
+        &self.metadata
     }
 }
 
@@ -93,7 +76,7 @@ impl Entry {
     /// An Event of this instance; none if somebody else has reported it.
     #[must_use]
     pub fn of(event: EventObject, keys: &Keys) -> Option<Self> {
-        let meta = event.metadata.0;
+        let meta = event.metadata;
         let time = event.series.as_ref().map(|series| series.last_observed_time).or(event.event_time)?;
         (event.reporting_controller == keys.instance).then(|| Self {
             id: format!("{}/{}", meta.namespace, meta.name),

@@ -120,18 +120,19 @@ impl Feed {
     }
 
     pub fn set_namespaces(&self, now: Vec<String>) {
-        let mut state = self.lock();
-        if state.namespaces != now {
-            self.send("namespaces", &now);
-            state.namespaces = now;
-        }
+        self.set("namespaces", |state| &mut state.namespaces, now);
     }
 
     pub fn set_cluster(&self, now: ClusterView) {
+        self.set("cluster", |state| &mut state.cluster, now);
+    }
+
+    fn set<T: PartialEq + Serialize>(&self, name: &'static str, field: fn(&mut State) -> &mut T, now: T) {
         let mut state = self.lock();
-        if state.cluster != now {
-            self.send("cluster", &now);
-            state.cluster = now;
+        let known = field(&mut state);
+        if *known != now {
+            self.send(name, &now);
+            *known = now;
         }
     }
 
@@ -145,7 +146,7 @@ impl Feed {
     fn send(&self, name: &'static str, value: &impl Serialize) {
         // Nobody may be looking.
         if self.updates.receiver_count() > 0 {
-            drop(self.updates.send(Update::new(name, value)));
+            let _ = self.updates.send(Update::new(name, value));
         }
     }
 
