@@ -6,8 +6,8 @@
 //! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
 //! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
 //! | [`hold`] | keeps what the brake holds in annotations of the Lease, for the next leader and for people |
-//! | [`writes`] | started writes: fair between sources, bounded for each source and namespace |
-//! | [`apply`] | carries out one write: [`request`] builds it, [`api`] sends it |
+//! | [`write_queue`] | started writes: fair between sources, bounded in all and for each namespace |
+//! | [`apply`] | carries out one write: [`write_request`] builds it, [`api`] sends it |
 //! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
 //! | [`report`], [`events`] | logs, metrics and Events |
 
@@ -20,9 +20,9 @@ pub mod live_reads;
 pub mod queue;
 pub mod reconcile;
 pub mod report;
-pub mod request;
 pub mod retry;
-pub mod writes;
+pub mod write_queue;
+pub mod write_request;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 

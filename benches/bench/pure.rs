@@ -10,7 +10,7 @@ use lockstep::{
         wire,
     },
     keys::Keys,
-    mirror::request,
+    mirror::write_request,
     object::{Kind, Meta, Object, ObjectKey},
     plan::plan,
     policy::{Protect, pattern::Patterns, selector},
@@ -64,7 +64,7 @@ fn world(companions: usize) -> (World, ObjectKey) {
     let known = world.source(&key).expect("the source").clone();
     let payload = world.payload(&known).expect("its content");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
-        let body = request::body(&keys, &known, &payload, &change.at).expect("JSON");
+        let body = write_request::body(&keys, &known, &payload, &change.at).expect("JSON");
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
         body["metadata"]["uid"] = format!("c-{n}").into();
         body["metadata"]["resourceVersion"] = (n + 2).to_string().into();

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 use super::{
-    api::CompanionApi, live_reads::LiveReads, queue::Queue, request, retry::RetryPolicy,
-    writes::namespace_limit,
+    api::CompanionApi, live_reads::LiveReads, queue::Queue, retry::RetryPolicy, write_queue::namespace_limit,
+    write_request,
 };
 use crate::{
     client::Failure,
@@ -74,6 +74,8 @@ pub struct PlannedWrite {
     pub at: ObjectKey,
     /// The removal that a live read of the source has approved, and the brake if it is a delete. No other happens.
     pub removal: Option<Removal>,
+    /// How many permits the write holds.
+    pub permits: usize,
 }
 
 /// The companions that may be deleted or released.
@@ -125,7 +127,6 @@ pub struct Applier<A> {
     live_reads: LiveReads,
     world: SharedWorld,
     queue: Arc<Queue<ObjectKey>>,
-    permits: Semaphore,
     /// Held while an object is read and reduced to what is kept of it. Nothing else is waited for meanwhile.
     reads: Semaphore,
     /// The most that one write takes.
@@ -149,7 +150,6 @@ impl<A: CompanionApi> Applier<A> {
             live_reads: LiveReads::default(),
             world,
             queue,
-            permits: Semaphore::new(writes),
             reads: Semaphore::new(MAX_CONCURRENT_READS),
             max_permits: namespace_limit(writes),
         }
@@ -158,9 +158,7 @@ impl<A: CompanionApi> Applier<A> {
     /// Makes one companion right. `None`: it is right already, or the plan has changed since the write was queued, and the
     /// next reconcile handles it.
     pub async fn apply(&self, write: &PlannedWrite, history: History) -> Result<Option<Done>, ApplyError> {
-        let permit = self.reserve_memory(write).await;
-        let permits = permit.as_ref().map_or(0, SemaphorePermit::num_permits);
-        let Some(Planned { mut action, content }) = self.plan(write, history, permits).await? else {
+        let Some(Planned { mut action, content }) = self.plan(write, history).await? else {
             return Ok(None);
         };
         let mut manager = None;
@@ -205,13 +203,10 @@ impl<A: CompanionApi> Applier<A> {
 
     /// Decides now, not when the write was queued: content that was superseded meanwhile is never written. A payload that the
     /// world does not keep is read live, and then the companion is planned once more, with what was read.
-    async fn plan(
-        &self,
-        write: &PlannedWrite,
-        history: History,
-        permits: usize,
-    ) -> Result<Option<Planned>, ApplyError> {
-        let PlannedWrite { source: key, at, removal } = write;
+    async fn plan(&self, write: &PlannedWrite, history: History) -> Result<Option<Planned>, ApplyError> {
+        let PlannedWrite { source: key, at, removal, permits } = write;
+        // If it has grown since it was queued, it is enqueued because it has changed.
+        let fits = |source: &Source| self.permits_for(source) <= *permits;
         let plan = || {
             let (decision, source, kept) = self.world.read(|world| {
                 let source = world.source(key);
@@ -230,16 +225,16 @@ impl<A: CompanionApi> Applier<A> {
         let Some(source) = source.filter(|_| action.has_content()) else {
             return Ok(Some(Planned { action, content: None }));
         };
+        if !fits(&source) {
+            return Ok(None);
+        }
         if let Some(payload) = kept {
             return Ok(Some(Planned { action, content: Some(Content { source, payload }) }));
         }
         let Some((digest, payload)) = self.read_live(&source).await? else { return Ok(None) };
         match plan() {
             Some((action, Some(source), _)) if source.digest == digest => {
-                // If it has grown beyond what was reserved, it is enqueued because it has changed.
-                let fits = self.permits_for(key, *removal) <= permits;
-                let content = Some(Content { source, payload });
-                Ok(fits.then_some(Planned { action, content }))
+                Ok(fits(&source).then(|| Planned { action, content: Some(Content { source, payload }) }))
             }
             // The world knows another state than the one that was read.
             Some(_) => Err(ApplyError::StaleCache),
@@ -279,26 +274,10 @@ impl<A: CompanionApi> Applier<A> {
         }))
     }
 
-    /// Waits until there is memory for a request.
-    async fn reserve_memory(&self, write: &PlannedWrite) -> Option<SemaphorePermit<'_>> {
-        loop {
-            let permits = self.permits_for(&write.source, write.removal);
-            let permit = self.permits.acquire_many(u32::try_from(permits).ok()?).await.ok();
-            // The source may have grown while we waited.
-            if self.permits_for(&write.source, write.removal) <= permits {
-                return permit;
-            }
-        }
-    }
-
-    /// How many permits a write for a source takes.
+    /// How many permits a write of the content of a source takes.
     #[must_use]
-    pub fn permits_for(&self, key: &ObjectKey, removal: Option<Removal>) -> usize {
-        if removal.is_some() {
-            return 1;
-        }
-        let bytes = self.world.read(|world| world.source(key).map_or(0, |source| source.payload_bytes()));
-        (1 + bytes / BYTES_PER_PERMIT).min(self.max_permits)
+    pub fn permits_for(&self, source: &Source) -> usize {
+        (1 + source.payload_bytes() / BYTES_PER_PERMIT).min(self.max_permits)
     }
 
     fn sending(&self, watch: WatchId) -> Sent {
@@ -335,8 +314,8 @@ impl<A: CompanionApi> Applier<A> {
         let Some(Content { source, payload }) = content else { return Ok(Next::Done(None)) };
         let (written, reason) = match action {
             Action::Create { reason } => {
-                let body =
-                    request::body(&self.keys, source, payload, at).map_err(|failure| error(at, failure))?;
+                let body = write_request::body(&self.keys, source, payload, at)
+                    .map_err(|failure| error(at, failure))?;
                 match self.api.create(at, body).await {
                     Ok(object) => (object, reason),
                     Err(Failure::AlreadyExists) => return self.inspect(source, at, in_step).await,
@@ -346,7 +325,7 @@ impl<A: CompanionApi> Applier<A> {
                 }
             }
             Action::Update { reason, known } => {
-                let operations = request::update(&self.keys, source, payload, at, &known)
+                let operations = write_request::update(&self.keys, source, payload, at, &known)
                     .map_err(|failure| error(at, failure))?;
                 match self.api.patch(at, operations).await {
                     Ok(object) => (object, reason),
@@ -395,7 +374,7 @@ impl<A: CompanionApi> Applier<A> {
     ) -> Result<Next, ApplyError> {
         let sent = self.sending(WatchId::Companions(at.kind));
         if !known.keep {
-            let marked = self.api.patch(at, request::mark_to_stay(&self.keys, known)).await;
+            let marked = self.api.patch(at, write_request::mark_to_stay(&self.keys, known)).await;
             let marked =
                 ObservedCompanion::read(&self.keys, at.kind, marked.map_err(|failure| error(at, failure))?);
             let stays = marked.companion().keep;
@@ -408,7 +387,7 @@ impl<A: CompanionApi> Applier<A> {
                 None => Err(ApplyError::StaleCache),
             };
         }
-        let (effect, applied) = match self.api.patch(at, request::release(&self.keys, known)).await {
+        let (effect, applied) = match self.api.patch(at, write_request::release(&self.keys, known)).await {
             Ok(object) => {
                 let released = ObservedCompanion::read(&self.keys, at.kind, object);
                 if released.companion().labelled {

@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::writes::{QueuedRequest, WriteQueue};
+use super::write_queue::{QueuedRequest, WriteQueue};
 use crate::{
     client, clock,
     content::{Digest, Hasher},
@@ -260,7 +260,7 @@ impl EventWriter {
 mod tests {
     use super::*;
     use crate::{
-        mirror::writes::tests::item,
+        mirror::write_queue::tests::item,
         testing::{self, api::api_server, configmap},
     };
 
@@ -303,11 +303,11 @@ mod tests {
         let seconds = |time: Duration| time.as_secs();
         assert_eq!(seconds(wait("nothing is written").await), 1);
         companions.push_all(vec![item("colors", "home", 1, ())]);
-        let write = companions.next().await;
+        let (_, write) = companions.next().await;
         assert_eq!(seconds(wait("a write hangs").await), 10);
         let (waited, ()) = tokio::join!(wait("a write ends"), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
-            companions.done(write.namespace(), write.permits());
+            companions.done(write);
         });
         assert_eq!(seconds(waited), 4);
         stop.send(true).unwrap();

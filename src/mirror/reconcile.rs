@@ -21,7 +21,7 @@ use super::{
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    writes::{QueuedRequest, WriteQueue},
+    write_queue::{QueuedRequest, WriteQueue},
 };
 use crate::{
     client::Failure,
@@ -43,7 +43,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const UNCHANGED: &str = "unchanged";
 /// So many sources are planned in one go at a resync.
 const RESYNC_CHUNK: usize = 100;
-/// A write that takes longer hangs in something like a webhook. Other writes of its source do not wait for it.
+/// A write that takes longer hangs in something like a webhook. Other fan-outs do not yield because of it.
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Cheap to clone.
@@ -221,16 +221,13 @@ impl<A: CompanionApi> Reconciler<A> {
     /// Carries out one queued write after the other, for ever.
     pub async fn write_all(&self) {
         loop {
-            let write = self.0.writes.next().await;
-            let (source, namespace, permits) =
-                (write.source().clone(), write.namespace().clone(), write.permits());
+            let (write, mut running) = self.0.writes.next().await;
             let mut write = pin!(self.0.write(write));
-            let ended = tokio::time::timeout(SLOW_WRITE, &mut write).await;
-            self.0.writes.give_back_source_share(&source, permits);
-            if ended.is_err() {
+            if tokio::time::timeout(SLOW_WRITE, &mut write).await.is_err() {
+                self.0.writes.takes_long(&mut running);
                 write.await;
             }
-            self.0.writes.done(&namespace, permits);
+            self.0.writes.done(running);
             self.0.update_gauges();
         }
     }
@@ -360,7 +357,7 @@ impl<A: CompanionApi> Inner<A> {
         };
         state.planned.clear();
         let deletable = self.allowed_deletes(&reconcile, &due, &mut state);
-        let permits = self.applier.permits_for(key, None);
+        let permits = source.as_deref().map_or(1, |source| self.applier.permits_for(source));
         let (jobs, progress) = self.select_writes(&reconcile, &mut state, plan, deletable);
         if progress.unfinished == 0 {
             self.reconcile_ended(&reconcile, &mut state, progress);
@@ -509,10 +506,11 @@ impl<A: CompanionApi> Inner<A> {
         self.writes.push_all(confirmed.into_iter().map(write).collect());
     }
 
-    async fn write(&self, Write { reconcile, job, .. }: Write) {
+    async fn write(&self, Write { reconcile, job, permits }: Write) {
         match job {
             Job::Apply { at, removal } => {
-                let write = PlannedWrite { source: reconcile.source.clone(), at, removal };
+                let (source, permits) = (reconcile.source.clone(), permits as usize);
+                let write = PlannedWrite { source, at, removal, permits };
                 self.apply(&reconcile, &write).await;
             }
             Job::ConfirmRemovals(removals) => self.confirm_removals(&reconcile, removals).await,

@@ -298,7 +298,7 @@ impl Cluster {
                 self.delete(&at);
                 continue;
             }
-            let write = PlannedWrite { source: key.clone(), at: at.clone(), removal };
+            let write = PlannedWrite { source: key.clone(), at: at.clone(), removal, permits: usize::MAX };
             let history = History { in_step: self.in_step.get(key).copied(), failed: false };
             let outcome = self.applier.apply(&write, history).now_or_never().expect("an answer at once");
             show(&self.world, &mut self.store.lock());

@@ -72,6 +72,7 @@ fn write_to(namespace: &str) -> PlannedWrite {
         source: configmap("home", "colors"),
         at: configmap(namespace, "colors-synced"),
         removal: None,
+        permits: 1,
     }
 }
 
@@ -140,7 +141,9 @@ async fn source_that_grew_before_its_live_read_is_written_with_enough_permits() 
     });
     assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none());
     assert_eq!(text_in(&cluster, "a"), None);
-    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_some());
+    assert!(applier.apply(&write_to("a"), NEW).await.unwrap().is_none(), "it is kept now");
+    let enough = PlannedWrite { permits: 4, ..write_to("a") };
+    assert!(applier.apply(&enough, NEW).await.unwrap().is_some());
     assert_eq!(text_in(&cluster, "a"), Some(large));
 }
 

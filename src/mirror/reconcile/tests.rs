@@ -17,6 +17,10 @@ use crate::{
     world::{Companion, WatchId},
 };
 
+/// A create of so many bytes takes [`LARGE_WRITE`].
+const LARGE: usize = 256 * 1024;
+const LARGE_WRITE: Duration = Duration::from_secs(2);
+
 /// The API of a cluster, on which writes in some namespaces hang or fail.
 #[derive(Clone)]
 struct TestApi {
@@ -50,6 +54,9 @@ impl CompanionApi for TestApi {
 
     async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
         self.pass(at).await?;
+        if body.len() > LARGE {
+            tokio::time::sleep(LARGE_WRITE).await;
+        }
         self.store.create(at, body).await
     }
 
@@ -76,11 +83,15 @@ struct Fixture {
 
 impl Fixture {
     fn new(cluster: Cluster) -> Self {
+        Self::with(cluster, 4)
+    }
+
+    fn with(cluster: Cluster, writes: usize) -> Self {
         let (lease, received) = watch::channel(Some(Instant::now() + Duration::from_hours(1)));
         let settings = Settings {
             keys: testing::keys(),
             workers: 1,
-            writes: 4,
+            writes,
             resync: Duration::from_hours(1),
             delete_grace: Duration::from_secs(300),
             instance_flags: String::new(),
@@ -602,4 +613,41 @@ async fn nothing_is_written_for_a_source_that_a_new_list_has_not_shown_yet() {
     fixture.enqueue(&colors);
     fixture.settle().await;
     assert_eq!(fixture.sky("slow").as_deref(), Some("blue"));
+}
+
+/// Lets the workers run until a companion exists, and returns how long that took.
+async fn time_until_written(fixture: &mut Fixture, namespace: &str) -> Duration {
+    let start = clock::now();
+    while fixture.sky(namespace).is_none() {
+        fixture.settle().await;
+        tokio::time::advance(Duration::from_millis(5)).await;
+    }
+    clock::elapsed(start)
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_change_does_not_wait_for_large_fan_outs() {
+    let namespaces = ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"];
+    for fan_outs in [1, 10] {
+        let mut cluster = Cluster::with(&[&["home", "small"], &namespaces[..]].concat());
+        for n in 0..fan_outs {
+            let large = source("home", &format!("large-{n}")).data("text", &"x".repeat(LARGE));
+            cluster.put(large.annotate("target-namespaces", "n*"));
+        }
+        let mut fixture = Fixture::with(cluster, 16);
+        fixture.settle().await;
+        // Writes that take so long are no reason to take more of them up.
+        tokio::time::advance(LARGE_WRITE / 2 + Duration::from_millis(1)).await;
+        fixture.settle().await;
+        let small = fixture.cluster.put(colors("blue", "small"));
+        fixture.enqueue(&small);
+        let time = time_until_written(&mut fixture, "small").await;
+        assert!(time < Duration::from_millis(10), "{fan_outs} fan-outs: {time:?}");
+        // The fan-outs end, too.
+        for _ in 0..namespaces.len() * fan_outs {
+            tokio::time::advance(LARGE_WRITE).await;
+            fixture.settle().await;
+        }
+        assert_eq!(fixture.written("created"), 1 + (namespaces.len() * fan_outs) as u64);
+    }
 }
