@@ -8,7 +8,7 @@ mod trouble;
 
 pub use trouble::{Holder, Trouble};
 
-use std::cell::LazyCell;
+use std::{borrow::Cow, cell::LazyCell};
 
 use crate::{
     content::Digest,
@@ -110,7 +110,7 @@ pub enum DeleteReason {
 #[derive(Debug)]
 pub enum Decision {
     Nothing,
-    Change(Change),
+    Change(Action),
     Trouble(Trouble),
 }
 
@@ -167,6 +167,66 @@ pub fn unmatched(world: &World, home: &str, targets: &Targets) -> impl Iterator<
     world.namespaces().unmatched(home, targets).into_iter().map(trouble)
 }
 
+/// A place where a source wants a companion, has one, or had one that is lost.
+#[derive(Debug)]
+pub struct Place<'a> {
+    pub at: Cow<'a, ObjectKey>,
+    /// The namespace as a target; none if the source does not want a companion here, or not any more.
+    pub target: Option<Target<'a>>,
+    /// The companion that is there.
+    pub found: Option<&'a Companion>,
+    pub decision: Decision,
+}
+
+/// Every place of a source, in order, and what there is to do: what the controller carries out, and what people are shown.
+/// A source that is being deleted keeps what it has. `source` may be in another state than the world knows, and `object`
+/// returns what has a name where no companion of the source does.
+pub fn places<'a>(
+    world: &'a World,
+    key: &'a ObjectKey,
+    source: Option<&'a Source>,
+    in_step: Option<Digest>,
+    object: impl Fn(&ObjectKey) -> Option<&'a Companion>,
+) -> impl Iterator<Item = Place<'a>> {
+    let wanted = source.filter(|source| !source.terminating);
+    let wanted = wanted.and_then(|source| Some((source, source.desired.as_ref().ok()?)));
+    let name = wanted.map_or("", |(_, desired)| &desired.policy.companion);
+    // One copy for all companions that are missing.
+    let shared_name = LazyCell::new(|| world.shared_name(name));
+    let mut targets = wanted
+        .map(|(_, desired)| targets(world, &key.namespace, &desired.policy.targets))
+        .into_iter()
+        .flatten()
+        .peekable();
+    let mut companions = world.companions_of(key).peekable();
+    let mut lost = world.lost_of(key).peekable();
+    std::iter::from_fn(move || {
+        let of = |at: &'a ObjectKey| (&*at.namespace, &*at.name);
+        let next = [
+            targets.peek().map(|target| (target.namespace, name)),
+            companions.peek().map(|(at, _)| of(at)),
+            lost.peek().map(|at| of(at)),
+        ];
+        let next = next.into_iter().flatten().min()?;
+        let target = targets.next_if(|target| (target.namespace, name) == next);
+        let ours = companions.next_if(|(at, _)| of(at) == next);
+        let lost = lost.next_if(|at| of(at) == next);
+        let at = match ours.map(|(at, _)| at).or(lost) {
+            Some(at) => Cow::Borrowed(at),
+            None => Cow::Owned(ObjectKey {
+                kind: key.kind,
+                namespace: world.shared_name(next.0),
+                name: shared_name.clone(),
+            }),
+        };
+        let found = ours.map(|(_, found)| found);
+        let eligibility = target.map(|target| target.eligibility);
+        let there = || found.or_else(|| object(&at));
+        let decision = decide_at(world, key, source, &at, eligibility, found, there, in_step);
+        Some(Place { at, target, found, decision })
+    })
+}
+
 /// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
 /// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
 #[must_use]
@@ -177,83 +237,35 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
 #[must_use]
 pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
-    let mut plan = Plan::default();
-    let Some(source) = source else {
-        let reason = DeleteReason::SourceGone;
-        let removals =
-            world.companions_of(key).filter_map(|(at, found)| remove(world, key, None, at, found, reason));
-        plan.changes.extend(removals);
-        plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
-        return plan;
-    };
-    if source.terminating {
-        return plan;
-    }
-    let desired = match &source.desired {
-        Ok(desired) => desired,
-        Err(fault) => {
+    let (mut plan, home) = (Plan::default(), &*key.namespace);
+    let present = source.filter(|source| !source.terminating);
+    let policy = match present.map(|source| &source.desired) {
+        Some(Err(fault)) => {
             plan.troubles.push(Trouble::Fault(fault.clone()));
-            for (at, found) in world.companions_of(key) {
-                let reason = removal_of_malformed(world, source, at, found);
-                plan.changes
-                    .extend(reason.and_then(|reason| remove(world, key, Some(source), at, found, reason)));
-            }
-            let reason = DeleteReason::SourceGone;
-            plan.changes.extend(world.unwanted_lost(key).map(|(at, lost)| delete_lost(at, lost, reason)));
-            return plan;
+            None
         }
+        desired => desired.and_then(|desired| desired.as_ref().ok()).map(|desired| &desired.policy),
     };
-    plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
-    let home = &*key.namespace;
-    plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
-    // The namespaces in which the companion stays. Targets and companions are both in order of their namespaces.
-    let mut kept: Vec<&str> = Vec::new();
-    let name = &*desired.policy.companion;
-    // One copy for all companions that are missing.
-    let shared_name = LazyCell::new(|| world.shared_name(name));
-    let mut companions = world.companions_of(key).peekable();
-    for target in targets(world, home, &desired.policy.targets) {
-        match target.eligibility {
-            Eligibility::NotAccepted | Eligibility::Never => {
-                plan.troubles.extend(target.trouble(world, home))
-            }
-            Eligibility::Missing | Eligibility::Terminating => {
-                plan.troubles.extend(target.trouble(world, home));
-                kept.push(target.namespace);
-            }
-            // A pattern matches the source's own namespace, and the companion has the source's name.
-            Eligibility::Eligible if target.namespace == home && name == &*key.name => {}
-            Eligibility::Eligible => {
-                let place = (target.namespace, name);
-                while companions.next_if(|(at, _)| (&*at.namespace, &*at.name) < place).is_some() {}
-                let ours = companions.next_if(|(at, _)| (&*at.namespace, &*at.name) == place);
-                plan.add(match ours {
-                    Some((at, found)) => decide_about(world, source, at, Some(found), in_step),
-                    None => {
-                        let namespace = world.shared_name(target.namespace);
-                        let at = ObjectKey { kind: key.kind, namespace, name: shared_name.clone() };
-                        decide_in(world, source, &at, in_step)
-                    }
-                });
+    if let Some((source, policy)) = present.zip(policy) {
+        plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
+        plan.troubles.extend(unmatched(world, home, &policy.targets));
+    }
+    for Place { at, target, decision, .. } in places(world, key, source, in_step, |at| world.companion(at)) {
+        if let Some(target) = target {
+            plan.troubles.extend(target.trouble(world, home));
+            if target.eligibility == Eligibility::Eligible && *at != *key {
                 plan.wanted += 1;
-                kept.push(target.namespace);
+                plan.out_of_step += usize::from(!matches!(decision, Decision::Nothing));
             }
+        }
+        match decision {
+            Decision::Nothing => {}
+            Decision::Change(action) => plan.changes.push(Change { at: at.into_owned(), action }),
+            Decision::Trouble(trouble) => plan.troubles.push(trouble),
         }
     }
-    debug_assert!(kept.is_sorted());
-    let is_kept = |at: &ObjectKey| *at.name == *name && kept.binary_search(&&*at.namespace).is_ok();
-    // So far, every change is about a companion that is wanted.
-    let conflicts =
-        plan.troubles.iter().filter(|trouble| matches!(trouble, Trouble::Conflict { .. })).count();
-    plan.out_of_step = conflicts + plan.changes.len();
-    let unwanted = world.companions_of(key).filter(|(at, _)| !is_kept(at));
-    let reason = DeleteReason::NotWanted;
-    plan.changes
-        .extend(unwanted.filter_map(|(at, found)| remove(world, key, Some(source), at, found, reason)));
-    let lost = world.unwanted_lost(key).filter(|(at, _)| !is_kept(at));
-    plan.changes.extend(lost.map(|(at, lost)| delete_lost(at, lost, reason)));
-    if desired.policy.paused {
-        plan.pause(|at| world.bars(home, Some(source), &at.namespace));
+    if policy.is_some_and(|policy| policy.paused) {
+        plan.pause(|at| world.bars(home, source, &at.namespace));
     }
     plan
 }
@@ -261,62 +273,65 @@ pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step:
 /// The part of [`plan`] about one companion.
 #[must_use]
 pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
-    let ours = world.companion(at).filter(|found| found.source.as_ref() == Some(key));
-    let (reason, found) = match world.source(key) {
-        None => (DeleteReason::SourceGone, ours),
-        Some(source) if source.terminating => return Decision::Nothing,
-        Some(source) => match &source.desired {
-            Err(_) => match ours.map(|found| removal_of_malformed(world, source, at, found)) {
-                Some(None) => return Decision::Nothing,
-                Some(Some(reason)) => (reason, ours),
-                None => (DeleteReason::SourceGone, None),
-            },
-            Ok(desired) if desired.policy.paused && !world.is_barred(key, &at.namespace) => {
-                return Decision::Nothing;
-            }
-            Ok(desired) => {
-                if *at.name == *desired.policy.companion && world.wants(key, &at.namespace) {
-                    let targets = &desired.policy.targets;
-                    match world.namespaces().eligibility(&key.namespace, &at.namespace, targets) {
-                        Eligibility::Missing | Eligibility::Terminating => return Decision::Nothing,
-                        Eligibility::Eligible if at == key => return Decision::Nothing,
-                        Eligibility::Eligible => return decide_in(world, source, at, in_step),
-                        Eligibility::NotAccepted | Eligibility::Never => {}
-                    }
-                }
-                (DeleteReason::NotWanted, ours)
-            }
-        },
-    };
-    let change = match found {
-        Some(found) => remove(world, key, world.source(key).map(|source| &**source), at, found, reason),
-        None => world.unwanted_lost_at(key, at).map(|lost| delete_lost(at, lost, reason)),
-    };
-    change.map_or(Decision::Nothing, Decision::Change)
-}
-
-/// Why a companion of a malformed source is removed; none if it stays as it is.
-fn removal_of_malformed(
-    world: &World,
-    source: &Source,
-    at: &ObjectKey,
-    found: &Companion,
-) -> Option<DeleteReason> {
-    if is_of_former_source(source, found) {
-        Some(DeleteReason::SourceGone)
-    } else {
-        world.bars(&source.key.namespace, Some(source), &at.namespace).then_some(DeleteReason::NotWanted)
+    let source = world.source(key).map(|source| &**source);
+    let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+    let is_paused = policy.is_some_and(|policy| policy.paused);
+    if is_paused && !world.is_barred(key, &at.namespace) {
+        return Decision::Nothing;
     }
+    let wanted = policy.filter(|policy| *at.name == *policy.companion && world.wants(key, &at.namespace));
+    let eligibility =
+        wanted.map(|policy| world.namespaces().eligibility(&key.namespace, &at.namespace, &policy.targets));
+    let there = world.companion(at);
+    let ours = there.filter(|found| found.source.as_ref() == Some(key));
+    decide_at(world, key, source, at, eligibility, ours, || there, in_step)
 }
 
-/// Whether a companion belongs to a source that had the name of this one and another UID. The marks that say so are
-/// ours only if we wrote them.
-fn is_of_former_source(source: &Source, found: &Companion) -> bool {
-    found.written_by_us && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid))
-}
-
-fn delete_lost(at: &ObjectKey, lost: &LostCompanion, reason: DeleteReason) -> Change {
-    Change { at: at.clone(), action: Action::DeleteLost { reason, lost: Box::new(lost.clone()) } }
+/// Decides about one place. `wanted`: whether the source may have a companion in the namespace, if it wants one here.
+/// `ours` is the companion that is there, `there` the object, whosever it is.
+#[expect(clippy::too_many_arguments, reason = "all that a decision depends on")]
+fn decide_at<'a>(
+    world: &World,
+    key: &ObjectKey,
+    source: Option<&Source>,
+    at: &ObjectKey,
+    wanted: Option<Eligibility>,
+    ours: Option<&Companion>,
+    there: impl FnOnce() -> Option<&'a Companion>,
+    in_step: Option<Digest>,
+) -> Decision {
+    let reason = match (source, wanted) {
+        (None, _) => DeleteReason::SourceGone,
+        (Some(source), _) if source.terminating => return Decision::Nothing,
+        (Some(_), Some(Eligibility::Missing | Eligibility::Terminating)) => return Decision::Nothing,
+        // A pattern matches the source's own namespace, and the companion has the source's name.
+        (Some(_), Some(Eligibility::Eligible)) if at == key => return Decision::Nothing,
+        (Some(source), Some(Eligibility::Eligible)) => {
+            let found = there();
+            return decide(source, at, found, TargetContext::of(world, source, at, found, in_step));
+        }
+        (Some(source), _) if source.desired.is_err() => match ours {
+            // It belongs to a source that had the name of this one and another UID. The marks that say so are ours only if
+            // we wrote them.
+            Some(found)
+                if found.written_by_us
+                    && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)) =>
+            {
+                DeleteReason::SourceGone
+            }
+            Some(_) if world.bars(&key.namespace, Some(source), &at.namespace) => DeleteReason::NotWanted,
+            Some(_) => return Decision::Nothing,
+            None => DeleteReason::SourceGone,
+        },
+        (Some(_), Some(Eligibility::NotAccepted | Eligibility::Never) | None) => DeleteReason::NotWanted,
+    };
+    let action = match ours {
+        Some(found) => remove(world, key, source, at, found, reason),
+        None => world
+            .unwanted_lost_at(key, at)
+            .map(|lost| Action::DeleteLost { reason, lost: Box::new(lost.clone()) }),
+    };
+    action.map_or(Decision::Nothing, Decision::Change)
 }
 
 /// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace. Where the namespace
@@ -328,32 +343,14 @@ fn remove(
     at: &ObjectKey,
     found: &Companion,
     reason: DeleteReason,
-) -> Option<Change> {
+) -> Option<Action> {
     if found.terminating || world.namespaces().is_gone_or_terminating(&at.namespace) {
         return None;
     }
     let known = Box::new(found.clone());
     let barred = world.bars(&key.namespace, source, &at.namespace);
-    let action = match !barred && World::is_kept(source, found.source_uid, found.keep) {
-        true => Action::Release { reason, known },
-        false => Action::Delete { reason, known },
-    };
-    Some(Change { at: at.clone(), action })
-}
-
-fn decide_in(world: &World, source: &Source, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
-    decide_about(world, source, at, world.companion(at), in_step)
-}
-
-/// Decides about the object that has the name of a companion, if there is any.
-fn decide_about(
-    world: &World,
-    source: &Source,
-    at: &ObjectKey,
-    found: Option<&Companion>,
-    in_step: Option<Digest>,
-) -> Decision {
-    decide(source, at, found, TargetContext::of(world, source, at, found, in_step))
+    let released = !barred && World::is_kept(source, found.source_uid, found.keep);
+    Some(if released { Action::Release { reason, known } } else { Action::Delete { reason, known } })
 }
 
 /// What the world knows about a companion besides the object of that name.
@@ -378,14 +375,13 @@ pub fn decide(
     context: TargetContext,
 ) -> Decision {
     let Ok(desired) = &source.desired else { return Decision::Nothing };
-    let change = |action| Decision::Change(Change { at: at.clone(), action });
     let Some(found) = found else {
         let reason = if context.lost { WriteReason::Healed(Heal::Deleted) } else { WriteReason::New };
-        return change(Action::Create { reason });
+        return Decision::Change(Action::Create { reason });
     };
     let write = |reason| {
         let known = Box::new(found.clone());
-        change(if must_recreate(source, found) {
+        Decision::Change(if must_recreate(source, found) {
             Action::Recreate { reason, known }
         } else {
             Action::Update { reason, known }
@@ -417,7 +413,7 @@ pub fn decide(
         // The companion is created again once it is deleted. Only a finalizer that somebody added can delay that.
         return if found.finalizers {
             let reason = WriteReason::Healed(Heal::Finalizer);
-            change(Action::Update { reason, known: Box::new(found.clone()) })
+            Decision::Change(Action::Update { reason, known: Box::new(found.clone()) })
         } else {
             Decision::Nothing
         };
@@ -577,14 +573,6 @@ impl Plan {
         let waiting = planned - self.changes.len();
         if waiting > 0 {
             self.troubles.push(Trouble::Paused(waiting));
-        }
-    }
-
-    fn add(&mut self, decision: Decision) {
-        match decision {
-            Decision::Nothing => {}
-            Decision::Change(change) => self.changes.push(change),
-            Decision::Trouble(trouble) => self.troubles.push(trouble),
         }
     }
 

@@ -159,7 +159,9 @@ impl UserCheck<'_> {
         let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
         let outcome = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
         let outcome = outcome.map(|answer| answer.status);
-        let status = outcome.map_err(|error| unavailable(error.into()))?.unwrap_or_default();
+        let status = outcome
+            .map_err(|error| AccessError::Unavailable(client::failure(error).to_string()))?
+            .unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

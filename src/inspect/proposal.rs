@@ -20,7 +20,7 @@ use super::{
     status::describe_holder,
 };
 use crate::{
-    client::{Failure, REQUEST_TIMEOUT, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     keys::Keys,
     names,
     object::{Kind, Object, ObjectKey},
@@ -200,7 +200,7 @@ async fn dry_run(
         Ok((parts, body.collect_bytes().await?))
     };
     let (parts, body) = with_timeout(REQUEST_TIMEOUT, answer).await.map_err(failed)?;
-    let undecodable = |error| failed(Failure::from(kube::Error::SerdeError(error)));
+    let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
     if parts.status.is_success() {
         return Ok(Ok((serde_json::from_slice(&body).map_err(undecodable)?, warnings(&parts.headers))));
     }
@@ -283,7 +283,7 @@ impl Proposal {
             outcome.complete(|at| {
                 let (source, found) = (source?, snapshot.read_of(at)?);
                 let context = TargetContext::of(world, source, at, found, None);
-                Some(Effect::of(decide(source, at, found, context)))
+                Some(Effect::of(&decide(source, at, found, context)))
             });
         });
         let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));

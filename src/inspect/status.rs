@@ -1,9 +1,6 @@
 //! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the mirror.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::{Serialize, Serializer};
@@ -12,9 +9,9 @@ use super::snapshot::{Snapshot, View};
 use crate::{
     object::ObjectKey,
     plan::{
-        Action, DeleteReason, Holder, Plan, TargetContext, Trouble, decide, first_difference,
+        Action, Decision, Holder, Place, TargetContext, Trouble, decide, first_difference,
         outcome::{Effect, Verb},
-        plan, targets,
+        places, plan,
     },
     policy::Targets,
     text::shorten,
@@ -254,7 +251,7 @@ pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Ti
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
         let plan = plan(world, key, None);
-        let companions = companions(snapshot, world, key, source, &plan);
+        let companions = companions(snapshot, world, key, source);
         let is_unknown = |trouble: &Trouble| {
             // Without the right to list namespaces, none of them exists for the plan.
             matches!(trouble, Trouble::NoNamespace(_) | Trouble::NoMatch { .. })
@@ -337,79 +334,68 @@ fn companions(
     world: &World,
     key: &ObjectKey,
     source: Option<&Source>,
-    plan: &Plan,
 ) -> Vec<CompanionStatus> {
-    let mut companions = Vec::new();
-    let mut places = BTreeSet::new();
-    let mut add = |at: &ObjectKey, state: CompanionState| {
-        let written = world.companion(at).and_then(|_| snapshot.written(at));
-        let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
-        companions.push(CompanionStatus { namespace, name, state, written });
+    let status = |place: Place| {
+        let state = place_state(snapshot, world, key, source, &place)?;
+        let written = world.companion(&place.at).and_then(|_| snapshot.written(&place.at));
+        let (namespace, name) = (place.at.namespace.to_string(), place.at.name.to_string());
+        Some(CompanionStatus { namespace, name, state, written })
     };
-    let is_ours =
-        |at: &ObjectKey| world.companion(at).is_some_and(|found| found.source.as_ref() == Some(key));
-    if let Some(source) = source
-        && let Ok(desired) = &source.desired
-    {
-        for target in targets(world, &key.namespace, &desired.policy.targets) {
-            let at = ObjectKey::new(key.kind, target.namespace, &desired.policy.companion);
-            if at == *key {
-                continue;
-            }
-            let state = if !snapshot.view.sees_companions(key.kind, target.namespace) {
-                CompanionState::NotSeen
-            } else {
-                match target.eligibility {
-                    Eligibility::Eligible => companion_state(snapshot, world, source, &at),
-                    Eligibility::Terminating => CompanionState::NamespaceTerminating,
-                    // It still has one, which is removed: see below.
-                    Eligibility::Never | Eligibility::NotAccepted if is_ours(&at) => continue,
-                    // A pattern may match a namespace that takes no companions: that is no trouble.
-                    _ if !target.explicit => continue,
-                    Eligibility::Missing => CompanionState::NoNamespace,
-                    Eligibility::Never => CompanionState::Excluded,
-                    Eligibility::NotAccepted => CompanionState::NotAccepted,
-                }
-            };
-            add(&at, state);
-            places.insert(at);
-        }
-    }
-    let sees_source = snapshot.view.sees_sources(key.kind, &key.namespace);
-    for (at, found) in world.companions_of(key).filter(|(at, _)| !places.contains(*at)) {
-        let planned = plan.changes.iter().find(|change| change.at == *at).map(|change| &change.action);
-        let state = match planned {
-            _ if found.terminating => CompanionState::BeingDeleted,
-            // Without the right to see namespaces, none exists for the world.
-            _ if !snapshot.view.sees_companions(at.kind, &at.namespace) => CompanionState::NotSeen,
-            _ if world.namespaces().is_gone_or_terminating(&at.namespace) => {
-                CompanionState::NamespaceTerminating
-            }
-            Some(Action::Delete { reason, .. } | Action::Release { reason, .. })
-                if source.is_some() || sees_source =>
-            {
-                CompanionState::Unwanted(reason.as_str())
-            }
-            _ if source.is_some_and(|source| source.desired.is_err()) => CompanionState::Frozen,
-            _ if source.is_none() && !sees_source => CompanionState::NotSeen,
-            _ => CompanionState::Unwanted(DeleteReason::NotWanted.as_str()),
-        };
-        add(at, state);
-    }
-    companions
+    places(world, key, source, None, |at| snapshot.object(world, at)).filter_map(status).collect()
 }
 
-/// The state of a companion that a source wants in a namespace that may have it.
-#[must_use]
-pub fn companion_state(
+/// What people are told about a place: nothing where a companion was lost, where a pattern matches a namespace that takes
+/// no companions, and where a companion would have the name of its source.
+fn place_state(
+    snapshot: &Snapshot,
+    world: &World,
+    key: &ObjectKey,
+    source: Option<&Source>,
+    Place { at, target, found, decision }: &Place,
+) -> Option<CompanionState> {
+    let is_seen = snapshot.view.sees_companions(key.kind, &at.namespace);
+    let Some(found) = found else {
+        let target = target.filter(|_| **at != *key)?;
+        return match (target.eligibility, source) {
+            _ if !is_seen => Some(CompanionState::NotSeen),
+            (Eligibility::Eligible, Some(source)) => {
+                Some(wanted_state(snapshot, world, source, at, decision))
+            }
+            (Eligibility::Terminating, _) => Some(CompanionState::NamespaceTerminating),
+            _ if !target.explicit => None,
+            (Eligibility::Never, _) => Some(CompanionState::Excluded),
+            (Eligibility::NotAccepted, _) => Some(CompanionState::NotAccepted),
+            (Eligibility::Missing | Eligibility::Eligible, _) => Some(CompanionState::NoNamespace),
+        };
+    };
+    let sees_source = source.is_some() || snapshot.view.sees_sources(key.kind, &key.namespace);
+    Some(match (target.map(|target| target.eligibility), source) {
+        // Without the right to see namespaces, none exists for the world.
+        _ if !is_seen => CompanionState::NotSeen,
+        (Some(Eligibility::Eligible), Some(source)) => wanted_state(snapshot, world, source, at, decision),
+        _ if found.terminating => CompanionState::BeingDeleted,
+        _ if world.namespaces().is_gone_or_terminating(&at.namespace) => CompanionState::NamespaceTerminating,
+        _ if !sees_source => CompanionState::NotSeen,
+        _ => match decision {
+            Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
+                CompanionState::Unwanted(reason.as_str())
+            }
+            // Its source is malformed or being deleted.
+            _ => CompanionState::Frozen,
+        },
+    })
+}
+
+/// The state of a place where a source wants a companion and may have it.
+fn wanted_state(
     snapshot: &Snapshot,
     world: &World,
     source: &Source,
     at: &ObjectKey,
+    decision: &Decision,
 ) -> CompanionState {
     let found = snapshot.object(world, at);
-    let context = TargetContext::of(world, source, at, found, None);
-    match Effect::of(decide(source, at, found, context)) {
+    match Effect::of(decision) {
         None if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
         None => CompanionState::InStep,
         Some(Effect::Conflict(holder)) => CompanionState::Conflict(describe_holder(&holder)),
@@ -419,6 +405,19 @@ pub fn companion_state(
             difference.map_or(CompanionState::Missing, |heal| CompanionState::Differs(heal.as_str()))
         }
     }
+}
+
+/// The state of one place where a source wants a companion and may have it.
+#[must_use]
+pub fn companion_state(
+    snapshot: &Snapshot,
+    world: &World,
+    source: &Source,
+    at: &ObjectKey,
+) -> CompanionState {
+    let found = snapshot.object(world, at);
+    let decision = decide(source, at, found, TargetContext::of(world, source, at, found, None));
+    wanted_state(snapshot, world, source, at, &decision)
 }
 
 #[must_use]

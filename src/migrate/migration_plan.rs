@@ -12,7 +12,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
-    plan::{Action, Change, Decision, TargetContext, decide, targets},
+    plan::{Action, Decision, TargetContext, decide, targets},
     policy::{self, pattern::Pattern},
     world::{Eligibility, ObservedCompanion, ObservedSource, Source, World},
 };
@@ -256,10 +256,8 @@ fn adoption(
     // `accept-adopt-from` is set before, and taken back afterwards.
     let accepting = TargetContext { in_step: false, lost: false, accepts: true, first_in_line: false };
     match decide(future, &at, Some(found), accepting) {
-        Decision::Change(Change { action: Action::Update { .. }, .. }) if extra.is_empty() => Ok(is_outdated),
-        Decision::Change(Change { action: Action::Update { .. }, .. }) => {
-            Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") })
-        }
+        Decision::Change(Action::Update { .. }) if extra.is_empty() => Ok(is_outdated),
+        Decision::Change(Action::Update { .. }) => Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") }),
         Decision::Change(_) => Err(NotMovable::Recreate { at }),
         Decision::Trouble(_) | Decision::Nothing => Err(NotMovable::Bound { at }),
     }

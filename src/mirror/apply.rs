@@ -217,8 +217,8 @@ impl<A: CompanionApi> Applier<A> {
                 };
                 (decision, source.cloned(), kept)
             });
-            let Decision::Change(change) = decision else { return None };
-            let action = if history.failed { change.action.without_heal() } else { change.action };
+            let Decision::Change(action) = decision else { return None };
+            let action = if history.failed { action.without_heal() } else { action };
             (action.removal() == *removal).then_some((action, source, kept))
         };
         let Some((action, source, kept)) = plan() else { return Ok(None) };
@@ -467,7 +467,7 @@ impl<A: CompanionApi> Applier<A> {
             (companion, context)
         });
         match decide(source, at, Some(&companion), context) {
-            Decision::Change(change) => Ok(Next::Try(change.action)),
+            Decision::Change(action) => Ok(Next::Try(action)),
             Decision::Trouble(trouble) => Err(ApplyError::Retry {
                 trouble: Some(trouble),
                 policy: RetryPolicy::Conflict,

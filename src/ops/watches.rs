@@ -4,9 +4,7 @@ use super::{
     health::{Condition, Readiness},
     metrics::Metrics,
 };
-use crate::{
-    world::{SharedWorld, WatchId, World, informer::WatchObserver},
-};
+use crate::world::{SharedWorld, WatchId, World, informer::WatchObserver};
 
 pub struct WatchReport {
     pub world: SharedWorld,

@@ -96,10 +96,10 @@ impl Effect {
 
     /// None if nothing happens that anybody asks about.
     #[must_use]
-    pub fn of(decision: Decision) -> Option<Self> {
+    pub fn of(decision: &Decision) -> Option<Self> {
         match decision {
-            Decision::Change(change) => Self::of_action(&change.action),
-            Decision::Trouble(Trouble::Conflict { holder, .. }) => Some(Self::Conflict(holder)),
+            Decision::Change(action) => Self::of_action(action),
+            Decision::Trouble(Trouble::Conflict { holder, .. }) => Some(Self::Conflict(holder.clone())),
             Decision::Trouble(_) | Decision::Nothing => None,
         }
     }
@@ -118,8 +118,6 @@ impl Effect {
             WriteReason::SourceChanged => Some(Self::Change(verb, "source changed")),
             WriteReason::Adopted => Some(Self::ADOPTED),
             WriteReason::Healed(_) => Some(Self::Change(verb, "changed by somebody else")),
-            // Its content and everything else is right.
-            WriteReason::LacksLabels => None,
         }
     }
 

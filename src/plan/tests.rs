@@ -138,10 +138,10 @@ fn new_companion_name_creates_one_and_deletes_the_other() {
         &cluster,
         &key,
         &[
-            ("away/paint", new),
-            ("home/paint", new),
             ("away/colors-synced", gone),
+            ("away/paint", new),
             ("home/colors-synced", gone),
+            ("home/paint", new),
         ],
     );
 }

@@ -270,7 +270,7 @@ impl Cluster {
     pub fn plan_companion(&self, source: &ObjectKey, at: &ObjectKey) -> Option<Planned> {
         let in_step = self.in_step.get(source).copied();
         match self.world.read(|world| plan_companion(world, source, at, in_step)) {
-            Decision::Change(change) => Some(Planned::of(&change.action)),
+            Decision::Change(action) => Some(Planned::of(&action)),
             Decision::Nothing | Decision::Trouble(_) => None,
         }
     }

@@ -129,12 +129,12 @@ impl World {
         self.companions.has_any(source) || self.lost.of(source).next().is_some()
     }
 
-    /// The places at which a source had a companion that is lost and that it does not want, or not any more.
-    pub fn unwanted_lost(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
-        self.lost.of(source).filter(|(at, lost)| self.is_looked_for(at, lost))
+    /// The places at which a source had a companion that is lost, in order.
+    pub fn lost_of(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        self.lost.of(source).map(|(at, _)| at)
     }
 
-    /// As [`Self::unwanted_lost`], for one place.
+    /// The lost companion of a source at a place that the source does not want, or not any more.
     #[must_use]
     pub fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
         self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))

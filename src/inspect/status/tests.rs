@@ -40,9 +40,9 @@ fn every_companion_that_a_source_wants_or_has_is_listed_with_its_state() {
     let expected = [
         ("a/s-synced", "differs: content"),
         ("b/s-synced", "in step"),
+        ("c/s-synced", "to be removed: no longer a target"),
         ("d/s-synced", "the namespace is never a target"),
         ("nowhere/s-synced", "the namespace does not exist"),
-        ("c/s-synced", "to be removed: no longer a target"),
     ];
     assert_eq!(states(&now), expected.map(|(place, state)| (place.to_owned(), state.to_owned())));
     assert_eq!((now.wanted, now.in_step), (2, 1));

@@ -120,9 +120,7 @@ fn stripped_label_is_restored_because_other_marks_identify_the_companion() {
             let (_, found) = world.identify(stripped);
             decide(world.source(&key).unwrap(), &away(), Some(&found), context)
         });
-        let Decision::Change(Change { action: Action::Update { reason, .. }, .. }) = decision else {
-            panic!("{decision:?}")
-        };
+        let Decision::Change(Action::Update { reason, .. }) = decision else { panic!("{decision:?}") };
         assert_eq!(reason, WriteReason::Healed(Heal::Label));
         assert_eq!(cluster.reconcile(&key), []);
         let restored = &cluster.object(&away()).unwrap().metadata;
