@@ -68,8 +68,7 @@ impl Tool {
     }
 
     /// The prefix of all its annotations.
-    #[must_use]
-    pub const fn prefix(self) -> &'static str {
+    const fn prefix(self) -> &'static str {
         match self {
             Self::Replicator => "replicator.v1.mittwald.de/",
             Self::Reflector => "reflector.v1.k8s.emberstack.com/",

@@ -169,6 +169,13 @@ fn pushes_of_reflector_become_what_both_lists_allow() {
         (
             &[
                 ("reflection-auto-namespaces-selector", "env/name=dev"),
+                ("reflection-allowed-namespaces", ".*"),
+            ],
+            "companion-name: =; target-selector: env/name=dev",
+        ),
+        (
+            &[
+                ("reflection-auto-namespaces-selector", "env/name=dev"),
                 ("reflection-allowed-namespaces-selector", "env/name=dev"),
                 ("reflection-auto-namespaces", "team-.*"),
                 ("reflection-allowed-namespaces", "team-a"),
@@ -332,6 +339,28 @@ fn what_cannot_be_said_with_our_annotations_is_left_to_a_person() {
                 .concat(),
             ),
             "reflection-auto-namespaces and reflection-allowed-namespaces overlap",
+        ),
+        // The selector may match namespaces that are not permitted.
+        (
+            Tool::Reflector,
+            reflector(
+                "home/db",
+                &[
+                    &on[..],
+                    &[
+                        ("reflection-auto-namespaces-selector", "env/name=dev"),
+                        ("reflection-allowed-namespaces", "team-.*"),
+                    ],
+                ]
+                .concat(),
+            ),
+            "reflection-auto-namespaces and reflection-allowed-namespaces overlap",
+        ),
+        // A list without items names no namespace, which is not the same as no list.
+        (
+            Tool::Reflector,
+            reflector("home/db", &[&on[..], &[("reflection-auto-namespaces", ",")]].concat()),
+            "it may be pulled, and no copy",
         ),
         (
             Tool::Reflector,
