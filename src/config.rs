@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use crate::{
-    certs::{self, Lifetimes, files::Files},
+    certs::{decide::CertSettings, files::Files, lifetimes::Lifetimes},
     guard::{admission_request::Subjects, review::Rules},
     keys::Keys,
     leader, mirror, names,
@@ -255,14 +255,19 @@ impl Run {
     }
 
     #[must_use]
-    pub fn certs(&self, scope: &Scope) -> certs::CertSettings {
-        let files = self.tls_cert.clone().zip(self.tls_key.clone());
-        certs::CertSettings {
+    pub fn certs(&self, scope: &Scope) -> CertSettings {
+        CertSettings {
             keys: scope.keys.clone(),
             namespace: scope.rules.own_namespace.clone(),
             lifetimes: Lifetimes { ca_validity: self.ca_validity, leaf_validity: self.leaf_validity },
-            files: files.map(|(certificate, key)| Files { certificate, key }),
         }
+    }
+
+    /// The certificate to serve from files. With one, neither the Secret nor the webhook configurations are written.
+    #[must_use]
+    pub fn certificate_files(&self) -> Option<Files> {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        files.map(|(certificate, key)| Files { certificate, key })
     }
 }
 

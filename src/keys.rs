@@ -59,8 +59,6 @@ pub struct Keys {
     // on the Lease
     /// When somebody asked for a rotation of the CA.
     pub rotate_ca: String,
-    /// How far that rotation is.
-    pub ca_rotation: String,
     /// When the leader noticed a restore of etcd.
     pub restore_noticed_at: String,
     /// What people's commands should know about the leader.
@@ -110,7 +108,6 @@ impl Keys {
             default_target_selector: key("default-target-selector"),
             default_protect: key("default-protect"),
             rotate_ca: key("rotate-ca"),
-            ca_rotation: key("ca-rotation"),
             restore_noticed_at: key("restore-noticed-at"),
             settings: key("settings"),
             deletes_held: key("deletes-held"),

@@ -113,7 +113,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 
 /// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written as
 /// null, and stores it as an empty one.
-pub(crate) fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
+fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de> + Default,
@@ -143,7 +143,11 @@ where
     deserializer.deserialize_any(MapVisitor(PhantomData))
 }
 
-fn map<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+pub(crate) fn map<'de, D, V>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de> + Default,
+{
     Ok(optional_map(deserializer)?.unwrap_or_default())
 }
 

@@ -94,7 +94,8 @@ pub struct Server {
 
 /// TLS of the webhook, and the metrics of its connections.
 pub struct Tls {
-    pub config: Arc<ServerConfig>,
+    /// For new connections.
+    pub config: watch::Receiver<Arc<ServerConfig>>,
     pub metrics: Metrics,
 }
 
@@ -113,7 +114,7 @@ impl Server {
                 biased;
                 // `wait_for` returns a lock guard, which is not Send: held over the sleep below, it would
                 // keep this future from being spawned.
-                () = async { drop(stop.wait_for(|stop| *stop).await) } => break,
+                () = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
                 _ = sweep.tick() => limiter.close_expired(),
                 Some(ended) = tasks.join_next_with_id() => {
                     limiter.remove(ended.map_or_else(|error| error.id(), |(id, ())| id));
@@ -141,10 +142,11 @@ impl Server {
     }
 
     async fn serve_connection(self: Arc<Self>, stream: TcpStream, connection: Arc<Connection>) {
-        drop(stream.set_nodelay(true));
+        let _ = stream.set_nodelay(true);
         let mut peer = Peer { address: connection.peer(), verified: false };
         let Some(tls) = &self.tls else { return self.serve_http(stream, false, peer, connection).await };
-        let handshake = TlsAcceptor::from(tls.config.clone()).accept(stream);
+        let config = tls.config.borrow().clone();
+        let handshake = TlsAcceptor::from(config).accept(stream);
         let stream = timeout(self.limits.handshake_timeout, handshake).await.ok().and_then(Result::ok);
         tls.metrics.handshake(stream.is_some());
         let Some(stream) = stream else { return };
@@ -205,7 +207,7 @@ impl Server {
             () = connection.close_requested() => {}
         }
         served.as_mut().graceful_shutdown();
-        drop(timeout(self.limits.close_timeout, served).await);
+        let _ = timeout(self.limits.close_timeout, served).await;
     }
 }
 

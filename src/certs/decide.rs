@@ -8,16 +8,23 @@ use std::{
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    CertSettings, Due, Error, MAX_SLEEP,
-    issue::{Ca, Leaf, SubjectNames, between},
+    issue::{Ca, Error, Leaf, SubjectNames},
     leaf::{Renewal, renewal},
-    request::Progress,
+    lifetimes::{Due, Lifetimes, MAX_SLEEP, between},
     rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
-    secret::{CaSet, ParsedSecret, SecretData, SecretObject},
+    secret::{CaSet, ParsedSecret, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
     writes::WriteHistory,
 };
-use crate::watch::object::Observed;
+use crate::{keys::Keys, watch::object::Observed};
+
+#[derive(Debug, Clone)]
+pub struct CertSettings {
+    pub keys: Arc<Keys>,
+    /// Lockstep's own namespace, which has the CA Secret.
+    pub namespace: String,
+    pub lifetimes: Lifetimes,
+}
 
 /// The time by both clocks: the wall clock for certificates, the monotonic one for delays between writes.
 #[derive(Debug, Clone, Copy)]
@@ -65,8 +72,6 @@ pub struct Actions {
     /// Every webhook configuration that exists trusts the CA that signs. One that is missing is never waited for: no
     /// pod would get ready, and a rollout would hang.
     pub is_published: bool,
-    /// How far the last requested rotation is.
-    pub progress: Option<Progress>,
     /// How long to wait for the next decision if nothing happens before.
     pub check_after: Duration,
 }
@@ -81,8 +86,8 @@ pub struct LeafRequest {
 /// A write to the API server.
 #[derive(Clone)]
 pub enum CaWrite {
-    /// Creates the Secret, or patches the observed one.
-    Secret { change: SecretChange, cas: CaSet, observed: Option<Arc<SecretObject>> },
+    /// Patches this version of the Secret, or creates it if the version is empty.
+    Secret { change: SecretChange, cas: CaSet, version: String },
     /// Sets the caBundle of the webhooks of the observed configuration.
     Bundle { kind: WebhookKind, cas: Arc<CaSet>, observed: Arc<WebhookConfiguration> },
 }
@@ -92,9 +97,7 @@ impl CaWrite {
     #[must_use]
     pub fn version(&self) -> &str {
         match self {
-            Self::Secret { observed, .. } => {
-                observed.as_ref().map_or("", |secret| &secret.metadata.resource_version)
-            }
+            Self::Secret { version, .. } => version,
             Self::Bundle { observed, .. } => &observed.metadata.resource_version,
         }
     }
@@ -123,7 +126,6 @@ pub fn decide(
         failure: None,
         leaf: None,
         is_published: false,
-        progress: None,
         check_after: MAX_SLEEP,
     };
     let all_known = !snapshot.configurations.iter().any(Observed::is_unknown);
@@ -137,7 +139,6 @@ pub fn decide(
     let names = names(configurations(), &settings.namespace);
     actions.change_secret(settings, snapshot, leaf, &names, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
-    actions.progress = Progress::of(&cas, configurations()).filter(|_| all_known);
     let published = &actions.memory.published;
     actions.is_published = published.contains(&cas.current.certificate) == Some(true);
     match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
@@ -165,8 +166,7 @@ impl Actions {
             return;
         }
         let object = observed.present();
-        let no_data = SecretData::new();
-        let secret = object.map(|object| ParsedSecret::parse(object.data.as_ref().unwrap_or(&no_data)));
+        let secret = object.map(|object| ParsedSecret::parse(&object.data));
         let remembered = self.memory.cas.clone();
         let published = self.memory.published.clone();
         let inputs = Inputs {
@@ -195,7 +195,7 @@ impl Actions {
                 match contents_after(change, inputs, now.time, &settings.lifetimes, instance) {
                     Ok(Some(cas)) => {
                         writes.started("", change.may_recur(), now.instant);
-                        self.writes.push(CaWrite::Secret { change, cas, observed: object.cloned() });
+                        self.writes.push(CaWrite::Secret { change, cas, version: version.to_owned() });
                     }
                     Ok(None) => {}
                     Err(error) => self.failure = Some(error),

@@ -7,10 +7,16 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use ring::digest::{SHA256, digest};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls::{
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    sign::CertifiedKey,
+};
+use tokio::task::JoinSet;
 
-use super::{Error, issue::Certificate, resolver::Resolver};
+use super::{
+    issue::Certificate,
+    resolver::{Resolver, certified_key},
+};
 use crate::ops::{
     health::{Condition, Readiness},
     metrics::{Metrics, Role},
@@ -26,63 +32,62 @@ pub struct Files {
     pub key: PathBuf,
 }
 
-impl Files {
-    /// Reads the pair and serves it, without reloading it later.
-    pub fn serve(&self, resolver: &Resolver) -> Result<(), Error> {
-        read(self)?.1?.serve(self, resolver).map(drop)
-    }
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{} cannot be read: {error}; check --tls-cert and --tls-key", path.display())]
+    Unreadable { path: PathBuf, error: String },
+    #[error("{} cannot be used: {why}; it must be PEM, the certificate first in its chain, with its own key", path.display())]
+    Unusable { path: PathBuf, why: &'static str },
 }
 
-/// A parsed pair. No `Debug`: it holds a key.
-struct Pair {
-    chain: Vec<CertificateDer<'static>>,
-    leaf: Certificate,
-    key: PrivateKeyDer<'static>,
+/// Serves a pair from files, and spawns the task that reads them again and again.
+pub fn start(
+    tasks: &mut JoinSet<&'static str>,
+    files: Files,
+    metrics: &Metrics,
+    readiness: &Readiness,
+) -> Result<Arc<Resolver>, Error> {
+    let mut reloader = Reloader::new(files, metrics.clone(), readiness.clone())?;
+    // The tool that writes the files also sets the caBundle.
+    readiness.mark_true(Condition::Bundle);
+    let resolver = reloader.resolver.clone();
+    tasks.spawn(async move {
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            reloader.reload(Timestamp::now());
+        }
+    });
+    Ok(resolver)
 }
 
-/// SHA-256 of the certificate file and of the key file.
-type Digests = [Vec<u8>; 2];
-
-pub(super) struct Reloader {
+struct Reloader {
     files: Files,
     resolver: Arc<Resolver>,
     metrics: Metrics,
     readiness: Readiness,
-    serving: Digests,
     leaf: Certificate,
-    /// The last content that could not be used (none if it could not be read), and whether that has been logged.
-    unusable: Option<(Option<Digests>, bool)>,
+    /// Why the files could not be used at the last poll, and whether that has been logged.
+    problem: Option<(String, bool)>,
 }
 
 impl Reloader {
     /// Reads the files for the first time.
-    pub(super) fn start(
-        files: Files,
-        resolver: Arc<Resolver>,
-        metrics: Metrics,
-        readiness: Readiness,
-    ) -> Result<Self, Error> {
-        let (serving, pair) = read(&files)?;
-        let leaf = pair?.serve(&files, &resolver)?;
-        let reloader = Self { files, resolver, metrics, readiness, serving, leaf, unusable: None };
+    fn new(files: Files, metrics: Metrics, readiness: Readiness) -> Result<Self, Error> {
+        let (pair, leaf) = files.load()?;
+        let resolver = Arc::<Resolver>::default();
+        resolver.serve(pair);
+        let reloader = Self { files, resolver, metrics, readiness, leaf, problem: None };
         reloader.report(Timestamp::now());
         Ok(reloader)
     }
 
-    /// Never returns.
-    pub(super) async fn run(mut self) {
-        loop {
-            tokio::time::sleep(POLL_INTERVAL).await;
-            self.reload(Timestamp::now());
-        }
-    }
-
     fn reload(&mut self, now: Timestamp) {
-        match read(&self.files) {
-            Ok((digests, _)) if digests == self.serving => self.unusable = None,
-            Ok((digests, pair)) => match pair.and_then(|pair| pair.serve(&self.files, &self.resolver)) {
-                Ok(leaf) => {
-                    (self.serving, self.leaf, self.unusable) = (digests, leaf, None);
+        match self.files.load() {
+            Ok((pair, leaf)) => {
+                self.problem = None;
+                if self.resolver.chain().as_ref() != Some(&pair.cert) {
+                    self.resolver.serve(pair);
+                    self.leaf = leaf;
                     self.metrics.certificate_rotated(Role::Leaf);
                     tracing::info!(
                         file = %self.files.certificate.display(),
@@ -90,24 +95,19 @@ impl Reloader {
                         "the guard serves a new certificate"
                     );
                 }
-                Err(error) => self.warn_once(Some(digests), &error),
-            },
-            Err(error) => self.warn_once(None, &error),
+            }
+            Err(error) => self.warn_once(error.to_string()),
         }
         self.report(now);
     }
 
-    /// Warns only if the next poll finds the same content: one file may be written before the other.
-    fn warn_once(&mut self, digests: Option<Digests>, error: &Error) {
-        match &mut self.unusable {
-            Some((seen, logged)) if *seen == digests => {
-                if !*logged {
-                    tracing::warn!("{error}; the former certificate stays in use");
-                    *logged = true;
-                }
-            }
-            _ => self.unusable = Some((digests, false)),
+    /// Warns only if two polls in a row find the same problem: one file may be written before the other.
+    fn warn_once(&mut self, problem: String) {
+        let known = self.problem.take_if(|(known, _)| *known == problem);
+        if let Some((_, false)) = known {
+            tracing::warn!("{problem}; the former certificate stays in use");
         }
+        self.problem = Some((problem, known.is_some()));
     }
 
     fn report(&self, now: Timestamp) {
@@ -120,45 +120,37 @@ impl Reloader {
     }
 }
 
-impl Pair {
-    fn parse(files: &Files, certificate: &[u8], key: &[u8]) -> Result<Self, Error> {
-        let unusable = |path: &Path, why: &'static str| Error::UnusableFile { path: path.to_owned(), why };
-        let chain = CertificateDer::pem_slice_iter(certificate)
+impl Files {
+    /// The pair to serve, and the first certificate of its chain. Reads in the async task: the files are small and read
+    /// seldom.
+    fn load(&self) -> Result<(CertifiedKey, Certificate), Error> {
+        let unusable = |path: &Path, why| Error::Unusable { path: path.to_owned(), why };
+        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
+        let chain = CertificateDer::pem_slice_iter(&certificate)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| unusable(&files.certificate, "its PEM cannot be read"))?;
+            .map_err(|_| unusable(&self.certificate, "its PEM cannot be read"))?;
         let Some(leaf) = chain.first() else {
-            return Err(unusable(&files.certificate, "there is no certificate in it"));
+            return Err(unusable(&self.certificate, "there is no certificate in it"));
         };
         let leaf = Certificate::parse(leaf.clone())
-            .map_err(|_| unusable(&files.certificate, "its first certificate cannot be read"))?;
+            .map_err(|_| unusable(&self.certificate, "its first certificate cannot be read"))?;
         if !leaf.for_servers {
-            return Err(unusable(&files.certificate, "its extended key usage does not allow servers"));
+            return Err(unusable(&self.certificate, "its extended key usage does not allow servers"));
         }
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| unusable(&files.key, "there is no private key in it that can be read"))?;
-        Ok(Self { chain, leaf, key })
-    }
-
-    fn serve(self, files: &Files, resolver: &Resolver) -> Result<Certificate, Error> {
-        resolver.serve(self.chain, self.key).map_err(|error| match error {
-            Error::Tls(rustls::Error::InconsistentKeys(_)) => {
-                Error::UnusableFile { path: files.key.clone(), why: "it belongs to another certificate" }
-            }
-            _ => Error::UnusableFile { path: files.key.clone(), why: "its key cannot be used" },
+        let key = PrivateKeyDer::from_pem_slice(&key)
+            .map_err(|_| unusable(&self.key, "there is no private key in it that can be read"))?;
+        let pair = certified_key(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => unusable(&self.key, "it belongs to another certificate"),
+            _ => unusable(&self.key, "its key cannot be used"),
         })?;
-        Ok(self.leaf)
+        Ok((pair, leaf))
     }
 }
 
-/// Reads in the async task: the files are small and read seldom.
-fn read(files: &Files) -> Result<(Digests, Result<Pair, Error>), Error> {
-    let open = |path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| Error::UnreadableFile { path: path.to_owned(), error: error.to_string() })
-    };
-    let (certificate, key) = (open(&files.certificate)?, open(&files.key)?);
-    let sha256 = |bytes: &[u8]| digest(&SHA256, bytes).as_ref().to_vec();
-    Ok(([sha256(&certificate), sha256(&key)], Pair::parse(files, &certificate, &key)))
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let unreadable =
+        |error: std::io::Error| Error::Unreadable { path: path.to_owned(), error: error.to_string() };
+    std::fs::read(path).map_err(unreadable)
 }
 
 #[cfg(test)]
@@ -187,7 +179,6 @@ mod tests {
 
     struct FilesFixture {
         dir: TempDir,
-        resolver: Arc<Resolver>,
         metrics: Metrics,
         readiness: Readiness,
     }
@@ -195,7 +186,7 @@ mod tests {
     impl FilesFixture {
         fn new() -> Self {
             let readiness = Readiness::new([Condition::Certificate]);
-            Self { dir: TempDir::new(), resolver: Arc::default(), metrics: Metrics::new(), readiness }
+            Self { dir: TempDir::new(), metrics: Metrics::new(), readiness }
         }
 
         fn files(&self) -> Files {
@@ -213,12 +204,12 @@ mod tests {
         }
 
         fn start(&self) -> Result<Reloader, Error> {
-            Reloader::start(self.files(), self.resolver.clone(), self.metrics.clone(), self.readiness.clone())
+            Reloader::new(self.files(), self.metrics.clone(), self.readiness.clone())
         }
+    }
 
-        fn serves(&self, leaf: &Leaf) -> bool {
-            self.resolver.chain().is_some_and(|chain| chain[0] == *leaf.certificate.der())
-        }
+    fn serves(reloader: &Reloader, leaf: &Leaf) -> bool {
+        reloader.resolver.chain().is_some_and(|chain| chain[0] == *leaf.certificate.der())
     }
 
     #[test]
@@ -227,7 +218,7 @@ mod tests {
         let (first, second) = (leaf(HOUR), leaf(HOUR));
         fixture.put(&first);
         let mut reloader = fixture.start().unwrap();
-        assert!(fixture.serves(&first) && fixture.readiness.unmet().is_empty());
+        assert!(serves(&reloader, &first) && fixture.readiness.unmet().is_empty());
         for (certificate, key) in [
             (second.certificate.pem(), first.key_pem()),
             ("nonsense".to_owned(), second.key_pem()),
@@ -236,9 +227,9 @@ mod tests {
             fixture.write(&certificate, &key);
             for logged in [false, true, true] {
                 reloader.reload(now());
-                assert!(fixture.serves(&first));
+                assert!(serves(&reloader, &first));
                 assert_eq!(
-                    reloader.unusable.as_ref().map(|(_, logged)| *logged),
+                    reloader.problem.as_ref().map(|(_, logged)| *logged),
                     Some(logged),
                     "logged at the second poll"
                 );
@@ -246,10 +237,10 @@ mod tests {
         }
         fs::remove_file(fixture.files().key).unwrap();
         reloader.reload(now());
-        assert!(fixture.serves(&first) && fixture.readiness.unmet().is_empty());
+        assert!(serves(&reloader, &first) && fixture.readiness.unmet().is_empty());
         fixture.put(&second);
         reloader.reload(now());
-        assert!(fixture.serves(&second) && reloader.unusable.is_none());
+        assert!(serves(&reloader, &second) && reloader.problem.is_none());
         let metrics = fixture.metrics.render();
         assert!(
             metrics.contains("lockstep_certificate_rotations_total{certificate=\"leaf\"} 1"),
@@ -276,10 +267,10 @@ mod tests {
             std::os::unix::fs::symlink(format!("..data/{name}"), dir(name)).unwrap();
         }
         let mut reloader = fixture.start().unwrap();
-        assert!(fixture.serves(&first));
+        assert!(serves(&reloader, &first));
         link("two");
         reloader.reload(now());
-        assert!(fixture.serves(&second));
+        assert!(serves(&reloader, &second));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use rustls::{
 };
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
-use super::Error;
+use super::lifetimes::{earlier, later, two_thirds};
 use crate::{names::is_subdomain, text};
 
 /// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of
@@ -30,8 +30,8 @@ const MAX_INSTANCE_BYTES: usize = 47;
 /// The subject alternative names of a leaf: DNS names and IP addresses, as text.
 pub type SubjectNames = BTreeSet<String>;
 
-/// A parsed certificate. Two are equal if every byte of their DER is.
-#[derive(Clone)]
+/// A parsed certificate.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Certificate {
     der: CertificateDer<'static>,
     pub subject: String,
@@ -41,13 +41,15 @@ pub struct Certificate {
     pub for_servers: bool,
 }
 
-/// A certificate that may sign others, with its key. `Debug` shows the subject only.
+/// A certificate that may sign others, with its key, which `Debug` does not show.
+#[derive(Debug)]
 pub struct Ca {
     pub certificate: Certificate,
     key: KeyPair,
 }
 
-/// A serving certificate, its key and its issuer. `Debug` shows the subject only.
+/// A serving certificate, its issuer, and its key, which `Debug` does not show.
+#[derive(Debug)]
 pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
@@ -82,21 +84,30 @@ pub enum UnusableCa {
     Rejected,
 }
 
+/// Why no certificate could be issued, or served.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("a certificate could not be generated: {0}")]
+    Generate(#[from] rcgen::Error),
+    #[error("a generated certificate is unusable: {0}")]
+    Generated(#[from] UnusableCa),
+    #[error("TLS does not accept the certificate: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
 impl Certificate {
     pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
-        let (subject, not_before, not_after, for_servers) = {
-            let x509 = parse(&der)?;
-            // `99991231235959Z`, by which a certificate has no end, is later than any Timestamp.
-            let time = |time: ASN1Time| match Timestamp::from_second(time.timestamp()) {
-                Ok(time) => time,
-                Err(_) if time.timestamp() > 0 => Timestamp::MAX,
-                Err(_) => Timestamp::MIN,
-            };
-            let validity = x509.validity();
-            let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
-            let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
-            (x509.subject().to_string(), time(validity.not_before), time(validity.not_after), for_servers)
+        let x509 = parse(&der)?;
+        // `99991231235959Z`, by which a certificate has no end, is later than any Timestamp.
+        let time = |time: ASN1Time| match Timestamp::from_second(time.timestamp()) {
+            Ok(time) => time,
+            Err(_) if time.timestamp() > 0 => Timestamp::MAX,
+            Err(_) => Timestamp::MIN,
         };
+        let (subject, validity) = (x509.subject().to_string(), x509.validity());
+        let (not_before, not_after) = (time(validity.not_before), time(validity.not_after));
+        let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
+        let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
         Ok(Self { der, subject, not_before, not_after, for_servers })
     }
 
@@ -118,16 +129,10 @@ impl Certificate {
     pub fn pem(&self) -> String {
         const LINE_CHARS: usize = 64;
         let encoded = serde_json::to_value(ByteString(self.der.to_vec())).unwrap_or_default();
-        let mut rest = encoded.as_str().unwrap_or_default();
-        let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
-        while !rest.is_empty() {
-            let (line, after) = rest.split_at(rest.len().min(LINE_CHARS));
-            text.push_str(line);
-            text.push('\n');
-            rest = after;
-        }
-        text.push_str("-----END CERTIFICATE-----\n");
-        text
+        let text = encoded.as_str().unwrap_or_default();
+        let line = |start: usize| &text[start..text.len().min(start + LINE_CHARS)];
+        let lines: Vec<&str> = (0..text.len()).step_by(LINE_CHARS).map(line).collect();
+        format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", lines.join("\n"))
     }
 
     /// The SHA-256 of its DER, as hex digits.
@@ -194,10 +199,8 @@ impl Ca {
             return Err(UnusableCa::Mismatch);
         }
         let is_ca = matches!(x509.basic_constraints(), Ok(Some(constraints)) if constraints.value.ca);
-        let may_sign = match x509.key_usage() {
-            Ok(usage) => usage.is_none_or(|usage| usage.value.key_cert_sign()),
-            Err(_) => false,
-        };
+        let may_sign =
+            x509.key_usage().is_ok_and(|usage| usage.is_none_or(|usage| usage.value.key_cert_sign()));
         if !is_ca || !may_sign {
             return Err(UnusableCa::NotCa);
         }
@@ -228,9 +231,8 @@ impl Ca {
     pub fn issue(&self, names: &SubjectNames, validity: Duration, now: Timestamp) -> Result<Leaf, Error> {
         let end = later(now, validity).min(self.certificate.not_after);
         let mut params = params(self.certificate.not_before, end)?;
-        params.subject_alt_names = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())
-            .map_err(Error::Generate)?
-            .subject_alt_names;
+        params.subject_alt_names =
+            CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())?.subject_alt_names;
         params.distinguished_name.push(DnType::CommonName, "lockstep");
         params.is_ca = IsCa::ExplicitNoCa;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -253,7 +255,8 @@ impl Leaf {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().ok()?;
         let name = ServerName::try_from(self.names.first()?.as_str()).ok()?;
         let now = UnixTime::since_unix_epoch(Duration::from_secs(now.as_second().try_into().ok()?));
-        verifier.verify_server_cert(&self.certificate.der, &[], &name, &[], now).ok().map(drop)
+        verifier.verify_server_cert(&self.certificate.der, &[], &name, &[], now).ok()?;
+        Some(())
     }
 
     #[must_use]
@@ -295,52 +298,9 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Unusabl
     }
 }
 
-// ---------------------------------------------------------------- time
-
-#[must_use]
-pub fn later(at: Timestamp, by: Duration) -> Timestamp {
-    at.saturating_add(by).unwrap_or(Timestamp::MAX)
-}
-
-fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {
-    later(from, between(from, to) * 2 / 3)
-}
-
-fn earlier(at: Timestamp, by: Duration) -> Timestamp {
-    at.saturating_sub(by).unwrap_or(Timestamp::MIN)
-}
-
-/// The time from one timestamp to a later one; zero if it is not later.
-#[must_use]
-pub fn between(from: Timestamp, to: Timestamp) -> Duration {
-    Duration::try_from(to.duration_since(from)).unwrap_or_default()
-}
-
-// ---------------------------------------------------------------- equality, and Debug without keys
-
-impl PartialEq for Certificate {
-    fn eq(&self, other: &Self) -> bool {
-        self.der == other.der
-    }
-}
-
-impl Eq for Certificate {}
-
 impl fmt::Debug for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} – {})", self.subject, self.not_before, self.not_after)
-    }
-}
-
-impl fmt::Debug for Ca {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.certificate.fmt(f)
-    }
-}
-
-impl fmt::Debug for Leaf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.certificate.fmt(f)
     }
 }
 

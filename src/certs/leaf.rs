@@ -3,8 +3,8 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    Due, Lifetimes, MAX_SLEEP,
-    issue::{Leaf, SubjectNames, later},
+    issue::{Leaf, SubjectNames},
+    lifetimes::{Due, Lifetimes, MAX_SLEEP, later},
     secret::CaSet,
     webhooks::Published,
 };
@@ -37,10 +37,8 @@ pub fn renewal(
 ) -> Due<Renewal> {
     let current = &cas.current.certificate;
     // A leaf of an invalid CA would be invalid, and renewed without end. The Secret gets another CA soon.
-    let if_ca_valid = |why| match current.is_valid(now) {
-        true => Due::Now(why),
-        false => Due::At(later(now, MAX_SLEEP)),
-    };
+    let if_ca_valid =
+        |why| if current.is_valid(now) { Due::Now(why) } else { Due::At(later(now, MAX_SLEEP)) };
     let Some(leaf) = leaf else { return if_ca_valid(Renewal::First) };
     let expiry = leaf.certificate.not_after;
     if !leaf.certificate.is_valid(now) {
@@ -64,10 +62,7 @@ pub fn renewal(
     if expiry >= current.not_after {
         return Due::At(expiry);
     }
-    match leaf.renew_at {
-        at if at <= now => Due::Now(Renewal::Expiring),
-        at => Due::At(at),
-    }
+    if leaf.renew_at <= now { Due::Now(Renewal::Expiring) } else { Due::At(leaf.renew_at) }
 }
 
 #[cfg(test)]

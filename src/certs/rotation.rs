@@ -3,17 +3,27 @@
 //! A rotation: add the next CA → publish it beside the current one → record that it has been read back → wait until
 //! every API server trusts it → promote it → drop the old one. Its progress is in the Secret, so any replica continues.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    Due, Error, Lifetimes,
-    issue::{Ca, Certificate, SubjectNames, UnusableCa, later},
-    request::is_plausible,
+    issue::{Ca, Certificate, Error, SubjectNames, UnusableCa},
+    lifetimes::{Due, Lifetimes, later},
     secret::{CaSet, NextCa, ParsedSecret},
     webhooks::Published,
 };
+
+/// The most that the clock of a client may be ahead of that of a replica.
+const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
+
+/// Whether somebody can have asked for a rotation at this time. Replicas take up only later requests than the last one,
+/// so a request for the year 9999 would be the last for ever: such a one is not taken up, and counts as absent where it
+/// is recorded.
+#[must_use]
+pub fn is_plausible(request: Timestamp, now: Timestamp) -> bool {
+    request <= later(now, MAX_CLOCK_SKEW)
+}
 
 /// What the next change of the Secret depends on.
 #[derive(Clone, Copy)]
@@ -120,13 +130,12 @@ impl fmt::Display for SecretChange {
 pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
     use SecretChange as Change;
     let Some(secret) = inputs.secret else { return Due::Now(Change::Create) };
-    let (names, usable_next) = (inputs.names, |next: &NextCa| next.ca.check(inputs.names, now));
-    let current = match usable(secret, names, now) {
-        Ok(current) => current,
+    let next_ca = secret.cas.as_ref().ok().and_then(|cas| cas.next.as_ref());
+    let next_ca = next_ca.map(|next: &NextCa| next.ca.check(inputs.names, now));
+    let cas = match usable(secret, inputs.names, now) {
+        Ok(cas) => cas,
         // Even if it is not published everywhere yet: no other CA could sign a leaf.
-        Err(UnusableCa::Expired) if secret.next.as_ref().is_some_and(|next| usable_next(next).is_ok()) => {
-            return Due::Now(Change::PromoteNextCa);
-        }
+        Err(UnusableCa::Expired) if next_ca == Some(Ok(())) => return Due::Now(Change::PromoteNextCa),
         Err(why) if still_usable(inputs, now).is_some() => return Due::Now(Change::RestoreCa(why)),
         Err(why) => return Due::Now(Change::ReplaceCa(why)),
     };
@@ -134,35 +143,34 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
         return Due::Now(Change::RepairFields);
     }
     // A backup of the Secret, or a replica that was cut off, brings back a CA whose key may have leaked.
-    let brings_back =
-        |cas: &CaSet| cas.revokes(&current.certificate) && !cas.revokes(&cas.current.certificate);
+    let current = &cas.current.certificate;
+    let brings_back = |remembered: &CaSet| {
+        remembered.revokes(current) && !remembered.revokes(&remembered.current.certificate)
+    };
     if still_usable(inputs, now).is_some_and(|remembered| brings_back(&remembered)) {
         return Due::Now(Change::RestoreCa(UnusableCa::Revoked));
     }
-    if let Some(Err(why)) = secret.next.as_ref().map(usable_next) {
+    if let Some(Err(why)) = next_ca {
         return Due::Now(Change::DropNextCa(why));
     }
-    let cas = secret.with_current(current.clone());
-    if maybe_served(inputs, &cas, now).iter().any(|certificate| !cas.trusts(certificate)) {
+    if maybe_served(inputs, cas, now).iter().any(|certificate| !cas.trusts(certificate)) {
         return Due::Now(Change::KeepFormerCas);
     }
     // One requested rotation at a time: a request that arrives during one waits until the CAs which that one revoked
     // are gone. Otherwise requests in a row would replace the next CA before it signs, and the leaked one would go on.
     // The rotation under way does not count for the request: the key of its next CA may have leaked before the request.
-    let recorded = cas.rotation.filter(|last| is_plausible(*last, now));
+    let recorded = cas.revocation.request.filter(|last| is_plausible(*last, now));
     let is_new = |request: &Timestamp| is_plausible(*request, now) && recorded < Some(*request);
     if let Some(request) = inputs.request.filter(is_new)
         && !cas.trusts_revoked()
     {
         return Due::Now(Change::Rotate(request));
     }
-    let mut check_at = current.certificate.not_after;
+    let mut check_at = current.not_after;
     let delay = lifetimes.propagation_delay();
     match &cas.next {
-        None if now >= current.certificate.renew_at() || cas.revokes(&current.certificate) => {
-            return Due::Now(Change::AddNextCa);
-        }
-        None => check_at = check_at.min(current.certificate.renew_at()),
+        None if now >= current.renew_at() || cas.revokes(current) => return Due::Now(Change::AddNextCa),
+        None => check_at = check_at.min(current.renew_at()),
         Some(next) => {
             // A time further in the future than clocks differ was written by a wrong clock.
             let recorded = next.published.filter(|at| *at <= later(now, delay));
@@ -176,7 +184,7 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
         }
     }
     if let Some(since) = cas.old_since {
-        let drop_at = cas.old.iter().map(|old| retire_at(&cas, old, since, lifetimes)).min().unwrap_or(now);
+        let drop_at = cas.old.iter().map(|old| retire_at(cas, old, since, lifetimes)).min().unwrap_or(now);
         if now >= drop_at || is_ahead(since, now, lifetimes) {
             return Due::Now(Change::DropOldCas);
         }
@@ -196,20 +204,20 @@ pub fn contents_after(
     use SecretChange as Change;
     let new_ca = || Ca::generate(instance, lifetimes.ca_validity, now).map(Arc::new);
     let remembered = still_usable(inputs, now);
-    let parsed = inputs.secret.and_then(|secret| Some(secret.with_current(secret.current.clone().ok()?)));
+    let parsed = inputs.secret.and_then(|secret| secret.cas.clone().ok());
     Ok(match change {
         Change::Create | Change::RestoreCa(_) if remembered.is_some() => remembered,
         Change::Create | Change::RestoreCa(_) | Change::ReplaceCa(_) => {
+            // A CA whose key may have leaked is not trusted again.
+            let in_secret = inputs.secret.map(|secret| &secret.revocation);
+            let in_memory = inputs.remembered.map(|cas| &cas.revocation);
+            let known = in_secret.filter(|known| !known.digests.is_empty()).or(in_memory);
+            let cas = CaSet { revocation: known.cloned().unwrap_or_default(), ..CaSet::new(new_ca()?) };
             // Other replicas may serve leaves of CAs that are unusable here.
-            let former = inputs.secret.into_iter().flat_map(ParsedSecret::certificates).chain(inputs.serving);
-            // But not those of a CA whose key may have leaked.
-            let in_secret = inputs.secret.map(|secret| (secret.rotation, &secret.revoked));
-            let in_memory = inputs.remembered.map(|cas| (cas.rotation, &cas.revoked));
-            let known = in_secret.filter(|(_, revoked)| !revoked.is_empty()).or(in_memory);
-            let (rotation, revoked) = known.map_or((None, Vec::new()), |(at, revoked)| (at, revoked.clone()));
-            let cas = CaSet { rotation, revoked, ..CaSet::new(new_ca()?) };
-            let former: Vec<&Certificate> = former.filter(|certificate| !cas.revokes(certificate)).collect();
-            Some(former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate.clone(), now)))
+            let former =
+                inputs.secret.into_iter().flat_map(|secret| &secret.certificates).chain(inputs.serving);
+            let former: Vec<Certificate> = former.filter(|one| !cas.revokes(one)).cloned().collect();
+            Some(former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate, now)))
         }
         Change::RepairFields => {
             let parsed = parsed.map(|mut cas| {
@@ -226,14 +234,14 @@ pub fn contents_after(
             let former = maybe_served(inputs, &cas, now);
             former.into_iter().fold(cas, |cas, certificate| cas.with_old(certificate.clone(), now))
         }),
-        Change::Rotate(request) => match parsed {
-            Some(cas) => Some(cas.rotating(new_ca()?, request)),
-            None => None,
-        },
-        Change::AddNextCa => match parsed {
-            Some(cas) => Some(cas.with_next(new_ca()?)),
-            None => None,
-        },
+        Change::Rotate(request) => {
+            let ca = new_ca()?;
+            parsed.map(|cas| cas.rotating(ca, request))
+        }
+        Change::AddNextCa => {
+            let ca = new_ca()?;
+            parsed.map(|cas| cas.with_next(ca))
+        }
         Change::RecordPublished => parsed.map(|cas| cas.with_published(Some(now))),
         Change::ClearPublished => parsed.map(|cas| cas.with_published(None)),
         Change::PromoteNextCa => parsed.map(|cas| cas.promoted(now)),
@@ -253,17 +261,18 @@ pub fn contents_after(
 #[must_use]
 pub fn usable_cas(due: Due<SecretChange>, inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
     let secret = inputs.secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
-    Some(secret.with_current(usable(secret, inputs.names, now).ok()?.clone()))
+    usable(secret, inputs.names, now).ok().cloned()
 }
 
+/// The CAs in the Secret, if the current one can be used.
 fn usable<'a>(
     secret: &'a ParsedSecret,
     names: &SubjectNames,
     now: Timestamp,
-) -> Result<&'a Arc<Ca>, UnusableCa> {
-    let ca = secret.current.as_ref().map_err(|why| *why)?;
-    ca.check(names, now)?;
-    Ok(ca)
+) -> Result<&'a CaSet, UnusableCa> {
+    let cas = secret.cas.as_ref().map_err(|why| *why)?;
+    cas.current.check(names, now)?;
+    Ok(cas)
 }
 
 /// Until when an old CA is trusted.

@@ -2,15 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use json_patch::Patch;
 use k8s_openapi::{ByteString, jiff::Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::issue::{Ca, Certificate, UnusableCa};
 use crate::{
-    object::{Meta, optional_map},
-    patch,
+    object::{Meta, map},
     watch::Watched,
 };
 
@@ -42,8 +40,8 @@ const MAX_OLD_CAS: usize = 8;
 #[derive(Clone, Deserialize)]
 pub struct SecretObject {
     pub metadata: Meta,
-    #[serde(default, deserialize_with = "optional_map")]
-    pub data: Option<SecretData>,
+    #[serde(default, deserialize_with = "map")]
+    pub data: SecretData,
 }
 
 impl Watched for SecretObject {
@@ -59,10 +57,7 @@ pub struct CaSet {
     pub next: Option<NextCa>,
     pub old: Vec<Certificate>,
     pub old_since: Option<Timestamp>,
-    /// When somebody asked for the last rotation that was taken up.
-    pub rotation: Option<Timestamp>,
-    /// The digests of CAs whose keys may have leaked: not to be trusted any longer than replicas need.
-    pub revoked: Vec<String>,
+    pub revocation: Revocation,
 }
 
 /// The next CA, and since when the webhook configurations hold it.
@@ -72,32 +67,41 @@ pub struct NextCa {
     pub published: Option<Timestamp>,
 }
 
-/// What the Secret holds, field by field, because any field may be malformed.
+/// A rotation that somebody asked for: the CAs that the Secret had then are not to be trusted any longer than replicas
+/// need, because their keys may have leaked.
+#[derive(Debug, Clone, Default)]
+pub struct Revocation {
+    /// When somebody asked for the last rotation that was taken up.
+    pub request: Option<Timestamp>,
+    /// SHA-256 of the CAs that it and earlier ones revoked.
+    pub digests: Vec<String>,
+}
+
+impl Revocation {
+    #[must_use]
+    pub fn covers(&self, certificate: &Certificate) -> bool {
+        !self.digests.is_empty() && self.digests.contains(&certificate.sha256())
+    }
+}
+
+/// What the Secret holds. Any field may be malformed.
 #[derive(Debug, Clone)]
 pub struct ParsedSecret {
-    pub current: Result<Arc<Ca>, UnusableCa>,
-    pub next: Option<NextCa>,
-    pub old: Vec<Certificate>,
-    pub old_since: Option<Timestamp>,
-    pub rotation: Option<Timestamp>,
-    pub revoked: Vec<String>,
+    /// Without malformed fields; the error is that of the current CA.
+    pub cas: Result<CaSet, UnusableCa>,
     /// A field other than the current CA cannot be parsed, holds too many, or is there without the field it belongs to.
     pub malformed: bool,
-    /// The certificate of the current CA, even if its key is unusable: replicas may serve leaves that it signed.
-    pub certificate: Option<Certificate>,
+    /// Every certificate that could be parsed, the current one even if its key is unusable: replicas may serve leaves
+    /// that it signed.
+    pub certificates: Vec<Certificate>,
+    pub revocation: Revocation,
 }
 
 impl CaSet {
     #[must_use]
-    pub const fn new(ca: Arc<Ca>) -> Self {
-        Self {
-            current: ca,
-            next: None,
-            old: Vec::new(),
-            old_since: None,
-            rotation: None,
-            revoked: Vec::new(),
-        }
+    pub fn new(ca: Arc<Ca>) -> Self {
+        let revocation = Revocation::default();
+        Self { current: ca, next: None, old: Vec::new(), old_since: None, revocation }
     }
 
     /// What the webhook configurations should trust, in an order that a promotion does not change.
@@ -132,17 +136,17 @@ impl CaSet {
     #[must_use]
     pub fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
         let trusted: Vec<String> = self.trusted().into_iter().map(Certificate::sha256).collect();
-        let mut revoked = self.revoked.clone();
+        let mut digests = self.revocation.digests.clone();
         // All trusted ones go last, even those that are revoked already: the bound never drops one of them.
-        revoked.retain(|digest| !trusted.contains(digest));
-        revoked.extend(trusted);
-        revoked.drain(..revoked.len().saturating_sub(MAX_REVOKED));
-        Self { rotation: Some(request), revoked, ..self.with_next(ca) }
+        digests.retain(|digest| !trusted.contains(digest));
+        digests.extend(trusted);
+        digests.drain(..digests.len().saturating_sub(MAX_REVOKED));
+        Self { revocation: Revocation { request: Some(request), digests }, ..self.with_next(ca) }
     }
 
     #[must_use]
     pub fn revokes(&self, certificate: &Certificate) -> bool {
-        !self.revoked.is_empty() && self.revoked.contains(&certificate.sha256())
+        self.revocation.covers(certificate)
     }
 
     /// Whether a requested rotation is under way: a CA that it revoked is still trusted.
@@ -192,6 +196,7 @@ impl CaSet {
     pub fn data(&self) -> BTreeMap<&'static str, Option<ByteString>> {
         let next = self.next.as_ref();
         let old: String = self.old.iter().map(Certificate::pem).collect();
+        let revoked = self.revocation.digests.join("\n");
         let time = |at: Timestamp| at.to_string();
         [
             (CA_CERTIFICATE, Some(self.current.certificate.pem())),
@@ -201,8 +206,8 @@ impl CaSet {
             (NEXT_PUBLISHED, next.and_then(|next| next.published).map(time)),
             (OLD_CERTIFICATES, (!old.is_empty()).then_some(old)),
             (OLD_SINCE, self.old_since.map(time)),
-            (ROTATION, self.rotation.map(time)),
-            (REVOKED, (!self.revoked.is_empty()).then(|| self.revoked.join("\n"))),
+            (ROTATION, self.revocation.request.map(time)),
+            (REVOKED, (!revoked.is_empty()).then_some(revoked)),
         ]
         .into_iter()
         .map(|(key, text)| (key, text.map(|text| ByteString(text.into_bytes()))))
@@ -229,21 +234,8 @@ impl CaSet {
 
     /// Sets our keys in this version of the Secret (409 for any other version). Other keys are left alone.
     #[must_use]
-    pub fn patch(&self, object: &SecretObject) -> Patch {
-        let mut ops = vec![patch::only_if_version(&object.metadata.resource_version)];
-        if object.data.is_none() {
-            ops.push(patch::add(&["data"], json!({})));
-        }
-        for (key, value) in self.data() {
-            let present = object.data.as_ref().and_then(|data| data.get(key));
-            match value {
-                Some(value) if present == Some(&value) => {}
-                Some(value) => ops.push(patch::add(&["data", key], json!(value))),
-                None if present.is_some() => ops.push(patch::remove(&["data", key])),
-                None => {}
-            }
-        }
-        Patch(ops)
+    pub fn merge_patch(&self, resource_version: &str) -> Value {
+        json!({"metadata": {"resourceVersion": resource_version}, "data": self.data()})
     }
 }
 
@@ -253,105 +245,97 @@ fn latest(mut old: Vec<Certificate>) -> Vec<Certificate> {
     old
 }
 
+/// Reads fields of the Secret, and remembers whether one is malformed.
+struct Fields<'a> {
+    data: &'a SecretData,
+    malformed: bool,
+}
+
+impl<'a> Fields<'a> {
+    fn get(&self, key: &str) -> Option<&'a [u8]> {
+        self.data.get(key).map(|value| value.0.as_slice())
+    }
+
+    /// None if it is absent or malformed.
+    fn parse<T>(&mut self, key: &str, parse: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        let parsed = parse(self.get(key)?);
+        self.malformed |= parsed.is_none();
+        parsed
+    }
+
+    fn time(&mut self, key: &str) -> Option<Timestamp> {
+        self.parse(key, |bytes| std::str::from_utf8(bytes).ok()?.trim().parse().ok())
+    }
+
+    fn next(&mut self) -> Option<NextCa> {
+        let published = self.time(NEXT_PUBLISHED);
+        let (certificate, key) = (self.get(NEXT_CERTIFICATE), self.get(NEXT_KEY));
+        if certificate.is_none() && key.is_none() {
+            self.malformed |= self.get(NEXT_PUBLISHED).is_some();
+            return None;
+        }
+        let ca = Ca::parse(certificate, key).ok();
+        self.malformed |= ca.is_none();
+        Some(NextCa { ca: Arc::new(ca?), published })
+    }
+
+    fn old(&mut self) -> Vec<Certificate> {
+        let all = |pem: &[u8]| Certificate::parse_all(pem).ok().filter(|old| !old.is_empty());
+        let old = self.parse(OLD_CERTIFICATES, all).unwrap_or_default();
+        let without_time = self.get(OLD_CERTIFICATES).is_some() != self.get(OLD_SINCE).is_some();
+        self.malformed |= old.len() > MAX_OLD_CAS || without_time;
+        latest(old)
+    }
+}
+
+/// The digests in a list with one a line.
+fn digests(list: &[u8]) -> Option<Vec<String>> {
+    let all: Vec<String> = std::str::from_utf8(list).ok()?.lines().map(str::to_owned).collect();
+    let is_digest = |line: &String| line.len() == 64 && line.bytes().all(|b| b.is_ascii_hexdigit());
+    (all.len() <= MAX_REVOKED && all.iter().all(is_digest)).then_some(all)
+}
+
 impl ParsedSecret {
     /// Ignores keys that are not ours.
     #[must_use]
     pub fn parse(data: &SecretData) -> Self {
-        let field = |key: &str| data.get(key).map(|value| value.0.as_slice());
-        let time = |key: &str| {
-            let text = field(key).map(|bytes| std::str::from_utf8(bytes).unwrap_or_default());
-            text.map(|text| text.trim().parse::<Timestamp>().ok())
+        let mut fields = Fields { data, malformed: false };
+        let (next, old, old_since) = (fields.next(), fields.old(), fields.time(OLD_SINCE));
+        let revocation = Revocation {
+            request: fields.time(ROTATION),
+            digests: fields.parse(REVOKED, digests).unwrap_or_default(),
         };
-
-        let next = match (field(NEXT_CERTIFICATE), field(NEXT_KEY)) {
-            (None, None) => None,
-            (certificate, key) => Some(Ca::parse(certificate, key)),
-        };
-        let published = time(NEXT_PUBLISHED);
-        let bad_next = matches!(next, Some(Err(_)))
-            || matches!(published, Some(None))
-            || (next.is_none() && published.is_some());
-
-        let old = field(OLD_CERTIFICATES).map(Certificate::parse_all);
-        let old_since = time(OLD_SINCE);
-        let bad_list = |old: &Vec<Certificate>| old.is_empty() || old.len() > MAX_OLD_CAS;
-        let bad_old = old.as_ref().is_some_and(|old| old.as_ref().map_or(true, bad_list))
-            || matches!(old_since, Some(None))
-            || old.is_some() != old_since.is_some();
-
-        let rotation = time(ROTATION);
-        let revoked = field(REVOKED).map(|bytes| std::str::from_utf8(bytes).unwrap_or("unreadable"));
-        let revoked: Vec<String> = revoked.into_iter().flat_map(str::lines).map(str::to_owned).collect();
-        let is_digest = |line: &String| line.len() == 64 && line.bytes().all(|b| b.is_ascii_hexdigit());
-        let bad_rotation =
-            matches!(rotation, Some(None)) || revoked.len() > MAX_REVOKED || !revoked.iter().all(is_digest);
-
-        let certificate = field(CA_CERTIFICATE).and_then(|pem| Certificate::parse_all(pem).ok()?.pop());
-        Self {
-            current: Ca::parse(field(CA_CERTIFICATE), field(CA_KEY)).map(Arc::new),
-            next: next
-                .and_then(Result::ok)
-                .map(|ca| NextCa { ca: Arc::new(ca), published: published.flatten() }),
-            old: old.and_then(Result::ok).map(latest).unwrap_or_default(),
-            old_since: old_since.flatten(),
-            rotation: rotation.flatten(),
-            revoked: if bad_rotation { Vec::new() } else { revoked },
-            malformed: bad_next || bad_old || bad_rotation,
-            certificate,
-        }
-    }
-
-    /// What was parsed, with this CA as the current one and without malformed fields.
-    #[must_use]
-    pub fn with_current(&self, current: Arc<Ca>) -> CaSet {
-        CaSet {
-            current,
-            next: self.next.clone(),
-            old: self.old.clone(),
-            old_since: self.old_since,
-            rotation: self.rotation,
-            revoked: self.revoked.clone(),
-        }
-    }
-
-    /// Every certificate that could be parsed.
-    pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
-        let next = self.next.iter().map(|next| &next.ca.certificate);
-        self.certificate.iter().chain(next).chain(&self.old)
+        let current = fields.get(CA_CERTIFICATE).and_then(|pem| Certificate::parse_all(pem).ok()?.pop());
+        let next_certificate = next.as_ref().map(|next| next.ca.certificate.clone());
+        let certificates = current.into_iter().chain(next_certificate).chain(old.clone()).collect();
+        let cas = Ca::parse(fields.get(CA_CERTIFICATE), fields.get(CA_KEY)).map(|current| CaSet {
+            current: Arc::new(current),
+            next,
+            old,
+            old_since,
+            revocation: revocation.clone(),
+        });
+        Self { cas, malformed: fields.malformed, certificates, revocation }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certs::testing::{cas, data, secret};
-
-    fn paths(operations: &Patch) -> Vec<(String, String)> {
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        let all = json!(operations);
-        all.as_array().unwrap().iter().map(|op| (text(&op["op"]), text(&op["path"]))).collect()
-    }
+    use crate::certs::testing::{cas, data};
 
     #[test]
     fn patch_applies_to_one_version_and_leaves_foreign_keys_alone() {
         let cas = cas();
-        let mut data = data(&cas);
+        let mut object = json!({"data": data(&cas)});
+        let right = object["data"].clone();
         for key in ["notes", "old.crt", "ca.key"] {
-            data.insert(key.to_owned(), ByteString(b"nonsense".to_vec()));
+            object["data"][key] = json!(ByteString(b"nonsense".to_vec()));
         }
-        let operations = cas.patch(&secret("7", Some(data)));
-        let expected =
-            [("replace", "/metadata/resourceVersion"), ("add", "/data/ca.key"), ("remove", "/data/old.crt")]
-                .map(|(op, path)| (op.to_owned(), path.to_owned()));
-        assert_eq!(paths(&operations), expected);
-        assert_eq!(json!(operations)[0]["value"], "7");
-    }
-
-    #[test]
-    fn patch_of_a_secret_without_data_adds_data_first() {
-        let paths: Vec<String> =
-            paths(&cas().patch(&secret("7", None))).into_iter().map(|(_, path)| path).collect();
-        assert_eq!(paths, ["/metadata/resourceVersion", "/data", "/data/ca.crt", "/data/ca.key"]);
+        json_patch::merge(&mut object, &cas.merge_patch("7"));
+        assert_eq!(object["metadata"]["resourceVersion"], "7");
+        assert_eq!(object["data"].as_object_mut().unwrap().remove("notes").unwrap(), "bm9uc2Vuc2U=");
+        assert_eq!(object["data"], right);
     }
 
     #[test]
@@ -367,7 +351,7 @@ mod tests {
         let text = r#"{"metadata": {"name": "lockstep"}, "data": {"note": null, "ca.crt": "aGk="}}"#;
         let secret: SecretObject =
             serde_json::from_str(text).map_err(|error| error.to_string()).ok().unwrap();
-        let data = secret.data.unwrap();
+        let data = secret.data;
         assert_eq!((&data["note"].0[..], &data["ca.crt"].0[..]), (&b""[..], &b"hi"[..]));
     }
 }

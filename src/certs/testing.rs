@@ -6,8 +6,9 @@ use k8s_openapi::{ByteString, jiff::Timestamp};
 use serde_json::{Value, json};
 
 use super::{
-    CertSettings, Lifetimes,
+    decide::CertSettings,
     issue::{Ca, Certificate},
+    lifetimes::Lifetimes,
     secret::{CaSet, SecretData, SecretObject},
     webhooks::{Published, WebhookConfiguration},
 };
@@ -17,12 +18,7 @@ pub const LIFETIMES: Lifetimes =
     Lifetimes { ca_validity: Duration::from_secs(24), leaf_validity: Duration::from_secs(6) };
 
 pub fn settings() -> CertSettings {
-    CertSettings {
-        keys: crate::testing::keys(),
-        namespace: "home".to_owned(),
-        lifetimes: LIFETIMES,
-        files: None,
-    }
+    CertSettings { keys: crate::testing::keys(), namespace: "home".to_owned(), lifetimes: LIFETIMES }
 }
 
 /// Milliseconds since the test began.
@@ -73,7 +69,7 @@ pub fn data(cas: &CaSet) -> SecretData {
     cas.data().into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
 }
 
-pub fn secret(version: &str, data: Option<SecretData>) -> SecretObject {
+pub fn secret(version: &str, data: SecretData) -> SecretObject {
     serde_json::from_value(json!({"metadata": {"name": "x", "resourceVersion": version}, "data": data}))
         .unwrap()
 }

@@ -11,13 +11,14 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{
-    issue::{Certificate, SubjectNames, later, subject_name},
+    issue::{Certificate, SubjectNames, subject_name},
+    lifetimes::later,
     secret::CaSet,
 };
 use crate::{object::Meta, patch, watch::Watched};
 
 /// The two kinds of webhook configurations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WebhookKind {
     Validating,
     Mutating,
@@ -53,6 +54,8 @@ impl WebhookKind {
     }
 }
 
+/// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
+const CERT_MANAGER_ANNOTATION: &str = "cert-manager.io/inject-ca-from";
 /// What the names of our webhooks begin with; the name of their configuration follows.
 const OURS: [&str; 5] = ["companions", "sources", "newcomers", "mislabelled", "defaults"];
 
@@ -66,15 +69,15 @@ pub struct WebhookConfiguration {
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Webhook {
-    pub name: String,
+struct Webhook {
+    name: String,
     #[serde(default)]
-    pub client_config: ClientConfig,
+    client_config: ClientConfig,
 }
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ClientConfig {
+struct ClientConfig {
     service: Option<ServiceReference>,
     url: Option<String>,
     ca_bundle: Option<ByteString>,
@@ -131,6 +134,11 @@ impl WebhookConfiguration {
         self.webhooks.iter().enumerate().filter(|(_, webhook)| self.is_ours(webhook))
     }
 
+    #[must_use]
+    pub fn is_injected_by_cert_manager(&self) -> bool {
+        self.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION)
+    }
+
     /// The names of webhooks that are not ours.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.webhooks.iter().filter(|webhook| !self.is_ours(webhook)).map(|webhook| webhook.name.as_str())
@@ -152,10 +160,15 @@ impl WebhookConfiguration {
         }
     }
 
+    /// The CAs that our webhooks trust, each as often as there are webhooks that do.
+    pub fn trusted(&self) -> impl Iterator<Item = Certificate> {
+        self.ours().flat_map(|(_, webhook)| webhook.certificates())
+    }
+
     /// Whether one of our webhooks trusts a CA that is revoked.
     #[must_use]
     pub fn trusts_revoked(&self, cas: &CaSet) -> bool {
-        self.ours().any(|(_, webhook)| webhook.certificates().iter().any(|one| cas.revokes(one)))
+        self.trusted().any(|one| cas.revokes(&one))
     }
 
     /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a

@@ -112,9 +112,11 @@ fn host(text: &str) -> Result<String, String> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
     use super::*;
     use crate::{
-        certs::{files::Files, issue::Certificate, resolver::Resolver},
+        certs::{issue::Certificate, resolver::certified_key},
         testing::TempDir,
     };
 
@@ -135,8 +137,9 @@ mod tests {
         let settings = settings(scratch.path());
         let printed = generate(&settings, Timestamp::now()).unwrap();
         let file = |name: &str| settings.dir.join(name);
-        let files = Files { certificate: file("tls.crt"), key: file("tls.key") };
-        files.serve(&Resolver::default()).unwrap();
+        let chain = CertificateDer::pem_file_iter(file("tls.crt")).unwrap().map(Result::unwrap).collect();
+        let key = PrivateKeyDer::from_pem_file(file("tls.key")).unwrap();
+        certified_key(chain, key).unwrap();
         assert_eq!(fs::metadata(file("tls.key")).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(!file("ca.key").exists());
         assert_eq!(Certificate::parse_all(&fs::read(file("ca.crt")).unwrap()).unwrap().len(), 1);

@@ -4,7 +4,6 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use kube::Client;
-use rustls::server::danger::ClientCertVerifier;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -14,7 +13,7 @@ use tokio::{
 
 use crate::{
     backoff::{Backoff, Retry},
-    certs::{self, resolver::server_config},
+    certs,
     client::{self, Failure},
     config,
     guard::{self, access::AccessChecker, http::Guard},
@@ -27,7 +26,10 @@ use crate::{
         metrics::Metrics,
         watches::WatchReport,
     },
-    tls::{ConnectionLimits, Server, Tls, client_ca::ClientCa},
+    tls::{
+        ConnectionLimits, Server, Tls,
+        client_ca::{ClientCa, server_configs},
+    },
     watch::Restores,
     world::{Scope, SharedWorld, World, informer::Informers},
 };
@@ -109,31 +111,25 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                      this identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
                 );
             }
-            let resolver = certs::start(
-                &mut tasks,
-                &client,
-                settings.certs(&scope),
-                &annotations,
-                &metrics,
-                &readiness,
-                &restores,
-            )?;
+            let resolver = match settings.certificate_files() {
+                Some(files) => certs::files::start(&mut tasks, files, &metrics, &readiness)?,
+                None => certs::task::start(
+                    &mut tasks,
+                    &client,
+                    settings.certs(&scope),
+                    annotations.observed(),
+                    &metrics,
+                    &readiness,
+                    &restores,
+                ),
+            };
             let rules = settings.rules(&scope, identity);
             let access = AccessChecker::new(client.clone(), metrics.clone());
             let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
             let verified_only = clients.is_some();
-            if let Some(clients) = clients.clone() {
-                tasks.spawn(async move {
-                    clients.keep_loaded().await;
-                    "client CA reloader"
-                });
-            }
+            let configs = server_configs(&mut tasks, resolver, clients)?;
             let guard = Guard::new(rules, world.clone(), access, metrics.clone(), verified_only);
-            Some((
-                listener,
-                server_config(resolver, clients.map(|clients| clients as Arc<dyn ClientCertVerifier>))?,
-                guard::http::routes(Arc::new(guard)).merge(readyz(readiness.clone())),
-            ))
+            Some((listener, configs, guard::http::routes(Arc::new(guard)).merge(readyz(readiness.clone()))))
         }
     };
 

@@ -23,8 +23,6 @@ use crate::{
 
 /// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
 pub const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
-/// What `lockstep manifests --cert-manager` adds to the webhook configurations: cert-manager writes their caBundle.
-const CERT_MANAGER_ANNOTATION: &str = "cert-manager.io/inject-ca-from";
 /// The port of `--ops-bind` in a pod that does not name it.
 const DEFAULT_OPS_PORT: i64 = 8080;
 
@@ -36,12 +34,15 @@ pub struct InstanceName {
     pub namespace: String,
 }
 
+/// Both webhook configurations, or why one cannot be read.
+pub type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
+
 /// What could be read, and why the rest could not.
 #[derive(Clone)]
 pub struct Instance {
     pub name: InstanceName,
     pub lease: Result<LeaseState, Failure>,
-    pub webhooks: Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>,
+    pub webhooks: Webhooks,
     pub replicas: Result<Vec<Replica>, Failure>,
 }
 
@@ -105,10 +106,8 @@ impl Instance {
     pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
         let keys = Keys::new(&name.domain, "");
         let lease = read_lease(client, &name, &keys, now);
-        let webhooks =
-            WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), &keys.instance).await));
-        let (lease, webhooks, replicas) =
-            tokio::join!(lease, join_all(webhooks), read_replicas(client, &name));
+        let webhooks = read_webhooks(client, &keys.instance);
+        let (lease, webhooks, replicas) = tokio::join!(lease, webhooks, read_replicas(client, &name));
         Self { name, lease, webhooks, replicas }
     }
 
@@ -131,7 +130,7 @@ impl Instance {
     #[must_use]
     pub fn is_injected_by_cert_manager(&self) -> bool {
         self.webhooks.iter().any(|(_, found)| {
-            found.as_ref().is_ok_and(|one| one.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION))
+            found.as_ref().is_ok_and(WebhookConfiguration::is_injected_by_cert_manager)
         })
     }
 
@@ -191,6 +190,11 @@ async fn read_lease(
     let leases = Api::<LeaseObject>::namespaced(client.clone(), &name.namespace);
     let lease = with_timeout(REQUEST_TIMEOUT, leases.get(&keys.instance)).await?;
     Ok(LeaseState::of(lease.into(), keys, now))
+}
+
+/// Reads both webhook configurations of this name.
+pub async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
+    join_all(WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), name).await))).await
 }
 
 async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {

@@ -68,7 +68,7 @@ impl TestServer {
         let address = listener.local_addr().unwrap();
         let (metrics, readiness, (stop, stopping)) =
             (Metrics::new(), Readiness::new([]), watch::channel(false));
-        let tls = config.map(|config| Tls { config, metrics: metrics.clone() });
+        let tls = config.map(|config| Tls { config: watch::channel(config).1, metrics: metrics.clone() });
         let server = Server { tls, router, readiness: readiness.clone(), limits };
         let task = tokio::spawn(server.serve(listener, stopping));
         Self { address, metrics, readiness, stop, task, roots }

@@ -1,22 +1,21 @@
-//! Client certificates, verified against the CA of `--client-ca`. The file is read again when it changes.
+//! The TLS configuration of the webhook. Client certificates are verified against the CA of `--client-ca`; when that
+//! file changes, new connections get another configuration.
 
 use std::{
-    fmt,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error as TlsError, RootCertStore, SignatureScheme,
-    client::danger::HandshakeSignatureValid,
-    crypto::ring,
-    pki_types::{CertificateDer, UnixTime, pem::PemObject},
-    server::{
-        WebPkiClientVerifier,
-        danger::{ClientCertVerified, ClientCertVerifier},
-    },
+    RootCertStore, ServerConfig,
+    crypto::ring::default_provider,
+    pki_types::{CertificateDer, pem::PemObject},
+    server::{NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
+use tokio::{sync::watch, task::JoinSet};
+
+use crate::ops::log::LogOnce;
 
 /// By content, not by modification time: Kubernetes swaps a symlink above the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -28,115 +27,95 @@ pub struct UnusableClientCa {
     why: String,
 }
 
-/// Verifies the certificates that clients present. A client may present none: the kubelet has none for its probes.
+/// The CA whose certificates clients may present. A client may present none: the kubelet has none for its probes.
 pub struct ClientCa {
     path: PathBuf,
-    current: RwLock<Loaded>,
-}
-
-struct Loaded {
     content: Vec<u8>,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl ClientCa {
-    pub fn load(path: &Path) -> Result<Arc<Self>, UnusableClientCa> {
-        let current = RwLock::new(load(path)?);
-        Ok(Arc::new(Self { path: path.to_owned(), current }))
+    pub fn load(path: &Path) -> Result<Self, UnusableClientCa> {
+        let unusable = |why: String| UnusableClientCa { path: path.to_owned(), why };
+        let content = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(&content) {
+            let certificate = certificate.map_err(|_| unusable("its PEM cannot be read".to_owned()))?;
+            roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
+        }
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()))
+                .allow_unauthenticated()
+                // Without hints, a client presents whatever certificate it has.
+                .clear_root_hint_subjects()
+                .build()
+                .map_err(|_| unusable("there is no certificate in it".to_owned()))?;
+        Ok(Self { path: path.to_owned(), content, verifier })
     }
 
-    /// Reads the file again and again. Never returns.
-    pub async fn keep_loaded(&self) {
-        let mut logged = None;
+    /// Waits until the file has another content that can be used.
+    async fn changed(&mut self) {
+        let mut log_once = LogOnce::default();
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            let problem = self.reload().err();
-            if let Some(problem) = problem.as_ref().filter(|problem| logged.as_ref() != Some(*problem)) {
-                tracing::warn!("{problem}; the former CA stays in use");
+            match Self::load(&self.path) {
+                Ok(loaded) if loaded.content == self.content => log_once.resolved(),
+                Ok(loaded) => {
+                    *self = loaded;
+                    tracing::info!(file = %self.path.display(), "the CA of client certificates was read again");
+                    return;
+                }
+                Err(problem) if log_once.is_new(&problem.to_string()) => {
+                    tracing::warn!("{problem}; the former CA stays in use");
+                }
+                Err(_) => {}
             }
-            logged = problem;
         }
     }
+}
 
-    fn reload(&self) -> Result<(), UnusableClientCa> {
-        let loaded = load(&self.path)?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        if current.content != loaded.content {
-            *current = loaded;
-            tracing::info!(file = %self.path.display(), "the CA of client certificates was read again");
+/// The configuration for new connections. It changes with the CA of clients, if there is one.
+pub fn server_configs(
+    tasks: &mut JoinSet<&'static str>,
+    resolver: Arc<dyn ResolvesServerCert>,
+    clients: Option<ClientCa>,
+) -> Result<watch::Receiver<Arc<ServerConfig>>, rustls::Error> {
+    let first = server_config(resolver.clone(), clients.as_ref())?;
+    let (sender, configs) = watch::channel(first);
+    if let Some(mut clients) = clients {
+        tasks.spawn(async move {
+            loop {
+                clients.changed().await;
+                match server_config(resolver.clone(), Some(&clients)) {
+                    Ok(config) => sender.send_replace(config),
+                    Err(_) => return "client CA reloader",
+                };
+            }
+        });
+    }
+    Ok(configs)
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 and HTTP/1.1.
+pub fn server_config(
+    resolver: Arc<dyn ResolvesServerCert>,
+    clients: Option<&ClientCa>,
+) -> Result<Arc<ServerConfig>, rustls::Error> {
+    // Not the process default, which would have to be installed before the first use.
+    let builder = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?;
+    let mut config = match clients {
+        None => builder.with_no_client_auth().with_cert_resolver(resolver),
+        Some(ClientCa { verifier, .. }) => {
+            let mut config = builder.with_client_cert_verifier(verifier.clone()).with_cert_resolver(resolver);
+            // A resumed session would be trusted after its certificate has expired.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+            config
         }
-        Ok(())
-    }
-
-    fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).verifier.clone()
-    }
-}
-
-fn load(path: &Path) -> Result<Loaded, UnusableClientCa> {
-    let unusable = |why: String| UnusableClientCa { path: path.to_owned(), why };
-    let content = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&content) {
-        let certificate = certificate.map_err(|_| unusable("its PEM cannot be read".to_owned()))?;
-        roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
-    }
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(ring::default_provider()));
-    let verifier = verifier
-        .allow_unauthenticated()
-        .build()
-        .map_err(|_| unusable("there is no certificate in it".to_owned()))?;
-    Ok(Loaded { content, verifier })
-}
-
-impl ClientCertVerifier for ClientCa {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    /// Without hints, a client presents whatever certificate it has.
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, TlsError> {
-        self.verifier().verify_client_cert(end_entity, intermediates, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        self.verifier().verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        self.verifier().verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier().supported_verify_schemes()
-    }
-}
-
-/// rustls requires `Debug`.
-impl fmt::Debug for ClientCa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientCa").field("path", &self.path).finish_non_exhaustive()
-    }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
 }
 
 #[cfg(test)]
@@ -144,6 +123,8 @@ mod tests {
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     };
+
+    use rustls::pki_types::UnixTime;
 
     use super::*;
     use crate::testing::TempDir;
@@ -164,35 +145,37 @@ mod tests {
         }
     }
 
-    #[test]
-    fn client_certificates_of_the_current_ca_are_accepted_and_no_others() {
+    #[tokio::test(start_paused = true)]
+    async fn client_certificates_of_the_current_ca_are_accepted_and_no_others() {
         let dir = TempDir::new();
         let file = dir.path().join("ca.crt");
         let (first, second) = (TestCa::new(), TestCa::new());
         std::fs::write(&file, first.0.pem()).unwrap();
-        let ca = ClientCa::load(&file).unwrap();
-        let accepts =
-            |of: &TestCa, purpose| ca.verify_client_cert(&of.issue(purpose), &[], UnixTime::now()).is_ok();
+        let mut ca = ClientCa::load(&file).unwrap();
+        let accepts = |ca: &ClientCa, of: &TestCa, purpose| {
+            ca.verifier.verify_client_cert(&of.issue(purpose), &[], UnixTime::now()).is_ok()
+        };
         let client = || ExtendedKeyUsagePurpose::ClientAuth;
-        assert!(accepts(&first, client()) && !accepts(&second, client()));
-        assert!(!accepts(&first, ExtendedKeyUsagePurpose::ServerAuth));
+        assert!(accepts(&ca, &first, client()) && !accepts(&ca, &second, client()));
+        assert!(!accepts(&ca, &first, ExtendedKeyUsagePurpose::ServerAuth));
+        assert!(ca.verifier.root_hint_subjects().is_empty() && !ca.verifier.client_auth_mandatory());
         // An unusable file changes nothing.
         for content in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
             std::fs::write(&file, content).unwrap();
-            assert!(ca.reload().is_err(), "{content}");
-            assert!(accepts(&first, client()));
+            assert!(tokio::time::timeout(3 * POLL_INTERVAL, ca.changed()).await.is_err(), "{content}");
+            assert!(accepts(&ca, &first, client()));
         }
         std::fs::write(&file, first.0.pem() + &second.0.pem()).unwrap();
-        ca.reload().unwrap();
-        assert!(accepts(&first, client()) && accepts(&second, client()));
+        ca.changed().await;
+        assert!(accepts(&ca, &first, client()) && accepts(&ca, &second, client()));
         std::fs::write(&file, second.0.pem()).unwrap();
-        ca.reload().unwrap();
-        assert!(!accepts(&first, client()) && accepts(&second, client()));
+        ca.changed().await;
+        assert!(!accepts(&ca, &first, client()) && accepts(&ca, &second, client()));
     }
 
     #[test]
     fn missing_file_is_one_clear_line() {
-        let error = ClientCa::load(Path::new("/no/such/ca.crt")).unwrap_err().to_string();
+        let error = ClientCa::load(Path::new("/no/such/ca.crt")).err().unwrap().to_string();
         assert!(error.starts_with("/no/such/ca.crt cannot be used: No such file"), "{error}");
         assert!(error.contains("--client-ca") && !error.contains('\n'), "{error}");
     }

@@ -12,9 +12,11 @@ use k8s_openapi::{ByteString, jiff::Timestamp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use lockstep::{
     certs::{
-        self, CertSettings, Lifetimes,
+        self,
+        decide::CertSettings,
         issue::{Ca, Certificate},
-        resolver::{Resolver, server_config},
+        lifetimes::Lifetimes,
+        resolver::Resolver,
         secret::CaSet,
     },
     client,
@@ -24,6 +26,7 @@ use lockstep::{
         health::{Condition, Readiness},
         metrics::Metrics,
     },
+    tls::client_ca::server_config,
 };
 use rustls::{
     ClientConfig, RootCertStore,
@@ -210,19 +213,17 @@ impl Fixture {
             keys: Arc::new(Keys::new(&self.cluster.domain(), "-synced")),
             namespace: NAMESPACE.to_owned(),
             lifetimes,
-            files: None,
         };
         let mut tasks = JoinSet::new();
-        let resolver = certs::start(
+        let resolver = certs::task::start(
             &mut tasks,
             &client,
             settings,
-            &LeaseAnnotations::default(),
+            LeaseAnnotations::default().observed(),
             &metrics,
             &readiness,
             &lockstep::watch::Restores::default(),
-        )
-        .expect("certificates");
+        );
         Replica { _tasks: tasks, resolver, metrics, readiness }
     }
 

@@ -222,7 +222,10 @@ async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificat
     let mut rotate = cluster.admin().lockstep(&arguments);
     let refused = tokio::task::spawn_blocking(move || rotate.output().expect("lockstep")).await.unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("serves a certificate from files"), "{said}");
+    assert!(
+        !refused.status.success() && said.contains("cert-manager issues the guard's certificate"),
+        "{said}"
+    );
     assert!(!lockstep.log().contains("forbidden"), "{}", lockstep.log());
     fs::remove_dir_all(dir).unwrap();
     cluster.delete(&format!("/api/v1/namespaces/{namespace}")).await;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::certs::{
     issue::Certificate,
+    secret::SecretData,
     testing::{LIFETIMES, at, ca, ca_at, cas, configuration, data, secret, service, settings},
     writes::WATCH_LAG,
 };
@@ -23,7 +24,7 @@ impl Replica {
     }
 
     fn sees_secret(&mut self, version: u64, cas: &CaSet) {
-        self.snapshot.secret = Observed::Present(Arc::new(secret(&version.to_string(), Some(data(cas)))));
+        self.snapshot.secret = Observed::Present(Arc::new(secret(&version.to_string(), data(cas))));
     }
 
     fn sees_bundle(&mut self, version: u64, bundle: &str) {
@@ -214,7 +215,7 @@ impl Simulation {
     fn see_secret(&mut self, n: usize) {
         let version = self.secret_version.to_string();
         self.replicas[n].snapshot.secret = match self.secret.clone() {
-            Some(data) => Observed::Present(Arc::new(secret(&version, Some(data)))),
+            Some(data) => Observed::Present(Arc::new(secret(&version, data))),
             None => Observed::Absent,
         };
     }
@@ -229,9 +230,11 @@ impl Simulation {
         let (writes, _) = self.replicas[n].decide(at(now), ms);
         for write in writes {
             match &write {
-                CaWrite::Secret { change, cas, observed } => {
-                    let exists = observed.is_some() == self.secret.is_some();
-                    if exists && (observed.is_none() || write.version() == self.secret_version.to_string()) {
+                CaWrite::Secret { change, cas, version } => {
+                    let exists = self.secret.is_some();
+                    if exists != version.is_empty()
+                        && (!exists || *version == self.secret_version.to_string())
+                    {
                         self.promotions += usize::from(*change == SecretChange::PromoteNextCa);
                         self.store(Some(data(cas)));
                     }
@@ -330,7 +333,7 @@ proptest! {
         });
         if simulation.request.is_some() && now - disrupted > 20_000 {
             let cas = simulation.replicas[0].memory.cas.clone().expect("CAs");
-            prop_assert!(cas.rotation.is_some() && !revoked(&cas), "the old CA is trusted at {now}");
+            prop_assert!(cas.revocation.request.is_some() && !revoked(&cas), "the old CA is trusted at {now}");
         }
         // The disruption may have started a new CA's lifetime.
         if now - disrupted > 24_000 {
@@ -360,7 +363,7 @@ proptest! {
             }
             let secret = ParsedSecret::parse(simulation.secret.as_ref().expect("a Secret"));
             prop_assert!(!secret.malformed);
-            prop_assert!(secret.current.is_ok_and(|ca| ca.certificate.is_valid(at(now))));
+            prop_assert!(secret.cas.is_ok_and(|cas| cas.current.certificate.is_valid(at(now))));
             for replica in &simulation.replicas {
                 prop_assert!(replica.leaf.as_ref().is_some_and(|leaf| leaf.certificate.is_valid(at(now))));
             }

@@ -7,7 +7,10 @@ use rustls::{
 use x509_parser::extensions::GeneralName;
 
 use super::*;
-use crate::certs::resolver::{Resolver, server_config};
+use crate::{
+    certs::resolver::{Resolver, certified_key},
+    tls::client_ca::server_config,
+};
 
 /// In seconds.
 const DAY: i64 = 24 * 3600;
@@ -206,7 +209,7 @@ fn handshake(resolver: &Arc<Resolver>, root: &Certificate, host: &str, now: Time
 
 fn serving(leaf: &Leaf) -> Arc<Resolver> {
     let resolver: Arc<Resolver> = Arc::default();
-    resolver.serve(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap();
+    resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap());
     resolver
 }
 
@@ -234,13 +237,13 @@ fn new_leaf_is_used_from_the_next_handshake_on() {
     assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err(), "no certificate yet");
     for ca in [&first, &second] {
         let leaf = ca.issue(&names, HOUR, at(0)).unwrap();
-        resolver.serve(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap();
+        resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap());
         assert_eq!(handshake(&resolver, &ca.certificate, "guard.example", at(0)), Ok(()));
     }
     assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err());
     // A key that does not match the certificate changes nothing.
     let (one, other) = (first.issue(&names, HOUR, at(0)).unwrap(), first.issue(&names, HOUR, at(0)).unwrap());
-    assert!(resolver.serve(vec![one.certificate.der().clone()], other.key_der()).is_err());
+    assert!(certified_key(vec![one.certificate.der().clone()], other.key_der()).is_err());
     assert_eq!(handshake(&resolver, &second.certificate, "guard.example", at(0)), Ok(()));
     assert_eq!(format!("{resolver:?}"), "Resolver { .. }");
 }

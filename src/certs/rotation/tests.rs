@@ -377,7 +377,7 @@ fn requested_rotation_revokes_all_cas_and_drops_them_soon_after_the_promotion() 
     assert!(!before.trusts(&next.ca.certificate), "it is a new CA");
     assert!(before.trusted().iter().all(|former| rotating.revokes(former)));
     assert!(!rotating.revokes(&next.ca.certificate));
-    assert_eq!(ParsedSecret::parse(&data(&rotating)).rotation, Some(at(REQUEST)));
+    assert_eq!(ParsedSecret::parse(&data(&rotating)).revocation.request, Some(at(REQUEST)));
     let again = |request| Scenario { request, lifetimes: DAYS, ..Scenario::of(&rotating) }.change(1_000);
     for request in [None, Some(at(REQUEST)), Some(at(REQUEST - 1_000))] {
         assert!(!matches!(again(request), Due::Now(Change::Rotate(_))), "taken up already: {request:?}");
@@ -428,7 +428,8 @@ fn request_in_the_far_future_neither_counts_nor_keeps_later_ones_from_being_take
     let far: Timestamp = "9999-12-30T22:00:00Z".parse().unwrap();
     let with = |cas: &CaSet, request| Scenario { request: Some(request), ..Scenario::of(cas) }.change(1_000);
     assert!(matches!(with(&cas(), far), Due::At(_)));
-    let recorded = CaSet { rotation: Some(far), ..cas() };
+    let mut recorded = cas();
+    recorded.revocation.request = Some(far);
     assert_eq!(with(&recorded, at(1_000)), Due::Now(Change::Rotate(at(1_000))));
     assert!(matches!(with(&recorded, far), Due::At(_)));
 }
@@ -457,7 +458,7 @@ fn revoked_ca_is_not_trusted_again() {
         assert!(
             replaced.revokes(&before.current.certificate) && !replaced.trusts(&before.current.certificate)
         );
-        assert_eq!(replaced.rotation, Some(at(REQUEST)));
+        assert_eq!(replaced.revocation.request, Some(at(REQUEST)));
     }
 }
 

@@ -5,23 +5,38 @@ use serde_json::json;
 use super::*;
 use crate::{
     certs::{
-        MAX_SLEEP,
-        issue::later,
+        lifetimes::{MAX_SLEEP, later},
+        secret::CaSet,
         testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
     },
     testing::api::{ApiRequest, api_server, refusal},
 };
 
+/// What a test sends in place of the watches.
+struct Senders {
+    secret: channel::Sender<Observed<SecretObject>>,
+    configurations: [channel::Sender<Observed<WebhookConfiguration>>; 2],
+}
+
 fn task(client: Client) -> (CertificateTask, Senders) {
-    let readiness = Readiness::new([Condition::Certificate, Condition::Bundle]);
-    CertificateTask::new(
+    let senders = Senders {
+        secret: channel::channel(Observed::Unknown).0,
+        configurations: [channel::channel(Observed::Unknown).0, channel::channel(Observed::Unknown).0],
+    };
+    let task = CertificateTask {
         client,
-        settings(),
-        Arc::default(),
-        LeaseAnnotations::default(),
-        Metrics::new(),
-        readiness,
-    )
+        settings: settings(),
+        resolver: Arc::default(),
+        metrics: Metrics::new(),
+        readiness: Readiness::new([Condition::Certificate, Condition::Bundle]),
+        secret: senders.secret.subscribe(),
+        configurations: senders.configurations.each_ref().map(channel::Sender::subscribe),
+        lease: channel::channel(BTreeMap::new()).1,
+        memory: Memory::default(),
+        leaf: None,
+        problems: BTreeMap::new(),
+    };
+    (task, senders)
 }
 
 fn unused() -> Client {
@@ -38,7 +53,7 @@ async fn readiness_and_metrics_follow_the_leaf() {
     assert_eq!(readiness.unmet(), [Condition::Certificate, Condition::Bundle]);
 
     let cas = CaSet::new(ca_at(at(0), &LIFETIMES));
-    senders.secret.send_replace(Observed::Present(Arc::new(secret("1", Some(data(&cas))))));
+    senders.secret.send_replace(Observed::Present(Arc::new(secret("1", data(&cas)))));
     assert_eq!(reconcile(&mut task, 0), Duration::ZERO, "a new leaf may make something else due");
     assert_eq!(readiness.unmet(), [Condition::Bundle]);
     assert_eq!(reconcile(&mut task, 0), Duration::from_secs(4), "until the leaf is renewed");
@@ -95,8 +110,8 @@ async fn failed_secret_write_is_retried_with_backoff_until_another_replica_was_f
         let (writes, _) = task.reconcile(Now { time: at(0), instant });
         let [write] = &writes[..] else { panic!("{} writes", writes.len()) };
         let (write, answer) = send(client.clone(), settings(), write.clone()).await;
-        task.finish(write, answer, instant);
-        assert_eq!(task.secret_failure.is_failing(), attempt < 3);
+        task.finish(&write, answer, instant);
+        assert_eq!(task.problems[&Topic::SecretWrite].is_failing(), attempt < 3);
         let (writes, wait) = task.reconcile(Now { time: at(0), instant });
         assert!(writes.is_empty());
         waits.push(wait.as_millis());
@@ -126,7 +141,7 @@ async fn hanging_write_to_one_configuration_holds_up_neither_the_other_nor_the_s
     for sender in &senders.configurations {
         sender.send_replace(observed("1"));
     }
-    senders.secret.send_replace(Observed::Present(Arc::new(secret("1", Some(data(&cas))))));
+    senders.secret.send_replace(Observed::Present(Arc::new(secret("1", data(&cas)))));
     let mut next = async |part: &str| {
         let request = async {
             loop {

@@ -1,21 +1,27 @@
-//! `lockstep certs rotate`: asks the running replicas for a new CA, and shows how far they are.
+//! `lockstep certs rotate`: asks the running replicas for a new CA, and watches the webhook configurations until none
+//! trusts an old one.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::{
-    certs::request::{Phase, Progress, is_plausible},
+    certs::{issue::Certificate, rotation::is_plausible, webhooks::WebhookConfiguration},
     cli::{
         connection::Connection,
         lease::{LeaseHandle, POLL_INTERVAL, annotation},
     },
+    client::Failure,
     config,
+    inspect::instance::read_webhooks,
 };
 
-/// How long the leader may take to see the request. It reads the Lease whenever it renews it.
+/// How long a new CA may take to show. The leader reads the Lease whenever it renews it, and other replicas more often.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone, Args)]
@@ -28,116 +34,122 @@ pub struct Rotate {
     pub timeout: Duration,
 }
 
+/// How far the rotation is, as the webhook configurations show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Asked,
+    /// A new CA is trusted beside the old one.
+    Published,
+    /// No webhook trusts a CA that was trusted when we asked.
+    Done,
+}
+
+impl Progress {
+    fn of(old: &BTreeSet<String>, trusted: &BTreeSet<String>) -> Self {
+        if trusted.is_subset(old) {
+            Self::Asked
+        } else if trusted.is_disjoint(old) {
+            Self::Done
+        } else {
+            Self::Published
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Asked => "the old CA alone is trusted",
+            Self::Published => {
+                "a new CA with a new key is published beside the old one; waiting until every API server trusts it, and \
+                 every replica serves a certificate of it"
+            }
+            Self::Done => {
+                "done: the old key is worthless, no webhook configuration trusts its CA (API servers may take another \
+                 minute to see that)"
+            }
+        }
+    }
+}
+
 pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     let lease = LeaseHandle::connect(&settings.connection).await?;
-    let request = ask(&lease, Timestamp::now()).await?;
-    println!("asked for a new CA; the leader sees that within seconds");
-    let (start, mut last) = (Instant::now(), None);
-    loop {
-        let status = read_status(&lease, request).await;
-        if status.is_some() && status != last {
-            if let Some(Status::TakenUp(Phase::Unsupported)) = status {
-                bail!(
-                    "Lockstep serves a certificate from files, so it has no CA to replace: replace the files, or with \
-                     cert-manager follow `Replace the CA's key of cert-manager` in docs/operations.md"
-                );
-            }
-            println!("{}", status.map_or("", describe));
-            last = status;
-        }
-        if last == Some(Status::TakenUp(Phase::Done)) {
-            return Ok(());
+    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+    let configurations = read(&lease).await.map_err(|failure| explain(&lease, &failure))?;
+    if configurations.iter().any(WebhookConfiguration::is_injected_by_cert_manager) {
+        bail!(
+            "cert-manager issues the guard's certificate, so Lockstep has no CA to replace: follow `Replace the CA's key \
+             of cert-manager` in docs/operations.md"
+        );
+    }
+    let old = trusted(&configurations);
+    if old.is_empty() {
+        bail!("no webhook trusts a CA, so there is none to replace: run lockstep check");
+    }
+    let asked = annotation(&found, &lease.keys.rotate_ca).and_then(|text| text.parse().ok());
+    let request = next_request(asked, Timestamp::now())?.to_string();
+    let annotated = lease.annotate(&lease.keys.rotate_ca, &request).await;
+    annotated.map_err(|failure| lease.explain("patch", &failure))?;
+    println!("asked for a new CA; the replicas see that within seconds");
+    // Before it has begun, nothing tells a rotation that somebody else asked for from one that nobody takes up.
+    let take_up_timeout = if old.len() > 1 {
+        println!(
+            "more than one CA is trusted: if another rotation is under way, this one begins when that one is done"
+        );
+        settings.timeout
+    } else {
+        TAKE_UP_TIMEOUT.min(settings.timeout)
+    };
+    let (start, mut last) = (Instant::now(), Progress::Asked);
+    while last != Progress::Done {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        // An API server that does not answer for a while ends nothing.
+        let progress = read(&lease).await.map_or(last, |found| Progress::of(&old, &trusted(&found)));
+        if progress != last {
+            println!("{}", progress.as_str());
+            last = progress;
         }
         let waited = start.elapsed();
-        if last.is_none() && waited > TAKE_UP_TIMEOUT.min(settings.timeout) {
+        if last == Progress::Asked && waited > take_up_timeout {
             bail!(
-                "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the \
-                 clock of this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it",
+                "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the clock of \
+                 this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it, and with --tls-cert \
+                 none has a CA",
                 settings.connection.lockstep_namespace,
                 lease.keys.instance
             );
         }
-        if waited > settings.timeout {
-            bail!(
-                "the rotation is not done yet; it continues. Its progress is in the annotation {}",
-                lease.keys.ca_rotation
-            );
+        if last == Progress::Published && waited > settings.timeout {
+            bail!("the rotation is not done yet; it continues. See the log of the replicas");
         }
-        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+async fn read(lease: &LeaseHandle) -> Result<Vec<WebhookConfiguration>, Failure> {
+    let found = read_webhooks(&lease.client, &lease.keys.instance).await.into_iter().map(|(_, found)| found);
+    found.filter(|found| !matches!(found, Err(Failure::NotFound))).collect()
+}
+
+fn explain(lease: &LeaseHandle, failure: &Failure) -> anyhow::Error {
+    let name = &lease.keys.instance;
+    match failure {
+        Failure::Forbidden(detail) => anyhow!(
+            "no right to see which CA the webhook configurations {name} trust ({detail}): ask for the verb get on both"
+        ),
+        other => anyhow!("cannot get the webhook configurations {name}: {other}"),
     }
 }
 
-/// What the annotations of the Lease say about our request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Status {
-    /// An earlier rotation is under way.
-    Waiting,
-    TakenUp(Phase),
+/// The SHA-256 of each CA that one of our webhooks trusts.
+fn trusted(configurations: &[WebhookConfiguration]) -> BTreeSet<String> {
+    let all = configurations.iter().flat_map(WebhookConfiguration::trusted);
+    all.map(|certificate: Certificate| certificate.sha256()).collect()
 }
 
-const fn describe(status: Status) -> &'static str {
-    let Status::TakenUp(phase) = status else {
-        return "another rotation is under way; this one begins when that one is done";
-    };
-    match phase {
-        Phase::Publishing => "a new CA with a new key is published beside the old one",
-        Phase::Spreading => "it is published; waiting until every API server trusts it",
-        Phase::Replacing => "the new CA signs; waiting until every replica serves a certificate of it",
-        Phase::Removing => "the old CA is removed from the webhook configurations",
-        Phase::Done => {
-            "done: the old key is worthless, no webhook configuration trusts its CA (API servers may take \
-             another minute to see that)"
-        }
-        Phase::Unsupported => "not supported",
-    }
-}
-
-/// Writes the request, and returns it.
-async fn ask(lease: &LeaseHandle, now: Timestamp) -> anyhow::Result<Timestamp> {
-    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
-    let asked = annotation(&found, &lease.keys.rotate_ca).and_then(|text| text.parse().ok());
-    let progress = annotation(&found, &lease.keys.ca_rotation).and_then(|text| text.parse().ok());
-    let request = next_request(asked, progress, now)?;
-    lease
-        .annotate(&lease.keys.rotate_ca, &request.to_string())
-        .await
-        .map_err(|failure| lease.explain("patch", &failure))?;
-    Ok(request)
-}
-
-/// How far the rotation is; none if no replica has taken it up, or the API server does not answer.
-async fn read_status(lease: &LeaseHandle, request: Timestamp) -> Option<Status> {
-    let found = lease.read_with_patch().await.ok()?;
-    let asked = annotation(&found, &lease.keys.rotate_ca)?;
-    status(asked, annotation(&found, &lease.keys.ca_rotation)?, request)
-}
-
-/// How far our request is, given the annotations of the Lease. If somebody asks after us, their rotation replaces
-/// all that ours would have. Progress of a request that is later than the last one asked, one from before the Lease was
-/// deleted for example, says nothing.
-fn status(asked: &str, progress: &str, request: Timestamp) -> Option<Status> {
-    let asked: Timestamp = asked.parse().ok()?;
-    let progress: Progress = progress.parse().ok()?;
-    let is_over = matches!(progress.phase, Phase::Done | Phase::Unsupported);
-    if progress.request > asked || asked < request {
-        None
-    } else if progress.request >= request {
-        Some(Status::TakenUp(progress.phase))
-    } else {
-        (!is_over).then_some(Status::Waiting)
-    }
-}
-
-/// A request that is later than the last one, even if a clock was ahead: replicas take up only later ones. Those that
-/// replicas would not take up do not count.
-fn next_request(
-    asked: Option<Timestamp>,
-    progress: Option<Progress>,
-    now: Timestamp,
-) -> anyhow::Result<Timestamp> {
+/// A request that is later than the last one, even if a clock was ahead: replicas take up only later ones. One that
+/// replicas would not take up does not count.
+fn next_request(asked: Option<Timestamp>, now: Timestamp) -> anyhow::Result<Timestamp> {
     let now = Timestamp::from_second(now.as_second())?;
-    let all = [asked, progress.map(|progress| progress.request)].into_iter().flatten();
-    let Some(last) = all.filter(|at| is_plausible(*at, now)).max() else { return Ok(now) };
+    let Some(last) = asked.filter(|at| is_plausible(*at, now)) else { return Ok(now) };
     Ok(now.max(last.checked_add(Duration::from_secs(1))?))
 }
 
@@ -146,42 +158,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_progress_of_this_request_or_of_a_later_one_counts() {
-        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
-        let check = |asked: i64, progress: i64| {
-            let progress = Progress { request: at(progress), phase: Phase::Done }.to_string();
-            status(&at(asked).to_string(), &progress, at(0))
-        };
-        let done = Some(Status::TakenUp(Phase::Done));
-        assert_eq!(check(0, 0), done);
-        assert_eq!(check(60, 60), done, "somebody asked after us");
-        assert_eq!(check(60, 0), done, "somebody asked after us, and waits");
-        assert_eq!(check(0, -60), None, "not taken up yet");
-        assert_eq!(check(0, 60), None, "an earlier request by a clock that was ahead");
-        assert_eq!(check(-60, -60), None);
-        let other = Progress { request: at(-60), phase: Phase::Spreading }.to_string();
-        assert_eq!(status(&at(0).to_string(), &other, at(0)), Some(Status::Waiting));
+    fn rotation_is_done_when_no_webhook_trusts_a_ca_of_before() {
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        let progress = |trusted: &[&str]| Progress::of(&set(&["old", "next"]), &set(trusted));
+        for trusted in [&["old", "next"][..], &["old"], &["next"], &[]] {
+            assert_eq!(progress(trusted), Progress::Asked, "{trusted:?}");
+        }
+        for trusted in [&["old", "new"][..], &["next", "new"]] {
+            assert_eq!(progress(trusted), Progress::Published, "{trusted:?}");
+        }
+        assert_eq!(progress(&["new"]), Progress::Done);
     }
 
     #[test]
     fn request_is_later_than_the_last_one_whatever_the_clocks() {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
-        let next = |asked, taken_up: Option<Timestamp>| {
-            let progress = taken_up.map(|request| Progress { request, phase: Phase::Done });
-            next_request(asked, progress, at(0)).unwrap()
-        };
-        assert_eq!(next(None, None), at(0));
-        assert_eq!(next(Some(at(-60)), None), at(0));
-        assert_eq!(next(Some(at(0)), None), at(1));
-        assert_eq!(next(Some(at(60)), Some(at(60))), at(61));
-        assert_eq!(next(None, Some(at(60))), at(61), "somebody removed the request");
-    }
-
-    #[test]
-    fn request_in_the_far_future_does_not_count() {
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let far = "9999-12-30T22:00:00Z".parse().unwrap();
-        let progress = Some(Progress { request: far, phase: Phase::Done });
-        assert_eq!(next_request(Some(far), progress, now).unwrap(), now);
+        let next = |asked| next_request(asked, at(0)).unwrap();
+        assert_eq!(next(None), at(0));
+        assert_eq!(next(Some(at(-60))), at(0));
+        assert_eq!(next(Some(at(0))), at(1));
+        assert_eq!(next(Some(at(60))), at(61));
+        assert_eq!(next("9999-12-30T22:00:00Z".parse().ok()), at(0), "replicas would not take it up");
     }
 }

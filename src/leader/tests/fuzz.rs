@@ -4,7 +4,6 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp
 
 use super::*;
 use crate::{
-    certs::request::Progress,
     config::published::PublishedSettings,
     hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
     inspect::instance::LeaseState,
@@ -31,7 +30,6 @@ const WORDS: &[&str] = &[
     "\"workshop.io/deletes-released\":\"\",",
     "\"workshop.io/deletes-extended\":\"{}\",",
     "\"workshop.io/rotate-ca\":\"2026-11-17T18:00:00Z\",",
-    "\"workshop.io/ca-rotation\":\"2026-11-17T18:00:00Z done\",",
     "\"workshop.io/settings\":\"{}\",",
     "\\\"until\\\":",
     "2026-11-17T18:30:00Z",
@@ -129,9 +127,6 @@ fn check(input: &[u8]) -> bool {
     check_election(&record);
     let annotations = record.metadata.annotations.clone().unwrap_or_default();
     check_hold(&keys, &annotations);
-    if let Some(Ok(progress)) = annotations.get(&keys.ca_rotation).map(|text| text.parse::<Progress>()) {
-        assert_eq!(progress.to_string().parse(), Ok(progress));
-    }
     let state = LeaseState::of(record, &keys, wall());
     if let Some(settings) = state.settings {
         let text = settings.to_annotation();

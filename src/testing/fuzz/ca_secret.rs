@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 use super::{Target, fields};
 use crate::certs::{
-    Due,
     issue::{Certificate, SubjectNames},
+    lifetimes::Due,
     rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
     secret::{CaSet, ParsedSecret, SecretData},
-    testing::{LIFETIMES, at, ca, ca_pem, cas, published, secret},
+    testing::{LIFETIMES, at, ca, ca_pem, cas, published},
     webhooks::Published,
 };
 
@@ -121,8 +121,7 @@ fn subject_names() -> SubjectNames {
 /// Applies a change as the API server does.
 fn patched(data: &SecretData, cas: &CaSet) -> SecretData {
     let mut object = json!({"metadata": {"name": "x", "resourceVersion": "7"}, "data": data});
-    json_patch::patch(&mut object, &cas.patch(&secret("7", Some(data.clone()))))
-        .expect("a patch that applies");
+    json_patch::merge(&mut object, &cas.merge_patch("7"));
     let patched: SecretData = serde_json::from_value(object["data"].take()).unwrap();
     let foreign = |data: &SecretData| -> Vec<(String, Vec<u8>)> {
         let ours = cas.data();
@@ -186,7 +185,7 @@ fn check(input: &[u8], certificates: &BTreeMap<String, String>, known: &CaSet) -
         assert!(cas.current.check(&subject_names(), now).is_ok() && bundle.contains("BEGIN CERTIFICATE"));
         assert!(!bundle.contains("PRIVATE"), "only certificates are published");
         assert!(cas.trusted().len() <= 10, "the bundle is bounded: {}", cas.trusted().len());
-        assert!(cas.revoked.len() <= 32);
+        assert!(cas.revocation.digests.len() <= 32);
         let body: Value = cas.body("x", "home");
         assert!(body.to_string().len() < 1 << 20, "the API server stores it");
         if changes.iter().any(|change| matches!(change, SecretChange::RestoreCa(_))) {
