@@ -6,7 +6,7 @@ use divan::{Bencher, black_box};
 use lockstep::{
     guard::{
         admission_request::Subjects,
-        review::{Case, Rules},
+        review::{Review, Rules},
         wire,
     },
     keys::Keys,
@@ -126,7 +126,7 @@ fn answer_a_review(bencher: Bencher<'_, '_>) {
     };
     bencher.bench_local(|| {
         let (uid, request) = wire::parse(black_box(&body)).expect("a review");
-        let verdict = Case::read(&rules, &request).map(|case| case.judge(&world));
+        let verdict = Review::read(&rules, &request).map(|review| review.judge(&world));
         (verdict, wire::answer(&uid, Ok(Vec::new()), None))
     });
 }

@@ -17,8 +17,7 @@ use super::{
 };
 use crate::{
     client,
-    content::Digest,
-    content::Hasher,
+    content::{Digest, Hasher},
     object::{Kind, ObjectKey},
     ops::metrics::Metrics,
 };
@@ -203,19 +202,9 @@ fn spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
 
 /// Covers everything that an authorizer may decide on.
 fn fingerprint(user: &User) -> Digest {
+    let user = serde_json::to_string(user).unwrap_or_else(|_| unreachable!("texts are always JSON"));
     let mut hasher = Hasher::new();
-    hasher.text("name", &user.name);
-    hasher.text("uid", &user.uid);
-    for group in &user.groups {
-        hasher.text("group", group);
-    }
-    for (key, values) in &user.extra {
-        // A key may have no values.
-        hasher.text("extra", key);
-        for value in values {
-            hasher.text(&format!("extra {key}"), value);
-        }
-    }
+    hasher.text("user", &user);
     hasher.finish()
 }
 

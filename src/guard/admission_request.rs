@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::object::{Kind, Meta, Object, ObjectKey};
+use k8s_openapi::api::authentication::v1::UserInfo;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::object::{Kind, Meta, Object, ObjectKey, optional_map};
 
 /// The users under which Kubernetes itself deletes and updates objects: the garbage collector, the namespace
 /// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match
@@ -13,13 +16,36 @@ pub const KUBERNETES_CLEANUP_USERS: [&str; 3] = [
     "system:kube-controller-manager",
 ];
 
-/// The user of a request, as the API server authenticated it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The user of a request, as the API server authenticated it. Go serializes an empty list as null.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
 pub struct User {
+    #[serde(rename = "username")]
     pub name: String,
     pub uid: String,
+    #[serde(deserialize_with = "groups")]
     pub groups: Vec<String>,
+    #[serde(deserialize_with = "extra")]
     pub extra: BTreeMap<String, Vec<String>>,
+}
+
+fn groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn extra<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Vec<String>>, D::Error> {
+    Ok(optional_map(deserializer)?.unwrap_or_default())
+}
+
+impl From<UserInfo> for User {
+    fn from(UserInfo { username, uid, groups, extra }: UserInfo) -> Self {
+        Self {
+            name: username.unwrap_or_default(),
+            uid: uid.unwrap_or_default(),
+            groups: groups.unwrap_or_default(),
+            extra: extra.unwrap_or_default(),
+        }
+    }
 }
 
 /// A write of one ConfigMap or Secret.
@@ -52,6 +78,16 @@ impl Request {
         ObjectKey::new(self.kind, &self.namespace, &object.metadata.name)
     }
 
+    /// The object before and after the request.
+    #[must_use]
+    pub const fn objects(&self) -> (Option<&Object>, Option<&Object>) {
+        match &self.operation {
+            Operation::Create { new } => (None, Some(new)),
+            Operation::Update { old, new } => (Some(old), Some(new)),
+            Operation::Delete { old } => (Some(old), None),
+        }
+    }
+
     /// Whether it is an update of nothing that Lockstep reads, but for managedFields and the resourceVersion: storage
     /// migration and empty applies are such updates.
     #[must_use]
@@ -63,7 +99,8 @@ impl Request {
             (content, labels, annotations, owner_references, finalizers, deletion_timestamp)
         }
 
-        matches!(&self.operation, Operation::Update { old, new } if compared(old) == compared(new))
+        let (old, new) = self.objects();
+        old.map(compared) == new.map(compared)
     }
 }
 

@@ -3,10 +3,7 @@
 use json_patch::Patch;
 use serde_json::json;
 
-use super::{
-    admission_request::{Operation, Request},
-    review::Rules,
-};
+use super::{admission_request::Request, review::Rules};
 use crate::{
     keys::Keys,
     object::Object,
@@ -28,32 +25,24 @@ const STORAGE_MIGRATOR: &str = "system:serviceaccount:kube-system:storage-versio
 /// same companions. The patch is empty if the annotation is right already.
 #[must_use]
 pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
-    let nothing = || (Patch(Vec::new()), Vec::new());
-    let keys = &rules.keys;
-    let (old, new) = match &request.operation {
-        Operation::Update { .. } if request.user.name == STORAGE_MIGRATOR && request.changes_nothing() => {
-            return nothing();
-        }
-        Operation::Create { new } => (None, new),
-        Operation::Update { old, new, .. } => (Some(old), new),
-        Operation::Delete { .. } => return nothing(),
-    };
+    let (keys, home) = (&*rules.keys, &*request.namespace);
+    let (old, Some(new)) = request.objects() else { return Default::default() };
     let meta = &new.metadata;
-    if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() {
-        return nothing();
+    let is_migration = || request.user.name == STORAGE_MIGRATOR && request.changes_nothing();
+    if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() || is_migration() {
+        return Default::default();
     }
     let (targeted, protected) = (keys.sets_targets(meta), meta.annotations.contains_key(&keys.protect));
     let mut warnings = Vec::new();
     let mut defaults = Defaults::default();
     if !targeted || !protected {
-        let Some(of_namespace) = world.namespaces().defaults(&request.namespace) else {
+        let Some(of_namespace) = world.namespaces().defaults(home) else {
             let warning = format!(
-                "namespace {} is not known yet: its defaults apply when this source is next changed",
-                request.namespace
+                "namespace {home} is not known yet: its defaults apply when this source is next changed"
             );
-            return (Patch(Vec::new()), vec![warning]);
+            return (Patch::default(), vec![warning]);
         };
-        let mut valid = ValidDefaults { rules, home: &request.namespace, of_namespace, warnings: Vec::new() };
+        let mut valid = ValidDefaults { rules, home, of_namespace, warnings };
         if !targeted {
             (defaults.target_namespaces, defaults.target_selector) = valid.targets();
         }
@@ -63,7 +52,7 @@ pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch
         warnings = valid.warnings;
     }
     if defaults.targets() != stamped_before(keys, old).targets() {
-        warnings.extend(warnings_of_targets(keys, &request.namespace, &defaults));
+        warnings.extend(warnings_of_targets(keys, home, &defaults));
     }
     (patch_of(keys, new, defaults.to_annotation()), warnings)
 }

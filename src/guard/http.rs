@@ -24,7 +24,7 @@ use super::{
     log_rate_limit::LogRateLimit,
     preview::{Lookups, Preview},
     required_access::AccessError,
-    review::{Case, Rules, Verdict},
+    review::{Review, Rules, Verdict},
     review_memory::{BodyError, MIN_REVIEW_BYTES, ReceivedBody, ReviewMemory},
     wire,
 };
@@ -177,9 +177,9 @@ impl Guard {
 
     fn judge(&self, review: ParsedReview) -> JudgedReview {
         let ParsedReview { uid, request, peer, share, parsed: _until_judged } = review;
-        let case = Case::read(&self.rules, &request);
-        let is_source = case.as_ref().is_some_and(Case::is_about_a_source);
-        let verdict = case.map_or(Verdict::ALLOWED, |case| self.world.read(|world| case.judge(world)));
+        let review = Review::read(&self.rules, &request);
+        let is_source = review.as_ref().is_some_and(Review::is_about_a_source);
+        let verdict = review.map_or(Verdict::ALLOWED, |review| self.world.read(|world| review.judge(world)));
         let Request { kind, namespace, user, operation, dry_run } = request;
         let is_tried = dry_run && is_source && !matches!(verdict, Verdict::Deny(_));
         let preview = is_tried.then(|| {

@@ -22,6 +22,9 @@ use crate::{
     world::{Eligibility, World},
 };
 
+/// How many companions of other sources a warning names.
+const MAX_NAMED_CONFLICTS: usize = 3;
+
 /// The guard's configuration.
 #[derive(Debug, Clone)]
 pub struct Rules {
@@ -71,7 +74,7 @@ pub struct Claims {
     ask_consent: AskConsent,
     /// About the object as a companion.
     warnings: Vec<String>,
-    /// See [`Case::default_targets`].
+    /// See [`Review::default_targets`].
     default_targets: bool,
 }
 
@@ -81,7 +84,7 @@ impl Verdict {
 
 /// A request, and what its object asks for as a source before and after it. Objects may be large: they are
 /// parsed and compared here, before the lock on the world is taken.
-pub struct Case<'a> {
+pub struct Review<'a> {
     rules: &'a Rules,
     request: &'a Request,
     key: ObjectKey,
@@ -103,7 +106,7 @@ pub struct Case<'a> {
     restored: Option<Restored>,
 }
 
-impl<'a> Case<'a> {
+impl<'a> Review<'a> {
     /// `None` for a request that is allowed whatever the state of the world.
     #[must_use]
     pub fn read(rules: &'a Rules, request: &'a Request) -> Option<Self> {
@@ -111,11 +114,7 @@ impl<'a> Case<'a> {
         if rules.exempt.contain(user) || user.is_kubernetes_cleanup() || request.changes_nothing() {
             return None;
         }
-        let (old, new) = match &request.operation {
-            Operation::Create { new } => (None, Some(new)),
-            Operation::Update { old, new, .. } => (Some(old), Some(new)),
-            Operation::Delete { old } => (Some(old), None),
-        };
+        let (old, new) = request.objects();
         let keys = &*rules.keys;
         let key = request.key(new.or(old)?);
         let policy = |object: &Object| Policy::of(keys, &rules.own_namespace, &key, object);
@@ -140,7 +139,7 @@ impl<'a> Case<'a> {
         let restored = new
             .filter(|_| !rules.deputies.contain(&request.user))
             .and_then(|new| Restored::read(keys, &key, old, new));
-        let mut case = Self {
+        let mut review = Self {
             rules,
             request,
             key,
@@ -153,8 +152,8 @@ impl<'a> Case<'a> {
             default_targets,
             restored,
         };
-        case.warnings = new.map_or_else(Vec::new, |new| case.warnings_about(&new.metadata));
-        Some(case)
+        review.warnings = new.map_or_else(Vec::new, |new| review.warnings_about(&new.metadata));
+        Some(review)
     }
 
     /// What the author should know about the object as it will be.
@@ -204,7 +203,7 @@ impl<'a> Case<'a> {
     pub fn judge(&self, world: &World) -> Verdict {
         let verdict = match &self.request.operation {
             Operation::Create { new } => self.create(world, new),
-            Operation::Update { old, new, .. } => self.update(world, old, new),
+            Operation::Update { old, new } => self.update(world, old, new),
             Operation::Delete { old } => self.delete(world, old),
         };
         verdict.unwrap_or_else(Verdict::Deny)
@@ -487,7 +486,7 @@ impl Claims {
         let patterns = patterns && !policy.targets.needs_consent;
         let wanted = if patterns { policy.targets.clone() } else { policy.targets.listed_by_name() };
         let home = &*self.key.namespace;
-        let (mut warnings, mut conflicts) = (Vec::new(), Conflicts::default());
+        let (mut warnings, mut conflicts) = (Vec::new(), Vec::new());
         for target in targets(world, home, &wanted) {
             warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
@@ -510,7 +509,7 @@ impl Claims {
             match world.competing_source(&at, Some(&self.key)) {
                 None => {}
                 // Otherwise a source in one matched namespace could keep this one out of all of them.
-                Some(of) if !target.explicit => conflicts.add(&at, &of),
+                Some(of) if !target.explicit => conflicts.push(format!("{at} of {of}")),
                 Some(of) if of.namespace == self.key.namespace => {
                     warnings.push(format!(
                         "{at} is the companion of {of}; it is handed over once {of} no longer wants it"
@@ -519,7 +518,7 @@ impl Claims {
                 Some(of) => return Err(Denial::Taken { at, of }),
             }
         }
-        warnings.extend(conflicts.warning());
+        warnings.extend(warning_of_conflicts(&conflicts));
         if patterns {
             warnings.extend(unmatched(world, home, &wanted).map(|trouble| trouble.to_string()));
         }
@@ -528,38 +527,19 @@ impl Claims {
     }
 }
 
-/// Companions of other sources that have the name of this one's, where a pattern matches.
-#[derive(Default)]
-struct Conflicts {
-    number: usize,
-    first: Vec<String>,
-}
-
-impl Conflicts {
-    const MAX_NAMED: usize = 3;
-
-    fn add(&mut self, at: &ObjectKey, of: &ObjectKey) {
-        self.number += 1;
-        if self.number <= Self::MAX_NAMED {
-            self.first.push(format!("{at} of {of}"));
-        }
-    }
-
-    fn warning(&self) -> Option<String> {
-        let more = match self.number.checked_sub(Self::MAX_NAMED) {
-            Some(more @ 1..) => format!(" and {more} more"),
-            _ => String::new(),
-        };
-        let Self { number, first } = self;
-        let namespaces = if *number == 1 { "namespace" } else { "namespaces" };
-        (*number > 0).then(|| {
-            format!(
-                "{number} {namespaces} that a pattern matches have a companion of this name from another source and \
-                 keep it: {}{more}; all others get one of this source",
-                first.join(", ")
-            )
-        })
-    }
+/// About companions of other sources that have the name of this one's, where a pattern matches.
+fn warning_of_conflicts(conflicts: &[String]) -> Option<String> {
+    let (named, more) = conflicts.split_at(conflicts.len().min(MAX_NAMED_CONFLICTS));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let namespaces = if conflicts.len() == 1 { "namespace" } else { "namespaces" };
+    (!conflicts.is_empty()).then(|| {
+        format!(
+            "{} {namespaces} that a pattern matches have a companion of this name from another source and keep it: \
+             {}{more}; all others get one of this source",
+            conflicts.len(),
+            named.join(", ")
+        )
+    })
 }
 
 /// Whether an update of a source leaves its companions as they are, now and when the source is deleted:

@@ -1,7 +1,5 @@
 //! Parses AdmissionReviews (admission.k8s.io/v1) and writes the answers.
 
-use std::{borrow::Cow, collections::BTreeMap};
-
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
@@ -51,59 +49,39 @@ const MAX_MESSAGE_CHARS: usize = 2000;
 /// beyond 4096. With this many, none is dropped.
 const MAX_WARNINGS: usize = 10;
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct AdmissionReview<'a> {
-    #[serde(borrow, default)]
-    api_version: Cow<'a, str>,
-    #[serde(borrow, default)]
-    kind: Cow<'a, str>,
-    #[serde(borrow, default)]
+    api_version: String,
+    kind: String,
+    #[serde(borrow)]
     request: Option<AdmissionRequest<'a>>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct AdmissionRequest<'a> {
     uid: String,
-    #[serde(borrow)]
-    resource: Resource<'a>,
-    #[serde(borrow, default)]
-    sub_resource: Cow<'a, str>,
-    #[serde(borrow, default)]
-    name: Cow<'a, str>,
-    #[serde(default)]
+    resource: Resource,
+    sub_resource: String,
+    name: String,
     namespace: String,
-    #[serde(borrow)]
-    operation: Cow<'a, str>,
-    #[serde(default)]
+    operation: String,
     dry_run: Option<bool>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     user_info: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     object: Option<&'a RawValue>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     old_object: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Resource<'a> {
-    #[serde(borrow)]
-    group: Cow<'a, str>,
-    #[serde(borrow)]
-    version: Cow<'a, str>,
-    #[serde(borrow)]
-    resource: Cow<'a, str>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct UserInfo {
-    username: String,
-    uid: String,
-    groups: Option<Vec<String>>,
-    extra: Option<BTreeMap<String, Option<Vec<String>>>>,
+struct Resource {
+    group: String,
+    version: String,
+    resource: String,
 }
 
 /// The uid to answer with, and the request.
@@ -132,11 +110,11 @@ pub fn parse(bytes: &[u8]) -> Result<(String, Request), Malformed> {
         let raw = raw.ok_or(Malformed::Missing("review of this operation", name))?;
         let mut object = parse_object(raw)?;
         if object.metadata.name.is_empty() {
-            object.metadata.name = body.name.clone().into_owned();
+            object.metadata.name.clone_from(&body.name);
         }
         Ok(object)
     };
-    let operation = match &*body.operation {
+    let operation = match body.operation.as_str() {
         "CREATE" => Operation::Create { new: object(body.object, "an object")? },
         "UPDATE" => Operation::Update {
             old: object(body.old_object, "an oldObject")?,
@@ -156,14 +134,10 @@ fn parse_user(raw: Option<&RawValue>) -> Result<User, Malformed> {
     if raw.get().len() > MAX_USER_BYTES {
         return Err(Malformed::User);
     }
-    let user: UserInfo = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
-    let UserInfo { username: name, uid, groups, extra } = user;
-    if name.is_empty() {
+    let user: User = serde_json::from_str(raw.get()).map_err(|error| json_error(&error))?;
+    if user.name.is_empty() {
         return Err(Malformed::Missing("review", "a user"));
     }
-    // Go serializes an empty list as null.
-    let extra = extra.unwrap_or_default().into_iter().map(|(key, values)| (key, values.unwrap_or_default()));
-    let user = User { name, uid, groups: groups.unwrap_or_default(), extra: extra.collect() };
     if user.size_bytes() > MAX_USER_BYTES { Err(Malformed::User) } else { Ok(user) }
 }
 

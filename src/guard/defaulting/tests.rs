@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    guard::admission_request::{Subjects, User},
+    guard::admission_request::{Operation, Subjects, User},
     object::Kind,
     testing::{OWN_NAMESPACE, ObjectBuilder, keys, namespace, object, source, world},
 };

@@ -40,7 +40,8 @@ fn by_alice(namespace: &str, operation: Operation) -> Request {
 
 fn judge(cluster: &Cluster, request: &Request) -> Verdict {
     let rules = rules();
-    Case::read(&rules, request).map_or(Verdict::ALLOWED, |case| cluster.world.read(|world| case.judge(world)))
+    Review::read(&rules, request)
+        .map_or(Verdict::ALLOWED, |case| cluster.world.read(|world| case.judge(world)))
 }
 
 /// What becomes of the request of a user who has the required access.

@@ -1,5 +1,7 @@
 //! Reviews as the API server sends them, and malformed ones.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

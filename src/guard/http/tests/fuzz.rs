@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     guard::{
         admission_request::Operation,
-        review::{Case, Verdict},
+        review::{Review, Verdict},
     },
     object::Object,
     testing::fuzz::Target,
@@ -157,7 +157,7 @@ async fn try_input(guard: &Arc<Guard>, has_access: bool, body: &[u8], log: &Capt
             assert!(!text.contains("hush") && !log.text().contains("hush"), "{}\n{}", log.text(), shown());
         }
         if path == "/validate" {
-            let case = Case::read(&guard.rules, &request);
+            let case = Review::read(&guard.rules, &request);
             let expected = match case.map(|case| guard.world.read(|world| case.judge(world))) {
                 None | Some(Verdict::Allow { .. }) => true,
                 // The peer has no certificate.
