@@ -41,15 +41,13 @@ pub struct Certificate {
     pub for_servers: bool,
 }
 
-/// A certificate that may sign others, with its key, which `Debug` does not show.
-#[derive(Debug)]
+/// A certificate that may sign others, with its key. `Debug` shows the subject only.
 pub struct Ca {
     pub certificate: Certificate,
     key: KeyPair,
 }
 
-/// A serving certificate, its issuer, and its key, which `Debug` does not show.
-#[derive(Debug)]
+/// A serving certificate, its key and its issuer. `Debug` shows the subject only.
 pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
@@ -301,6 +299,18 @@ fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Unusabl
 impl fmt::Debug for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} – {})", self.subject, self.not_before, self.not_after)
+    }
+}
+
+impl fmt::Debug for Ca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.certificate.fmt(f)
+    }
+}
+
+impl fmt::Debug for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.certificate.fmt(f)
     }
 }
 

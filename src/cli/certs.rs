@@ -112,13 +112,14 @@ fn host(text: &str) -> Result<String, String> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+    use rustls::{
+        crypto::ring::default_provider,
+        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        sign::CertifiedKey,
+    };
 
     use super::*;
-    use crate::{
-        certs::{issue::Certificate, resolver::certified_key},
-        testing::TempDir,
-    };
+    use crate::{certs::issue::Certificate, testing::TempDir};
 
     fn settings(dir: &Path) -> Certs {
         Certs {
@@ -139,7 +140,7 @@ mod tests {
         let file = |name: &str| settings.dir.join(name);
         let chain = CertificateDer::pem_file_iter(file("tls.crt")).unwrap().map(Result::unwrap).collect();
         let key = PrivateKeyDer::from_pem_file(file("tls.key")).unwrap();
-        certified_key(chain, key).unwrap();
+        CertifiedKey::from_der(chain, key, &default_provider()).unwrap();
         assert_eq!(fs::metadata(file("tls.key")).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(!file("ca.key").exists());
         assert_eq!(Certificate::parse_all(&fs::read(file("ca.crt")).unwrap()).unwrap().len(), 1);
