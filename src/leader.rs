@@ -4,13 +4,14 @@ mod annotations;
 pub(crate) mod candidate;
 mod claim;
 pub mod decide;
-mod lease;
+mod lease_client;
+pub mod record;
 
 pub use annotations::LeaseAnnotations;
 pub use candidate::{Election, ElectionConfig, identity, start};
 pub use claim::Claim;
-pub use decide::LeaseRecord;
-pub use lease::LeaseObject;
+pub use lease_client::LeaseClient;
+pub use record::LeaseRecord;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
-use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     connection::{Connected, Connection},
@@ -20,6 +20,7 @@ use crate::{
         status::{SourceStatus, source_status},
     },
     keys::Keys,
+    leader::LeaseRecord,
     world::World,
 };
 
@@ -201,7 +202,7 @@ impl HoldRequest {
     }
 }
 
-fn annotations(lease: &LeaseHandle, found: Lease) -> HoldAnnotations {
+fn annotations(lease: &LeaseHandle, found: LeaseRecord) -> HoldAnnotations {
     HoldAnnotations::read(&lease.keys, &found.metadata.annotations.unwrap_or_default())
 }
 

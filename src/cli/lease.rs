@@ -3,26 +3,22 @@
 use std::time::Duration;
 
 use anyhow::anyhow;
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::Client;
 use serde_json::{Value, json};
 
 use super::connection::Connection;
 use crate::{
-    client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
+    client::{self, Failure, REQUEST_TIMEOUT},
     config,
     keys::Keys,
-    leader::LeaseObject,
+    leader::{LeaseClient, LeaseRecord},
 };
 
 /// How often a command that waits for the leader reads the Lease.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub struct LeaseHandle {
-    api: Api<LeaseObject>,
+    lease: LeaseClient,
     pub client: Client,
     pub keys: Keys,
     pub connection: Connection,
@@ -32,25 +28,22 @@ impl LeaseHandle {
     /// With the rights of the current kubeconfig.
     pub async fn connect(connection: &Connection) -> anyhow::Result<Self> {
         let client = client::build(connection.config().await?, |_, _| {})?;
-        let api = Api::namespaced(client.clone(), &connection.lockstep_namespace);
         let keys = Keys::new(&connection.domain, config::SUFFIX);
-        Ok(Self { api, client, keys, connection: connection.clone() })
+        let lease = LeaseClient::new(client.clone(), &connection.lockstep_namespace, &keys.instance);
+        Ok(Self { lease, client, keys, connection: connection.clone() })
     }
 
     /// Reads the Lease with an empty patch: for commands for which the right to patch it is enough.
-    pub async fn read_with_patch(&self) -> Result<Lease, Failure> {
+    pub async fn read_with_patch(&self) -> Result<LeaseRecord, Failure> {
         self.patch(&json!({})).await
     }
 
-    pub async fn annotate(&self, key: &str, value: &str) -> Result<Lease, Failure> {
+    pub async fn annotate(&self, key: &str, value: &str) -> Result<LeaseRecord, Failure> {
         self.patch(&json!({"metadata": {"annotations": {key: value}}})).await
     }
 
-    async fn patch(&self, patch: &Value) -> Result<Lease, Failure> {
-        let (name, params) = (&self.keys.instance, PatchParams::default());
-        let patched =
-            with_timeout(REQUEST_TIMEOUT, self.api.patch(name, &params, &Patch::Merge(patch))).await;
-        patched.map(|lease| lease.0)
+    async fn patch(&self, patch: &Value) -> Result<LeaseRecord, Failure> {
+        self.lease.merge(patch, REQUEST_TIMEOUT).await
     }
 
     pub fn explain(&self, verb: &str, failure: &Failure) -> anyhow::Error {
@@ -71,8 +64,4 @@ pub fn explain(connection: &Connection, verb: &str, failure: &Failure) -> anyhow
         ),
         other => anyhow!("cannot {verb} the Lease {lease}: {other}"),
     }
-}
-
-pub fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
-    lease.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }

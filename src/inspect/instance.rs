@@ -17,7 +17,7 @@ use crate::{
     config::published::PublishedSettings,
     hold::{HeldDeletes, HoldAnnotations, later},
     keys::Keys,
-    leader::{LeaseObject, LeaseRecord},
+    leader::{LeaseClient, LeaseRecord},
     world::Scope,
 };
 
@@ -187,9 +187,9 @@ async fn read_lease(
     keys: &Keys,
     now: Timestamp,
 ) -> Result<LeaseState, Failure> {
-    let leases = Api::<LeaseObject>::namespaced(client.clone(), &name.namespace);
-    let lease = with_timeout(REQUEST_TIMEOUT, leases.get(&keys.instance)).await?;
-    Ok(LeaseState::of(lease.into(), keys, now))
+    let lease = LeaseClient::new(client.clone(), &name.namespace, &keys.instance);
+    let lease = lease.get(REQUEST_TIMEOUT).await?;
+    Ok(LeaseState::of(lease, keys, now))
 }
 
 /// Reads both webhook configurations of this name.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
+
+use super::record::LeaseRecord;
 
 /// The annotations as this replica last observed them, and what the leader wants to write to them.
 ///
@@ -62,12 +63,9 @@ impl LeaseAnnotations {
     }
 }
 
-/// Applies changes to the annotations of an object.
-pub(super) fn annotate(
-    metadata: &mut ObjectMeta,
-    changes: impl IntoIterator<Item = (String, Option<String>)>,
-) {
-    let annotations = metadata.annotations.get_or_insert_default();
+/// Applies changes to the annotations of a Lease.
+pub(super) fn annotate(lease: &mut LeaseRecord, changes: impl IntoIterator<Item = (String, Option<String>)>) {
+    let annotations = lease.metadata.annotations.get_or_insert_default();
     for (key, value) in changes {
         if let Some(value) = value {
             annotations.insert(key, value);

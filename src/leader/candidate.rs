@@ -5,20 +5,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kube::{Api, Client, api::PostParams};
+use kube::Client;
 use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
-    annotations::{LeaseAnnotations, annotate},
+    annotations::{Changes, LeaseAnnotations, annotate},
     claim::Claim,
     decide::{
-        LeaseAction, LeaseRecord, ObservedLease, conflict_pause, decide, failure_pause, new_lease,
-        renew_deadline, sign_of_restore,
+        LeaseAction, ObservedLease, conflict_pause, decide, failure_pause, next_record, renew_deadline,
+        sign_of_restore,
     },
-    lease::LeaseObject,
+    lease_client::LeaseClient,
+    record::LeaseRecord,
 };
 use crate::{
-    client::{Failure, with_timeout},
+    client::Failure,
     clock,
     ops::{
         health::{Readiness, Warning},
@@ -65,7 +66,7 @@ pub fn start(
     readiness: Readiness,
 ) -> (Claim, Election) {
     let (stop, stopped) = watch::channel(false);
-    let leases = Api::namespaced(client, &config.namespace);
+    let leases = LeaseClient::new(client, &config.namespace, &config.name);
     let (claim, candidate) = Candidate::new(leases, config, annotations, restores, metrics, readiness);
     (claim, Election { stop, task: tokio::spawn(candidate.run(stopped)) })
 }
@@ -78,44 +79,29 @@ impl Election {
     }
 }
 
-/// What the election needs of the API server; the simulation has one in memory. `Ok(None)`: there is no Lease.
+/// What the election needs of the API server; the simulation has one in memory.
 pub(crate) trait LeaseApi: Send + Sync + 'static {
-    fn get(
-        &self,
-        name: &str,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<Option<LeaseObject>, Failure>> + Send;
+    /// `Ok(None)`: there is no Lease.
+    fn get(&self, timeout: Duration) -> impl Future<Output = Result<Option<LeaseRecord>, Failure>> + Send;
 
-    fn create(
+    /// Replaces this version of the Lease, or creates one if it has no version.
+    fn write(
         &self,
-        lease: &LeaseObject,
+        lease: &LeaseRecord,
         timeout: Duration,
-    ) -> impl Future<Output = Result<LeaseObject, Failure>> + Send;
-
-    fn replace(
-        &self,
-        name: &str,
-        lease: &LeaseObject,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<LeaseObject, Failure>> + Send;
+    ) -> impl Future<Output = Result<LeaseRecord, Failure>> + Send;
 }
 
-impl LeaseApi for Api<LeaseObject> {
-    async fn get(&self, name: &str, timeout: Duration) -> Result<Option<LeaseObject>, Failure> {
-        with_timeout(timeout, self.get_opt(name)).await
+impl LeaseApi for LeaseClient {
+    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
+        match Self::get(self, timeout).await {
+            Err(Failure::NotFound) => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
-    async fn create(&self, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
-        with_timeout(timeout, Self::create(self, &PostParams::default(), lease)).await
-    }
-
-    async fn replace(
-        &self,
-        name: &str,
-        lease: &LeaseObject,
-        timeout: Duration,
-    ) -> Result<LeaseObject, Failure> {
-        with_timeout(timeout, Self::replace(self, name, &PostParams::default(), lease)).await
+    async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
+        Self::write(self, lease, timeout).await
     }
 }
 
@@ -201,26 +187,20 @@ impl<L: LeaseApi> Candidate<L> {
             return self.log_failure(&failure);
         }
         let ElectionConfig { identity, lease_duration, .. } = &self.config;
-        let annotates = self.is_holder() && !self.annotations.wanted().is_empty();
-        let outcome = match decide(identity, &self.lease, *lease_duration, clock::now()) {
-            LeaseAction::Wait(wait) if !annotates => {
-                self.resolved();
-                return wait;
-            }
-            LeaseAction::Create => match self.write(None).await {
-                // There is no namespace to create it in. To read it again would find out nothing.
-                Err(failure @ Failure::NotFound) => return self.log_failure(&failure),
-                outcome => outcome,
-            },
-            LeaseAction::Acquire | LeaseAction::Renew | LeaseAction::Wait(_) => {
-                self.write(self.lease.record().cloned()).await
-            }
-        };
-        match outcome {
+        let action = decide(identity, &self.lease, *lease_duration, clock::now());
+        if let LeaseAction::Wait(wait) = action
+            && (!self.is_holder() || self.annotations.wanted().is_empty())
+        {
+            self.resolved();
+            return wait;
+        }
+        match self.write().await {
             Ok(()) => {
                 self.resolved();
                 Duration::ZERO
             }
+            // There is no namespace to create it in. To read it again would find out nothing.
+            Err(failure @ Failure::NotFound) if action == LeaseAction::Create => self.log_failure(&failure),
             // Another replica was faster, or the Lease was annotated or deleted.
             Err(Failure::Conflict | Failure::AlreadyExists | Failure::NotFound) => {
                 self.conflicts = self.conflicts.saturating_add(1);
@@ -239,8 +219,7 @@ impl<L: LeaseApi> Candidate<L> {
     }
 
     async fn read(&mut self) -> Result<(), Failure> {
-        let found = self.leases.get(&self.config.name, self.request_timeout()).await?;
-        let found = found.map(LeaseRecord::from);
+        let found = self.leases.get(self.request_timeout()).await?;
         self.lease.observe(found.clone(), clock::now());
         let mut outdated = if self.another_leads() { self.annotations.wanted() } else { BTreeMap::new() };
         // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease of
@@ -262,21 +241,11 @@ impl<L: LeaseApi> Candidate<L> {
         Ok(())
     }
 
-    /// Writes the Lease with this replica as its holder: in place of the `previous` record, or a new Lease.
-    async fn write(&mut self, previous: Option<LeaseRecord>) -> Result<(), Failure> {
-        let sent = clock::now();
-        let changes = self.annotations.wanted();
-        let mut lease = self.new_lease(previous.as_ref(), &self.config.identity);
-        let published = self.config.published.clone().into_iter().map(|(key, value)| (key, Some(value)));
-        annotate(&mut lease.0.metadata, published);
-        annotate(&mut lease.0.metadata, changes.clone());
-        let written = if previous.is_some() {
-            self.replace(&lease).await?
-        } else {
-            self.leases.create(&lease, self.request_timeout()).await?
-        };
+    /// Takes or renews the Lease.
+    async fn write(&mut self) -> Result<(), Failure> {
+        let (sent, changes) = (clock::now(), self.annotations.wanted());
+        let written = self.send(&self.config.identity, &changes).await?;
         self.annotations.done(&changes);
-        let written = LeaseRecord::from(written);
         self.lease.written(written.clone(), sent, clock::now());
         self.saw(written);
         let was_leader = self.claim.borrow().is_some_and(|deadline| sent < deadline);
@@ -289,10 +258,9 @@ impl<L: LeaseApi> Candidate<L> {
 
     /// Whether another replica, as the leader, has announced since the last read that etcd was restored.
     fn restore_announced(&self, known: &LeaseRecord, found: &LeaseRecord) -> bool {
-        let announced = |record: &LeaseRecord| {
-            record.metadata.annotations.as_ref()?.get(&self.config.restore_annotation).cloned()
-        };
-        self.another_leads() && announced(found).is_some() && announced(found) != announced(known)
+        let (before, now) =
+            [known, found].map(|lease| lease.annotation(&self.config.restore_annotation)).into();
+        self.another_leads() && now.is_some() && now != before
     }
 
     fn saw(&mut self, lease: LeaseRecord) {
@@ -300,13 +268,14 @@ impl<L: LeaseApi> Candidate<L> {
         self.last_seen = Some((lease, self.restores.count()));
     }
 
-    fn new_lease(&self, previous: Option<&LeaseRecord>, holder: &str) -> LeaseObject {
-        let ElectionConfig { name, lease_duration, .. } = &self.config;
-        LeaseObject(new_lease(name, *lease_duration, previous, holder, clock::wall()))
-    }
-
-    async fn replace(&self, lease: &LeaseObject) -> Result<LeaseObject, Failure> {
-        self.leases.replace(&self.config.name, lease, self.request_timeout()).await
+    /// Writes the Lease with this holder: in place of the one that is there, or a new one.
+    async fn send(&self, holder: &str, changes: &Changes) -> Result<LeaseRecord, Failure> {
+        let ElectionConfig { name, lease_duration, published, .. } = &self.config;
+        let previous = self.lease.record().filter(|record| !record.is_deleted());
+        let mut lease = next_record(name, *lease_duration, previous, holder, clock::wall());
+        let published = published.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
+        annotate(&mut lease, published.chain(changes.clone()));
+        self.leases.write(&lease, self.request_timeout()).await
     }
 
     async fn release(mut self) {
@@ -315,13 +284,13 @@ impl<L: LeaseApi> Candidate<L> {
         if !self.is_holder() {
             return;
         }
-        let mut outcome = self.give_back().await;
+        let mut outcome = self.send("", &self.annotations.wanted()).await;
         for _ in 1..MAX_RELEASE_ATTEMPTS {
             // Somebody has annotated the Lease since it was last read.
             if !matches!(outcome, Err(Failure::Conflict)) || self.read().await.is_err() || !self.is_holder() {
                 break;
             }
-            outcome = self.give_back().await;
+            outcome = self.send("", &self.annotations.wanted()).await;
         }
         match outcome {
             Ok(_) => tracing::info!("released the Lease"),
@@ -329,13 +298,6 @@ impl<L: LeaseApi> Candidate<L> {
                 tracing::warn!("the Lease could not be released ({failure}): it expires by itself")
             }
         }
-    }
-
-    /// Writes the Lease without a holder, and with what the others should know.
-    async fn give_back(&self) -> Result<LeaseObject, Failure> {
-        let mut lease = self.new_lease(self.lease.record(), "");
-        annotate(&mut lease.0.metadata, self.annotations.wanted());
-        self.replace(&lease).await
     }
 
     /// Short enough that a request that hangs leaves time for another before the claim expires.

@@ -5,11 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
-};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
+
+use super::record::{LeaseMetadata, LeaseRecord};
 
 /// How long a standby waits at most before it reads the Lease again.
 pub(super) const RETRY_PERIOD: Duration = Duration::from_secs(1);
@@ -17,37 +15,6 @@ pub(super) const RETRY_PERIOD: Duration = Duration::from_secs(1);
 const MAX_FAILURE_PAUSE: Duration = Duration::from_millis(500);
 /// The pause after the second conflict in a row; it doubles with each further one.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
-
-/// The fields of a Lease that the election uses: client-go's `LeaderElectionRecord`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LeaseRecord {
-    /// Empty when the Lease was released.
-    pub holder: String,
-    /// How long the Lease is the holder's after each renewal.
-    pub duration: Duration,
-    pub transitions: i32,
-    /// By the clock of the holder. For the others, any other time is a change.
-    pub acquire_time: Option<MicroTime>,
-    /// By the clock of the holder, which alone asks whether it is earlier or later. For the others, any other time is a
-    /// renewal.
-    pub renew_time: Option<MicroTime>,
-    /// Each write sends it back, because an update removes what it leaves out: annotations and labels of others. Without
-    /// a resourceVersion when the Lease was deleted.
-    pub metadata: ObjectMeta,
-}
-
-impl LeaseRecord {
-    pub const fn is_deleted(&self) -> bool {
-        self.metadata.resource_version.is_none()
-    }
-
-    /// Whether neither the holder nor another replica has written it since `known`. Metadata is left out: a Lease that
-    /// somebody annotates every second must expire when its holder is dead.
-    fn is_unchanged_since(&self, known: &Self) -> bool {
-        let ignore_metadata = |record: &Self| Self { metadata: ObjectMeta::default(), ..record.clone() };
-        self.is_deleted() == known.is_deleted() && ignore_metadata(self) == ignore_metadata(known)
-    }
-}
 
 /// The Lease as last observed.
 #[derive(Debug, Clone, Default)]
@@ -82,7 +49,7 @@ impl ObservedLease {
         // The holder of a deleted Lease may not know and still write, so the deletion counts as a renewal.
         let deleted = || {
             let (known, _) = self.record.as_ref()?;
-            Some(LeaseRecord { metadata: ObjectMeta::default(), ..known.clone() })
+            Some(LeaseRecord { metadata: LeaseMetadata::default(), ..known.clone() })
         };
         let found = found.or_else(deleted);
         match (&mut self.record, found) {
@@ -163,32 +130,25 @@ pub fn failure_pause(lease_duration: Duration) -> Duration {
 
 /// The Lease to write for this holder, in place of the `previous` record.
 #[must_use]
-pub fn new_lease(
+pub fn next_record(
     name: &str,
-    lease_duration: Duration,
+    duration: Duration,
     previous: Option<&LeaseRecord>,
     holder: &str,
     now: Timestamp,
-) -> Lease {
-    let now = MicroTime(now);
+) -> LeaseRecord {
+    let now = Some(MicroTime(now));
     let same_term = previous.is_some_and(|record| record.holder == holder || holder.is_empty());
-    let seconds = i32::try_from(lease_duration.as_secs()).unwrap_or(i32::MAX);
-    let metadata = previous.map(|record| record.metadata.clone()).unwrap_or_default();
     // Somebody may have written the largest number. The API server refuses the one that follows it.
     let transitions = previous.map_or(0, |record| record.transitions.saturating_add(i32::from(!same_term)));
-    Lease {
-        metadata: ObjectMeta { name: Some(name.to_owned()), ..metadata },
-        spec: Some(LeaseSpec {
-            holder_identity: Some(holder.to_owned()),
-            lease_duration_seconds: Some(seconds),
-            lease_transitions: Some(transitions),
-            acquire_time: previous
-                .filter(|_| same_term)
-                .and_then(|record| record.acquire_time.clone())
-                .or(Some(now.clone())),
-            renew_time: Some(now),
-            ..LeaseSpec::default()
-        }),
+    let LeaseRecord { acquire_time, metadata, .. } = previous.cloned().unwrap_or_default();
+    LeaseRecord {
+        holder: holder.to_owned(),
+        duration,
+        transitions,
+        acquire_time: acquire_time.filter(|_| same_term).or_else(|| now.clone()),
+        renew_time: now,
+        metadata: LeaseMetadata { name: Some(name.to_owned()), ..metadata },
     }
 }
 

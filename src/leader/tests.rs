@@ -9,7 +9,6 @@ use std::{
 };
 
 use http::Method;
-use k8s_openapi::api::coordination::v1::Lease;
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -137,7 +136,7 @@ async fn lease_deleted_while_another_replica_acquires_it_is_not_created_at_once(
 /// An API server with one Lease, which answers a write when the test says.
 #[derive(Clone, Default)]
 struct LeaseServer {
-    lease: Arc<Mutex<Option<Lease>>>,
+    lease: Arc<Mutex<Option<LeaseRecord>>>,
     arrived: Arc<Notify>,
     answered: Arc<Notify>,
 }
@@ -155,8 +154,8 @@ impl LeaseServer {
                 None => refusal(404, "NotFound"),
             };
         }
-        let mut lease: Lease = serde_json::from_value(asked.body).unwrap();
-        let version = |lease: &Lease| lease.metadata.resource_version.clone();
+        let mut lease: LeaseRecord = serde_json::from_value(asked.body).unwrap();
+        let version = |lease: &LeaseRecord| lease.metadata.resource_version.clone();
         {
             let mut known = self.lease.lock().unwrap();
             if known.as_ref().and_then(version) != version(&lease) {
@@ -172,7 +171,7 @@ impl LeaseServer {
     }
 
     /// Somebody else changes the Lease.
-    fn edit(&self, edit: impl FnOnce(&mut Lease)) {
+    fn edit(&self, edit: impl FnOnce(&mut LeaseRecord)) {
         let mut known = self.lease.lock().unwrap();
         let lease = known.as_mut().unwrap();
         edit(lease);
@@ -181,12 +180,7 @@ impl LeaseServer {
     }
 
     fn holder(&self) -> String {
-        self.lease
-            .lock()
-            .unwrap()
-            .clone()
-            .map(|lease| LeaseRecord::from(LeaseObject(lease)).holder)
-            .unwrap_or_default()
+        self.lease.lock().unwrap().clone().map(|lease| lease.holder).unwrap_or_default()
     }
 }
 
@@ -272,7 +266,7 @@ async fn lease_that_somebody_annotated_is_released_with_their_annotation_and_our
     let lease = server.lease.lock().unwrap().clone().unwrap();
     let kept: Vec<String> = lease.metadata.annotations.clone().unwrap_or_default().into_keys().collect();
     assert_eq!(kept, ["ours", "theirs"]);
-    assert_eq!(LeaseRecord::from(LeaseObject(lease)).holder, "");
+    assert_eq!(lease.holder, "");
 }
 
 #[tokio::test(start_paused = true)]

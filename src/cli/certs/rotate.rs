@@ -14,7 +14,7 @@ use crate::{
     certs::{issue::Certificate, rotation::is_plausible, webhooks::WebhookConfiguration},
     cli::{
         connection::Connection,
-        lease::{LeaseHandle, POLL_INTERVAL, annotation},
+        lease::{LeaseHandle, POLL_INTERVAL},
     },
     client::Failure,
     config,
@@ -84,7 +84,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     if old.is_empty() {
         bail!("no webhook trusts a CA, so there is none to replace: run lockstep check");
     }
-    let asked = annotation(&found, &lease.keys.rotate_ca).and_then(|text| text.parse().ok());
+    let asked = found.annotation(&lease.keys.rotate_ca).and_then(|text| text.parse().ok());
     let request = next_request(asked, Timestamp::now())?.to_string();
     let annotated = lease.annotate(&lease.keys.rotate_ca, &request).await;
     annotated.map_err(|failure| lease.explain("patch", &failure))?;

@@ -16,7 +16,7 @@ fn record(holder: &str, version: u64) -> LeaseRecord {
         transitions: 0,
         acquire_time: None,
         renew_time: Timestamp::from_second(i64::try_from(version).unwrap()).ok().map(MicroTime),
-        metadata: ObjectMeta { resource_version: Some(version.to_string()), ..ObjectMeta::default() },
+        metadata: LeaseMetadata { resource_version: Some(version.to_string()), ..LeaseMetadata::default() },
     }
 }
 
@@ -162,7 +162,7 @@ fn older_lease_is_the_sign_of_a_restore() {
     }
     // A Lease that was deleted and created again begins at zero.
     let recreated = LeaseRecord {
-        metadata: ObjectMeta { uid: Some("new".to_owned()), ..record("other", 60).metadata },
+        metadata: LeaseMetadata { uid: Some("new".to_owned()), ..record("other", 60).metadata },
         ..lease(60, 0, "other", 200)
     };
     assert_eq!(sign_of_restore("me", &known, &recreated), None);

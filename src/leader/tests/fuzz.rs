@@ -1,6 +1,6 @@
 //! The Lease, with its annotations: whatever the API server has stored there.
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::*;
 use crate::{
@@ -8,7 +8,10 @@ use crate::{
     hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
     inspect::instance::LeaseState,
     keys::Keys,
-    leader::decide::{LeaseAction, ObservedLease, RETRY_PERIOD, new_lease, sign_of_restore, tests::action},
+    leader::{
+        decide::{LeaseAction, ObservedLease, RETRY_PERIOD, next_record, sign_of_restore, tests::action},
+        record::LeaseMetadata,
+    },
     mirror::{
         brake::Brake,
         hold::{HoldKeeper, Now},
@@ -61,15 +64,10 @@ fn check_election(record: &LeaseRecord) {
             "{at_once:?}"
         ),
     }
-    let next = new_lease("lockstep", LEASE, Some(record), "me", wall());
-    let sent = serde_json::to_value(LeaseObject(next)).unwrap();
-    let next = LeaseRecord::from(serde_json::from_value::<LeaseObject>(sent).unwrap());
-    let fields = |metadata: &ObjectMeta| {
-        let ObjectMeta { labels, annotations, finalizers, owner_references, resource_version, uid, .. } =
-            metadata.clone();
-        (labels, annotations, finalizers, owner_references, resource_version, uid)
-    };
-    assert_eq!(fields(&next.metadata), fields(&record.metadata), "what others wrote is sent back");
+    let next = next_record("lockstep", LEASE, Some(record), "me", wall());
+    let next: LeaseRecord = serde_json::from_value(serde_json::to_value(next).unwrap()).unwrap();
+    let named = LeaseMetadata { name: next.metadata.name.clone(), ..record.metadata.clone() };
+    assert_eq!(next.metadata, named, "what others wrote is sent back");
     assert_eq!((next.holder.as_str(), next.duration), ("me", LEASE));
     // The API server stores no negative number, and refuses one.
     if record.transitions >= 0 {
@@ -120,10 +118,10 @@ fn check_hold(keys: &Arc<Keys>, annotations: &BTreeMap<String, String>) {
 }
 
 fn check(input: &[u8]) -> bool {
-    let Ok(lease) = serde_json::from_slice::<LeaseObject>(input) else { return false };
-    let again: LeaseObject = serde_json::from_value(serde_json::to_value(&lease).unwrap()).unwrap();
-    assert_eq!(LeaseRecord::from(again), LeaseRecord::from(lease.clone()));
-    let (keys, record) = (testing::keys(), LeaseRecord::from(lease));
+    let Ok(record) = serde_json::from_slice::<LeaseRecord>(input) else { return false };
+    let again: LeaseRecord = serde_json::from_value(serde_json::to_value(&record).unwrap()).unwrap();
+    assert_eq!(again, record);
+    let keys = testing::keys();
     check_election(&record);
     let annotations = record.metadata.annotations.clone().unwrap_or_default();
     check_hold(&keys, &annotations);

@@ -22,7 +22,7 @@ use crate::{
     client::Failure,
     clock,
     leader::{
-        Claim, ElectionConfig, LeaseAnnotations, LeaseObject,
+        Claim, ElectionConfig, LeaseAnnotations, LeaseRecord,
         candidate::{Candidate, LeaseApi},
     },
     mirror::{
@@ -275,15 +275,19 @@ struct Leases {
     cluster: Cluster,
 }
 
-impl Leases {
-    async fn write(
-        &self,
-        timeout: Duration,
-        lease: &LeaseObject,
-        write: impl FnOnce(&mut State, LeaseObject) -> Result<LeaseObject, Failure> + Send + 'static,
-    ) -> Result<LeaseObject, Failure> {
+impl LeaseApi for Leases {
+    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
+        let found = self.cluster.request(self.number, timeout, |state| Ok(state.lease.clone())).await?;
+        if let Some(lease) = &found {
+            self.cluster.lock().saw_lease(self.number, lease);
+        }
+        Ok(found)
+    }
+
+    async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
         let (lease, sent) = (lease.clone(), clock::now());
-        let written = self.cluster.request(self.number, timeout, move |state| write(state, lease)).await?;
+        let write = move |state: &mut State| write_lease(state, lease);
+        let written = self.cluster.request(self.number, timeout, write).await?;
         let mut cluster = self.cluster.lock();
         cluster.renewed(self.number, sent);
         cluster.saw_lease(self.number, &written);
@@ -292,41 +296,19 @@ impl Leases {
     }
 }
 
-fn store_lease(state: &mut State, mut lease: LeaseObject) -> LeaseObject {
-    state.store.skip_versions(1);
-    lease.0.metadata.resource_version = Some(state.store.version().to_string());
-    state.lease = Some(lease.clone());
-    lease
-}
-
-impl LeaseApi for Leases {
-    async fn get(&self, _: &str, timeout: Duration) -> Result<Option<LeaseObject>, Failure> {
-        let found = self.cluster.request(self.number, timeout, |state| Ok(state.lease.clone())).await?;
-        if let Some(lease) = &found {
-            self.cluster.lock().saw_lease(self.number, lease);
+fn write_lease(state: &mut State, mut lease: LeaseRecord) -> Result<LeaseRecord, Failure> {
+    let sent = &lease.metadata.resource_version;
+    match (&state.lease, sent) {
+        (Some(_), None) => return Err(Failure::AlreadyExists),
+        (None, Some(_)) => return Err(Failure::NotFound),
+        (Some(known), Some(_)) if known.metadata.resource_version != *sent => {
+            return Err(Failure::Conflict);
         }
-        Ok(found)
+        (Some(_), Some(_)) => {}
+        (None, None) => lease.metadata.uid = Some(state.new_uid()),
     }
-
-    async fn create(&self, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
-        let create = |state: &mut State, mut lease: LeaseObject| match state.lease {
-            Some(_) => Err(Failure::AlreadyExists),
-            None => {
-                lease.0.metadata.uid = Some(state.new_uid());
-                Ok(store_lease(state, lease))
-            }
-        };
-        self.write(timeout, lease, create).await
-    }
-
-    async fn replace(&self, _: &str, lease: &LeaseObject, timeout: Duration) -> Result<LeaseObject, Failure> {
-        let replace = |state: &mut State, lease: LeaseObject| {
-            let known = state.lease.as_ref().ok_or(Failure::NotFound)?;
-            if known.0.metadata.resource_version != lease.0.metadata.resource_version {
-                return Err(Failure::Conflict);
-            }
-            Ok(store_lease(state, lease))
-        };
-        self.write(timeout, lease, replace).await
-    }
+    state.store.skip_versions(1);
+    lease.metadata.resource_version = Some(state.store.version().to_string());
+    state.lease = Some(lease.clone());
+    Ok(lease)
 }

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     client::Failure,
     clock,
-    leader::LeaseObject,
+    leader::LeaseRecord,
     object::{Kind, Object, ObjectKey},
     testing::store::{Change, Place, Store},
 };
@@ -38,7 +38,7 @@ pub struct State {
     pub store: Store,
     pub judge: Judge,
     pub random: Rng,
-    pub lease: Option<LeaseObject>,
+    pub lease: Option<LeaseRecord>,
     /// Until when each replica may write, computed from the answers that it got.
     held_until: [Option<Instant>; REPLICAS],
     /// The version of the Lease that each replica has seen last.
@@ -49,7 +49,7 @@ pub struct State {
     /// Changes up to this version are forgotten.
     pub compacted: u64,
     /// The store before each step.
-    backups: Vec<(Store, Option<LeaseObject>)>,
+    backups: Vec<(Store, Option<LeaseRecord>)>,
     agenda: BTreeMap<(Instant, u64), Event>,
     tickets: u64,
     uids: u64,
@@ -322,7 +322,7 @@ impl State {
     }
 
     /// A replica has got an answer about the Lease.
-    pub fn saw_lease(&mut self, replica: usize, lease: &LeaseObject) {
+    pub fn saw_lease(&mut self, replica: usize, lease: &LeaseRecord) {
         self.lease_seen[replica] = Some(lease_version(lease));
     }
 
@@ -520,7 +520,7 @@ impl State {
                 // know that another one still writes.
                 // A replica that has seen none comes first, and then no backup is older.
                 let seen = self.lease_seen.iter().min().copied().flatten().unwrap_or_default();
-                let is_older = |lease: &Option<LeaseObject>| {
+                let is_older = |lease: &Option<LeaseRecord>| {
                     lease.as_ref().is_some_and(|lease| lease_version(lease) < seen)
                 };
                 let older = self.backups.iter().enumerate().filter(|(_, (_, lease))| is_older(lease));
@@ -589,7 +589,7 @@ impl State {
     }
 }
 
-fn lease_version(LeaseObject(lease): &LeaseObject) -> u64 {
+fn lease_version(lease: &LeaseRecord) -> u64 {
     lease.metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
