@@ -3,8 +3,8 @@
 //! | file | job |
 //! | --- | --- |
 //! | [`http`] | the routes; runs a review within its limits |
-//! | [`review_memory`], [`fair_semaphore`] | bound memory and calls, fairly between callers |
-//! | [`log_rate_limit`] | bounds log lines |
+//! | `review_memory`, [`fair_semaphore`] | bound memory and calls, fairly between callers |
+//! | `log_rate_limit` | bounds log lines |
 //! | [`wire`], [`admission_request`] | AdmissionReview JSON to a request, and the answer back |
 //! | [`review`] | decides about a request: [`denial`] lists the reasons, [`messages`] holds the texts |
 //! | [`required_access`], [`access`] | the rights that a source needs, and the SubjectAccessReviews that check them |
@@ -18,11 +18,11 @@ pub mod defaulting;
 pub mod denial;
 pub mod fair_semaphore;
 pub mod http;
-pub mod log_rate_limit;
+mod log_rate_limit;
 pub mod messages;
 pub mod preview;
 pub mod required_access;
 pub mod restore;
 pub mod review;
-pub mod review_memory;
+mod review_memory;
 pub mod wire;

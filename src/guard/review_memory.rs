@@ -131,7 +131,6 @@ async fn read(body: Body, share: &mut Permits) -> Result<Vec<u8>, BodyError> {
 
 impl ReceivedBody {
     /// Whether handling it would keep others waiting.
-    #[must_use]
     pub fn is_large(&self) -> bool {
         is_large(&self.bytes)
     }
