@@ -1,20 +1,20 @@
 //! The command line: one file per subcommand.
 
-pub mod audit;
+mod audit;
 pub mod certs;
-pub mod check;
+mod check;
 mod connection;
-pub mod deletes;
-pub mod explain;
-pub mod lease;
+mod deletes;
+mod explain;
+mod lease;
 pub mod manifests;
 pub mod migrate;
 mod output;
-pub mod plan;
+mod plan;
 pub mod run;
 mod source_name;
-pub mod status;
-pub mod ui;
+mod status;
+mod ui;
 
 pub use output::complain;
 
@@ -91,7 +91,7 @@ fn completion(shell: Shell) -> anyhow::Result<()> {
 pub async fn main() -> ExitCode {
     abort_on_panic();
     // It fails only if a provider is already installed.
-    drop(rustls::crypto::ring::default_provider().install_default());
+    let _ = rustls::crypto::ring::default_provider().install_default();
     match Cli::from_args().run().await {
         Ok(code) => code,
         Err(error) => {

@@ -12,12 +12,12 @@
 //! | [`check`] | whether Lockstep can be installed, or works once it is |
 //! | [`explain`] | why a namespace has or lacks a companion, step by step; pure |
 
-pub mod audit;
+pub(crate) mod audit;
 pub mod check;
-pub mod explain;
-pub mod instance;
-pub mod proposal;
-mod refusal;
-pub mod rights;
-pub mod snapshot;
-pub mod status;
+pub(crate) mod explain;
+pub(crate) mod instance;
+pub(crate) mod proposal;
+pub(crate) mod refusal;
+pub(crate) mod rights;
+pub(crate) mod snapshot;
+pub(crate) mod status;

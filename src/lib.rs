@@ -52,6 +52,6 @@ pub mod substitute;
 pub mod testing;
 pub mod text;
 pub mod tls;
-pub mod ui;
+mod ui;
 pub mod watch;
 pub mod world;

@@ -15,6 +15,13 @@ pub fn prefix(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
+/// The first of these names, and how many more there are: `a, b and 3 more`.
+#[must_use]
+pub fn some_of(names: &[String], max: usize, separator: &str) -> String {
+    let first = names[..names.len().min(max)].join(separator);
+    if names.len() > max { format!("{first} and {} more", names.len() - max) } else { first }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,13 +12,13 @@
 //!
 //! Values of ConfigMaps and Secrets are not in here: the snapshot's world keeps digests only.
 
-pub mod access;
-pub mod activity;
-pub mod feed;
-pub mod follow;
-pub mod replicas;
-pub mod routes;
-pub mod rows;
+pub(crate) mod access;
+mod activity;
+pub(crate) mod feed;
+mod follow;
+mod replicas;
+mod routes;
+mod rows;
 
 use std::{sync::Arc, time::Duration};
 

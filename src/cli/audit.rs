@@ -4,13 +4,14 @@ mod junit;
 mod sarif;
 
 use std::{
-    io::{IsTerminal, Write},
+    io::{IsTerminal, Write, stderr},
+    pin::pin,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
-use futures::future::join_all;
+use futures::future::{self, join_all};
 use tokio::sync::watch;
 
 use super::{
@@ -74,7 +75,7 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
     let start = Instant::now();
     let connected = settings.connection.open().await?;
     let report = loop {
-        let report = read(&connected, start).await?;
+        let report = read(&connected).await?;
         if report.verdict != Verdict::Drift || start.elapsed() >= settings.wait {
             break report;
         }
@@ -89,7 +90,7 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
     Ok(report.verdict)
 }
 
-async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
+async fn read(connected: &Connected) -> anyhow::Result<Report> {
     let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
     let namespaces = [connected.namespace.clone()].into();
     let strays = join_all(scope.kinds.iter().map(|kind| {
@@ -97,12 +98,8 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
         async move { (kind, read_strays(&connected.client, scope, kind).await) }
     }));
     let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces, count.clone());
-    let reads = async { tokio::join!(snapshot, strays) };
-    let (snapshot, strays) = tokio::select! {
-        reads = reads => reads,
-        never = show_progress(start, count.subscribe()) => match never {},
-    };
-    clear_progress(start);
+    let reads = with_progress(count.subscribe(), future::join(snapshot, strays));
+    let (snapshot, strays) = reads.await;
     let mut snapshot = snapshot?;
     let sources = snapshot.world.read(World::all_sources);
     snapshot.look_up(&connected.client, snapshot.missing(&sources)).await;
@@ -119,24 +116,23 @@ async fn read(connected: &Connected, start: Instant) -> anyhow::Result<Report> {
     Ok(audit(&snapshot, &marked, connected.instance.caveat()))
 }
 
-/// Shows on a terminal how many objects have been read.
-async fn show_progress(start: Instant, count: watch::Receiver<u64>) -> std::convert::Infallible {
-    tokio::time::sleep_until((start + PROGRESS_AFTER).into()).await;
+/// Does the work. If it takes long, a terminal shows how many objects have been read.
+async fn with_progress<T>(count: watch::Receiver<u64>, work: impl Future<Output = T>) -> T {
+    let (mut work, start, mut wait) = (pin!(work), Instant::now(), PROGRESS_AFTER);
     loop {
-        if std::io::stderr().is_terminal() {
-            let mut err = std::io::stderr().lock();
+        let done = tokio::time::timeout(wait, &mut work).await.ok();
+        let shown = match done {
+            Some(_) => String::new(),
+            None => format!("{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()),
+        };
+        if stderr().is_terminal() && start.elapsed() > PROGRESS_AFTER {
             // Progress is not worth an error.
-            let _ =
-                write!(err, "\r\x1b[K{} objects read in {} s", *count.borrow(), start.elapsed().as_secs());
-            let _ = err.flush();
+            let _ = write!(stderr(), "\r\x1b[K{shown}");
         }
-        tokio::time::sleep(PROGRESS_INTERVAL).await;
-    }
-}
-
-fn clear_progress(start: Instant) {
-    if start.elapsed() > PROGRESS_AFTER && std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K");
+        match done {
+            Some(done) => return done,
+            None => wait = PROGRESS_INTERVAL,
+        }
     }
 }
 

@@ -58,7 +58,6 @@ impl Connection {
     }
 
     /// How a person asks the same cluster with kubectl.
-    #[must_use]
     pub fn kubectl(&self) -> String {
         let quote = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c))
         {

@@ -21,6 +21,7 @@ use crate::{
     },
     keys::Keys,
     leader::LeaseRecord,
+    text::some_of,
     world::World,
 };
 
@@ -104,8 +105,7 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
         let held = companions.into_iter().filter(|one| one.may_be_held(&namespace));
         let held: Vec<String> = held.map(|one| one.namespace).collect();
         if !held.is_empty() {
-            let dots = if held.len() > MAX_NAMED { ", …" } else { "" };
-            let places = held[..held.len().min(MAX_NAMED)].join(", ") + dots;
+            let places = some_of(&held, MAX_NAMED, ", ");
             table.add(vec![format!("{namespace}/{name}"), kind.to_owned(), held.len().to_string(), places]);
         }
     }

@@ -26,7 +26,6 @@ pub struct Table {
 }
 
 impl Table {
-    #[must_use]
     pub fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|&title| title.to_owned()).collect()] }
     }
@@ -36,13 +35,11 @@ impl Table {
     }
 
     /// How many rows there are under the header.
-    #[must_use]
     pub const fn len(&self) -> usize {
         self.rows.len().saturating_sub(1)
     }
 
     /// The lines, the header first. The last column is as long as its texts.
-    #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {
@@ -85,7 +82,6 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Without control characters: tenants write names and annotations that messages quote, and a terminal obeys them.
-#[must_use]
 pub fn printable(text: &str) -> String {
     let printable =
         |char: char| if char.is_control() && char != '\n' { char::REPLACEMENT_CHARACTER } else { char };

@@ -22,6 +22,7 @@ use crate::{
     inspect::proposal::{KeyDiff, Manifest, Proposal, pending, propose},
     object::Kind,
     plan::outcome::Verb,
+    text::some_of,
 };
 
 const NOTHING: u8 = 0;
@@ -36,7 +37,8 @@ const MAX_NAMED: usize = 10;
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-Reads only, with your own rights. Shows keys, never values. Exit codes: 0 nothing to do, 1 changes, 2 refused, cannot\ntell, or an error.
+Writes nothing. A file is planned with a dry run, which needs the right to write its objects. Shows keys, never values.
+Exit codes: 0 nothing to do, 1 changes, 2 refused, cannot tell, or an error.
 
 Examples:
   lockstep plan -f ca-bundle.yaml             before kubectl apply -f ca-bundle.yaml
@@ -168,12 +170,8 @@ fn describe(proposal: &Proposal) -> String {
         group.push(format!("{}/{}", change.namespace, change.name));
     }
     for ((verb, reason, keys), places) in groups {
-        let more = match places.len().checked_sub(MAX_NAMED) {
-            Some(more @ 1..) => format!(" and {more} more"),
-            _ => String::new(),
-        };
-        let named = places[..places.len().min(MAX_NAMED)].join(", ");
-        lines.push(format!("  {} {} ({reason}): {named}{more}", verb.as_str(), places.len()));
+        let named = some_of(&places, MAX_NAMED, ", ");
+        lines.push(format!("  {} {} ({reason}): {named}", verb.as_str(), places.len()));
         if let Some(KeyDiff { added, changed, removed }) = keys.filter(|keys| **keys != KeyDiff::default()) {
             let signed = [("+", added), ("~", changed), ("-", removed)].into_iter();
             let signed =

@@ -16,7 +16,6 @@ pub struct SourceName {
 }
 
 impl SourceName {
-    #[must_use]
     pub fn key(&self, default_namespace: &str) -> ObjectKey {
         ObjectKey::new(self.kind, self.namespace.as_deref().unwrap_or(default_namespace), &self.name)
     }

@@ -19,7 +19,7 @@ use crate::{
         outcome::{Effect, Outcome, Verb, WARNING},
     },
     policy::Targets,
-    text::shorten,
+    text::{shorten, some_of},
     world::{NamespaceRules, ObservedSource, Source, World},
 };
 
@@ -112,24 +112,17 @@ fn describe(outcome: &Outcome) -> String {
         Effect::Change(..) => None,
     });
     let mut texts = Vec::new();
-    let mut tell = |what: &str, names: Vec<String>, named: usize| {
-        let count = names.len();
-        let mut shown: String = names.into_iter().take(named).collect::<Vec<_>>().join("; ");
-        if named > 0 && count > named {
-            shown.push_str(&format!(" and {} more", count - named));
-        }
-        match (count, named) {
-            (0, _) => {}
-            (_, 0) => texts.push(format!("{what} {count}")),
-            _ => texts.push(format!("{what} {count} ({shown})")),
-        }
+    let mut tell = |what: &str, names: Vec<String>, are_named: bool| {
+        let named =
+            if are_named { format!(" ({})", some_of(&names, MAX_NAMED, "; ")) } else { String::new() };
+        texts.extend((!names.is_empty()).then(|| format!("{what} {}{named}", names.len())));
     };
-    tell("create", names(Verb::Create), 0);
-    tell("update", [names(Verb::Update), names(Verb::Recreate)].concat(), 0);
-    tell("adopt", names(Verb::Adopt), 0);
-    tell("delete", names(Verb::Delete), MAX_NAMED);
-    tell("release", names(Verb::Release), MAX_NAMED);
-    tell("conflict", conflicts.collect(), MAX_NAMED);
+    tell("create", names(Verb::Create), false);
+    tell("update", [names(Verb::Update), names(Verb::Recreate)].concat(), false);
+    tell("adopt", names(Verb::Adopt), false);
+    tell("delete", names(Verb::Delete), true);
+    tell("release", names(Verb::Release), true);
+    tell("conflict", conflicts.collect(), true);
     if texts.is_empty() {
         texts.push("nothing to do".to_owned());
     }

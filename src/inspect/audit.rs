@@ -79,36 +79,28 @@ impl Rule {
         Self::Ineffective,
     ];
 
-    #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Differs => "differs",
-            Self::Conflict => "conflict",
-            Self::Unwanted => "unwanted",
-            Self::SourceGone => "source-gone",
-            Self::Refused => "refused",
-            Self::Stray => "stray",
-            Self::Ineffective => "ineffective",
-        }
+        self.name_and_description().0
     }
 
-    #[must_use]
     pub const fn description(self) -> &'static str {
+        self.name_and_description().1
+    }
+
+    const fn name_and_description(self) -> (&'static str, &'static str) {
         match self {
-            Self::Missing => "A companion that its source wants does not exist",
-            Self::Differs => "A companion differs from what its source asks for",
-            Self::Conflict => "Another object has the name of a companion",
-            Self::Unwanted => "A companion exists that its source does not want",
-            Self::SourceGone => "A companion exists and its source does not",
-            Self::Refused => "A source is malformed, so that its companions do not follow it",
-            Self::Stray => "An object has Lockstep's annotations but not its label",
-            Self::Ineffective => "A source asks for something that has no effect",
+            Self::Missing => ("missing", "A companion that its source wants does not exist"),
+            Self::Differs => ("differs", "A companion differs from what its source asks for"),
+            Self::Conflict => ("conflict", "Another object has the name of a companion"),
+            Self::Unwanted => ("unwanted", "A companion exists that its source does not want"),
+            Self::SourceGone => ("source-gone", "A companion exists and its source does not"),
+            Self::Refused => ("refused", "A source is malformed, so that its companions do not follow it"),
+            Self::Stray => ("stray", "An object has Lockstep's annotations but not its label"),
+            Self::Ineffective => ("ineffective", "A source asks for something that has no effect"),
         }
     }
 
     /// Whether companions are not as they should be. Otherwise it is only worth knowing.
-    #[must_use]
     pub const fn is_drift(self) -> bool {
         !matches!(self, Self::Ineffective)
     }
@@ -128,7 +120,6 @@ impl Verdict {
 
 /// Looks at every source that exists or has companions. `marked` are objects with our
 /// annotations and without our label. `caveat`: why the settings of the instance are not known, if they are not.
-#[must_use]
 pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String>) -> Audit {
     let (mut sources, companions) =
         snapshot.world.read(|world| (world.all_sources(), world.companion_count()));
@@ -149,7 +140,6 @@ pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String
 }
 
 /// What is wrong with one source and its companions.
-#[must_use]
 pub fn findings_of(status: &SourceStatus) -> Vec<Finding> {
     let source = format!("{}/{}", status.namespace, status.name);
     let finding = |rule, object: String, message| Finding {

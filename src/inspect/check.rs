@@ -1,7 +1,7 @@
 //! PURE. Whether Lockstep can be installed, or works once it is: the [`facts`] in, sentences with what to do about them
 //! out.
 
-pub mod facts;
+pub(crate) mod facts;
 pub mod version;
 
 use k8s_openapi::jiff::Timestamp;
@@ -26,14 +26,14 @@ const MAX_QUOTED_CHARS: usize = 300;
 const APPLY: &str = "lockstep manifests | kubectl apply -f - (with the flags of your installation)";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub(crate) struct Check {
     pub level: Level,
     pub text: String,
     pub remedy: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub(crate) enum Level {
     Good,
     /// Cannot be judged: the object does not exist, or the user may not read it.
     Unknown,
@@ -42,8 +42,7 @@ pub enum Level {
 }
 
 impl Level {
-    #[must_use]
-    pub const fn symbol(self) -> &'static str {
+    pub(crate) const fn symbol(self) -> &'static str {
         match self {
             Self::Good => "✓",
             Self::Unknown => "?",
@@ -70,8 +69,7 @@ fn bad(text: impl Into<String>, remedy: impl Into<String>) -> Check {
 }
 
 impl Facts<'_> {
-    #[must_use]
-    pub fn checks(&self, now: Timestamp) -> Vec<Check> {
+    pub(crate) fn checks(&self, now: Timestamp) -> Vec<Check> {
         let mut checks = vec![match &self.version {
             Ok(version) => version::judge(version),
             Err(failure) => unknown(format!("the version of Kubernetes cannot be read: {failure}")),

@@ -43,21 +43,12 @@ pub enum Met {
 }
 
 impl Met {
-    #[must_use]
     pub const fn symbol(self) -> &'static str {
         match self {
             Self::Yes => "✓",
             Self::No => "✗",
             Self::Unknown => "?",
         }
-    }
-}
-
-impl Explanation {
-    /// Whether the namespace has the companion, and it is right.
-    #[must_use]
-    pub fn is_in_step(&self) -> bool {
-        self.steps.iter().all(|step| step.met == Met::Yes)
     }
 }
 
@@ -87,7 +78,6 @@ impl Steps<'_> {
     }
 }
 
-#[must_use]
 pub fn explain(snapshot: &Snapshot, key: &ObjectKey, namespace: &str, now: Timestamp) -> Explanation {
     let mut steps = Steps { steps: Vec::new(), commands: Vec::new(), keys: &snapshot.scope.keys };
     snapshot.world.read(|world| {

@@ -83,14 +83,12 @@ pub struct Replica {
 
 impl InstanceName {
     /// The name of its Lease, its webhook configurations and its roles.
-    #[must_use]
     pub fn instance(&self) -> String {
         Keys::new(&self.domain, "").instance
     }
 }
 
 impl LeaseState {
-    #[must_use]
     pub fn of(lease: LeaseRecord, keys: &Keys, now: Timestamp) -> Self {
         let annotations = lease.metadata.annotations.unwrap_or_default();
         let renewed = lease.renew_time.map(|time| time.0);
@@ -112,7 +110,6 @@ impl Instance {
     }
 
     /// Whether nothing of it was found.
-    #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self.lease, Err(Failure::NotFound))
             && self.replicas.as_ref().is_ok_and(Vec::is_empty)
@@ -127,14 +124,12 @@ impl Instance {
     }
 
     /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
-    #[must_use]
     pub fn is_injected_by_cert_manager(&self) -> bool {
         self.webhooks.iter().any(|(_, found)| {
             found.as_ref().is_ok_and(WebhookConfiguration::is_injected_by_cert_manager)
         })
     }
 
-    #[must_use]
     pub fn summary(&self) -> InstanceSummary {
         let lease = self.lease.as_ref().ok();
         InstanceSummary {
@@ -146,27 +141,23 @@ impl Instance {
     }
 
     /// The settings of the leader, else the defaults.
-    #[must_use]
     pub fn settings(&self) -> PublishedSettings {
         let published = self.lease.as_ref().ok().and_then(|lease| lease.settings.clone());
         published.unwrap_or_default()
     }
 
     /// The deletes that are held, if the Lease says so.
-    #[must_use]
     pub fn deletes_held(&self, now: Timestamp) -> Option<HeldDeletes> {
         let keys = Keys::new(&self.name.domain, "");
         HoldAnnotations::read(&keys, &self.lease.as_ref().ok()?.annotations).in_force(now)
     }
 
     /// What is watched, as far as it is known.
-    #[must_use]
     pub fn scope(&self) -> Scope {
         self.settings().scope(&self.name.domain, &self.name.namespace)
     }
 
     /// What a person may have to know about settings that could not be read.
-    #[must_use]
     pub fn caveat(&self) -> Option<String> {
         let lease = format!("the Lease {}/lockstep.{}", self.name.namespace, self.name.domain);
         let assumed = "the default flags are assumed";
@@ -232,7 +223,6 @@ impl Replica {
 }
 
 /// `3s`, `5m`, `2h`, `7d`: as kubectl prints an age.
-#[must_use]
 pub fn age(since: Timestamp, now: Timestamp) -> String {
     let elapsed = Duration::try_from(now.duration_since(since)).unwrap_or_default().as_secs();
     match elapsed {

@@ -150,6 +150,7 @@ pub async fn propose(
         Ok((object, warnings)) => {
             proposal.warnings = warnings;
             let is_source = keys.is_source(&object.metadata.labels);
+            proposal.is_source |= is_source;
             let source = is_source
                 .then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, object.clone()).source);
             if proposal.is_source {
@@ -289,13 +290,11 @@ impl Proposal {
         let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
         let view = &snapshot.view;
         for trouble in outcome.troubles {
-            let (is_seen, text) = match &trouble {
-                Trouble::Fault(fault) => (true, format!("it cannot be mirrored: {fault}")),
-                Trouble::NoNamespace(name) => (view.sees_companions(key.kind, name), trouble.to_string()),
-                Trouble::NoMatch { .. } => (view.sees_all_namespaces(), trouble.to_string()),
-                _ => (true, trouble.to_string()),
+            let text = match &trouble {
+                Trouble::Fault(fault) => format!("it cannot be mirrored: {fault}"),
+                other => other.to_string(),
             };
-            if is_seen && !self.warnings.contains(&text) {
+            if view.can_tell(key.kind, &trouble) && !self.warnings.contains(&text) {
                 self.warnings.push(text);
             }
         }

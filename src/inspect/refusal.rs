@@ -11,7 +11,6 @@ pub struct RefusingWebhook<'a> {
 }
 
 impl<'a> RefusingWebhook<'a> {
-    #[must_use]
     pub fn of(status: &'a Status) -> Option<Self> {
         let (called, rest) = status.message.split_once(" webhook \"")?;
         let (name, rest) = rest.split_once('"')?;
@@ -25,7 +24,6 @@ impl<'a> RefusingWebhook<'a> {
     }
 
     /// Whether it is one of an instance: the names of its webhooks end with its own.
-    #[must_use]
     pub fn is_of(&self, instance: &str) -> bool {
         self.name.strip_suffix(instance).is_some_and(|prefix| prefix.ends_with('.'))
     }

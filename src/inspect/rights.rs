@@ -25,7 +25,6 @@ pub struct Permission {
 
 impl Permission {
     /// Creating objects of the cluster, or in any namespace.
-    #[must_use]
     pub fn create(group: &str, resource: &str) -> Self {
         let (group, resource, verb) = (group.to_owned(), resource.to_owned(), "create".to_owned());
         Self { group, resource, verb, name: None, namespace: None }

@@ -21,7 +21,7 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    plan::targets,
+    plan::{Trouble, targets},
     watch::Restores,
     world::{
         Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World,
@@ -99,7 +99,6 @@ impl Snapshot {
     }
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
-    #[must_use]
     pub fn unseen_targets(&self) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         if self.view.gaps.is_empty() {
@@ -145,7 +144,6 @@ impl Snapshot {
     }
 
     /// When a source or a companion was last written.
-    #[must_use]
     pub fn written(&self, key: &ObjectKey) -> Option<Timestamp> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
     }
@@ -157,7 +155,6 @@ impl Snapshot {
     }
 
     /// The places where companions of these sources are missing, as far as lists show: of each source, its share.
-    #[must_use]
     pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
         let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
         self.world.read(|world| {
@@ -191,19 +188,16 @@ impl Snapshot {
     }
 
     /// What a read has found under this name: nothing, or an object. None if it was not read.
-    #[must_use]
     pub fn read_of(&self, at: &ObjectKey) -> Option<Option<&Companion>> {
         self.found.get(at).map(Option::as_ref)
     }
 
     /// The object of this name, as a list or a read has shown it.
-    #[must_use]
     pub fn object<'a>(&'a self, world: &'a World, at: &ObjectKey) -> Option<&'a Companion> {
         world.companion(at).or_else(|| self.found.get(at)?.as_ref())
     }
 
     /// Whether it is known what, if anything, has this name.
-    #[must_use]
     pub fn is_known(&self, world: &World, at: &ObjectKey) -> bool {
         world.companion(at).is_some() || self.found.contains_key(at)
     }
@@ -211,19 +205,25 @@ impl Snapshot {
 
 impl View {
     /// Whether companions of a kind in a namespace, and the namespace itself, can be seen.
-    #[must_use]
     pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
     }
 
     /// Whether it is known which namespaces exist.
-    #[must_use]
     pub fn sees_all_namespaces(&self) -> bool {
         self.sights.get(&WatchId::Namespaces) == Some(&Sight::Everywhere)
     }
 
+    /// Whether a trouble of a source is one: without the right to see namespaces, none of them exists for the plan.
+    pub fn can_tell(&self, kind: Kind, trouble: &Trouble) -> bool {
+        match trouble {
+            Trouble::NoNamespace(name) => self.sees_companions(kind, name),
+            Trouble::NoMatch { .. } => self.sees_all_namespaces(),
+            _ => true,
+        }
+    }
+
     /// Whether sources of a kind in a namespace can be seen.
-    #[must_use]
     pub fn sees_sources(&self, kind: Kind, namespace: &str) -> bool {
         self.sees(WatchId::Sources(kind), namespace)
     }

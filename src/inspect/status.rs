@@ -139,7 +139,6 @@ pub enum CompanionState {
 
 impl CompanionState {
     /// Whether the mirror has something to write or to delete there.
-    #[must_use]
     pub const fn is_behind(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
     }
@@ -160,13 +159,11 @@ impl CompanionState {
 
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
-    #[must_use]
     pub fn may_be_held(&self, home: &str) -> bool {
         self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
     }
 
     /// `namespace/name`.
-    #[must_use]
     pub fn place(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -174,7 +171,6 @@ impl CompanionStatus {
 
 impl State {
     /// Whether everything is as its author asked for.
-    #[must_use]
     pub const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
@@ -232,7 +228,6 @@ impl fmt::Display for CompanionState {
 }
 
 /// The targets of a source in one line, as `target-namespaces` has them.
-#[must_use]
 pub fn describe_targets(targets: &Targets) -> String {
     let own = targets.own.then(|| ".".to_owned());
     let patterns = targets.patterns.iter().map(ToString::to_string);
@@ -246,17 +241,12 @@ pub fn describe_targets(targets: &Targets) -> String {
 }
 
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-#[must_use]
 pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
         let plan = plan(world, key, None);
         let companions = companions(snapshot, world, key, source);
-        let is_unknown = |trouble: &Trouble| {
-            // Without the right to list namespaces, none of them exists for the plan.
-            matches!(trouble, Trouble::NoNamespace(_) | Trouble::NoMatch { .. })
-                && !snapshot.view.sees_all_namespaces()
-        };
+        let is_known = |trouble: &&Trouble| snapshot.view.can_tell(key.kind, trouble);
         let state = state(&snapshot.view, key, source, &companions, held_until);
         let written = companions.iter().filter_map(|companion| companion.written);
         SourceStatus {
@@ -272,7 +262,7 @@ pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Ti
             not_seen: companions.iter().filter(|one| one.state == CompanionState::NotSeen).count(),
             changed: written.chain(snapshot.written(key)).max(),
             message: state.to_string(),
-            troubles: plan.troubles.iter().filter(|trouble| !is_unknown(trouble)).cloned().collect(),
+            troubles: plan.troubles.iter().filter(is_known).cloned().collect(),
             state,
             companions,
         }

@@ -57,7 +57,6 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -68,7 +67,6 @@ impl Refusal {
 
 impl Access {
     /// Access to a page on this port, and the token that its URL needs; none if the system has no randomness.
-    #[must_use]
     pub fn new(port: u16) -> Option<(Self, String)> {
         let random = SystemRandom::new();
         let mut bytes = [0; TOKEN_BYTES];

@@ -74,7 +74,6 @@ pub enum EntryKind {
 
 impl Entry {
     /// An Event of this instance; none if somebody else has reported it.
-    #[must_use]
     pub fn of(event: EventObject, keys: &Keys) -> Option<Self> {
         let meta = event.metadata;
         let time = event.series.as_ref().map(|series| series.last_observed_time).or(event.event_time)?;

@@ -91,14 +91,12 @@ impl Default for Feed {
 
 impl Feed {
     /// Begins to follow the changes; none if too many do so already.
-    #[must_use]
     pub fn view(&self) -> Option<Viewer> {
         let permit = self.viewers.clone().try_acquire_owned().ok()?;
         Some(Viewer { updates: self.updates.subscribe(), _permit: permit })
     }
 
     /// Everything. A change that a viewer is told before it may be told again: that does no harm.
-    #[must_use]
     pub fn everything(&self) -> Update {
         let (state, nothing) = (self.lock(), Rows::new());
         let everything = Everything {

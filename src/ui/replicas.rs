@@ -46,7 +46,6 @@ impl Denials {
     }
 
     /// What all replicas have counted since they were started.
-    #[must_use]
     pub fn total(&self) -> Counts {
         let mut total = Counts::new();
         for (reason, count) in self.0.values().flatten() {
@@ -59,7 +58,6 @@ impl Denials {
 
 impl ReplicaMetrics {
     /// PURE. Reads metrics in either format of `/metrics`.
-    #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut metrics = Self::default();
         for line in text.lines() {

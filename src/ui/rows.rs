@@ -50,7 +50,6 @@ struct Cell<'a> {
 }
 
 /// The row of a source, with its key.
-#[must_use]
 pub fn row(mut status: SourceStatus) -> (String, Row) {
     let companions = std::mem::take(&mut status.companions);
     let cells = companions.into_iter().map(|one| (format!("{}/{}", one.namespace, one.name), one));
@@ -60,7 +59,6 @@ pub fn row(mut status: SourceStatus) -> (String, Row) {
 }
 
 /// What leads from one state to the other.
-#[must_use]
 pub fn change<'a>(before: &'a Rows, now: &'a Rows) -> Change<'a> {
     let rows = now.iter().filter_map(|(id, row)| row.change_since(before.get(id), id)).collect();
     let removed = before.keys().filter(|id| !now.contains_key(*id)).map(String::as_str).collect();
@@ -68,7 +66,6 @@ pub fn change<'a>(before: &'a Rows, now: &'a Rows) -> Change<'a> {
 }
 
 impl Change<'_> {
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.removed.is_empty()
     }
@@ -92,7 +89,6 @@ impl Row {
     }
 
     /// Whether something has the name of a companion, or nothing: no watch shows that.
-    #[must_use]
     pub fn has_open_questions(&self) -> bool {
         use crate::inspect::status::CompanionState::{Adopting, Conflict, Missing};
         self.cells.values().any(|cell| matches!(cell.state, Missing | Conflict(_) | Adopting))

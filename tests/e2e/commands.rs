@@ -333,9 +333,18 @@ async fn plan_says_what_the_dry_run_says_and_what_the_guard_refuses() {
     let admin = cluster.admin();
     let conflict = cluster.command_with(&admin, "plan -f -", &refused).out;
     assert!(
-        conflict.contains(&format!("conflict {third}/colors-synced: held by an object that is not managed")),
+        conflict.contains(&format!(
+            "conflict 1 (held by an object that is not managed by Lockstep): {third}/colors-synced"
+        )),
         "{conflict}"
     );
+    // A plan for a file is a dry run. Another tool's keys stay, as with kubectl apply.
+    let reader = cluster.reader("reader").await;
+    let planned = cluster.command_with(&reader, "plan -f -", &first);
+    assert!(planned.code == 2 && planned.out.contains("it needs the right to write"), "{}", planned.out);
+    cluster.merge(&configmap(&home, "colors"), &json!({"metadata": {"labels": {"theirs": "1"}}})).await;
+    let planned = cluster.command_with(&alice, "plan -f -", &source(&both, json!({"sky": "blue"})));
+    assert!(planned.out.contains("keys: -sea") && !planned.out.contains("warning"), "{}", planned.out);
     // Bad input is one line, and quotes nothing.
     let broken = cluster.command_with(&alice, "plan -f -", "data: {a: hush\n  b: [");
     assert_eq!(broken.code, 2);
@@ -513,7 +522,9 @@ async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
     let elsewhere = cluster.command(&admin, "check -n no-such-namespace");
     assert_eq!(elsewhere.code, 0, "{}{}", elsewhere.out, elsewhere.err);
     assert!(
-        elsewhere.out.contains("? the guard cannot be tried: namespace no-such-namespace does not exist"),
+        elsewhere.out.contains(
+            "? the guard cannot be tried in namespace no-such-namespace: namespaces \"no-such-namespace\" not found"
+        ),
         "{}",
         elsewhere.out
     );
