@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
-    Api, Client,
+    Client,
     api::{ListParams, ObjectList},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -125,9 +125,9 @@ impl Instance {
 
     /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
     pub fn is_injected_by_cert_manager(&self) -> bool {
-        self.webhooks.iter().any(|(_, found)| {
-            found.as_ref().is_ok_and(WebhookConfiguration::is_injected_by_cert_manager)
-        })
+        self.webhooks
+            .iter()
+            .any(|(_, found)| found.as_ref().is_ok_and(WebhookConfiguration::is_injected_by_cert_manager))
     }
 
     pub fn summary(&self) -> InstanceSummary {

@@ -234,7 +234,7 @@ impl<A: CompanionApi> Applier<A> {
         let Some((digest, payload)) = self.read_live(&source).await? else { return Ok(None) };
         match plan() {
             Some((action, Some(source), _)) if source.digest == digest => {
-                Ok(fits(&source).then(|| Planned { action, content: Some(Content { source, payload }) }))
+                Ok(fits(&source).then_some(Planned { action, content: Some(Content { source, payload }) }))
             }
             // The world knows another state than the one that was read.
             Some(_) => Err(ApplyError::StaleCache),
