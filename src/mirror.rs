@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | [`queue`] | sources to reconcile: in order, each once, some later |
 //! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
-//! | [`brake`], [`retry`] | hold deletes that look like an accident; say when a failed write is tried again |
-//! | [`hold`] | keeps what the brake holds in annotations of the Lease, for the next leader and for people |
+//! | [`brake`] | holds deletes that look like an accident, and keeps that in the Lease for the next leader and for people |
+//! | [`retry`] | says when a failed write is tried again |
 //! | [`write_queue`] | started writes: fair between sources, bounded in all and for each namespace |
 //! | [`apply`] | carries out one write: [`write_request`] builds it, [`api`] sends it |
 //! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
@@ -15,7 +15,6 @@ pub mod api;
 pub mod apply;
 pub mod brake;
 pub mod events;
-pub mod hold;
 pub mod live_reads;
 pub mod queue;
 pub mod reconcile;

@@ -4,13 +4,21 @@
 //! belong to more than 20 sources. Held deletes that became due earlier count on neither side. So an accident that goes on
 //! is held to its end, a second one is held like the first, and the delete of a single source long after an accident is
 //! not held with it.
+//!
+//! There is at most one [`Hold`] at a time, which ends when the last of its deletes has been held for the whole grace.
+//! [`lease`] keeps it in the annotations of the Lease.
+
+mod lease;
+
+pub use lease::{HoldUpdate, Moment};
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::object::ObjectKey;
+use crate::{hold::HeldDeletes, keys::Keys, object::ObjectKey};
 
 /// Deletes that become due within this time count together.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -25,28 +33,39 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Brake {
+    keys: Arc<Keys>,
     /// How long deletes are held; zero turns the brake off.
     grace: Duration,
-    /// By source and companion. The garbage collector deletes companions beside their source: they are not in here.
+    /// By source and companion, while this replica leads: those that the brake covers.
     deletes: HashMap<ObjectKey, HashMap<ObjectKey, DeleteState>>,
     /// The sums over `deletes`, kept up to date because every source asks for them.
     count: Count,
     /// When the last of them became due.
     last_due: Option<Instant>,
-    /// When the last of the holds ends.
-    held_until: Option<Instant>,
     last_expired: Option<Instant>,
-    /// A hold of the leader before this one, and until when deletes that become due belong to it.
-    inherited: Option<(Inherited, Instant)>,
+    /// Whether this replica leads and goes on with what the leader before it left.
+    leads: bool,
+    /// The hold of this leader, or on a standby that of another.
+    hold: Option<Hold>,
+    /// Annotations that could not be read: each is reported once.
+    malformed: Vec<String>,
 }
 
-/// What a leader left to the next. Which deletes it held is not recorded: all that the next leader finds belong to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Inherited {
-    /// Deletes are held until this time.
-    Held(Instant),
-    /// A hold of so many companions was released, and not all of them may be deleted yet.
-    Released(usize),
+/// Deletes that are held, as the Lease shows them.
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    facts: HeldDeletes,
+    /// [`HeldDeletes::until`] by our own clock.
+    until: Instant,
+    /// Somebody released it, and not all of its deletes have happened.
+    released: bool,
+    /// After a takeover: deletes that become due until then belong to it. Which ones the leader before this one held is
+    /// not recorded.
+    joined_until: Option<Instant>,
+    /// If it is released: so many companions of it have not been found since the takeover.
+    missing: usize,
+    /// The annotation has shown it.
+    shown: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,15 +99,6 @@ struct Count {
     held_sources: usize,
 }
 
-/// The deletes that are held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Holding {
-    /// When the last of them happens.
-    pub until: Instant,
-    pub companions: usize,
-    pub sources: usize,
-}
-
 /// Whether a companion may be deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BrakeDecision {
@@ -103,7 +113,7 @@ pub enum BrakeDecision {
     },
 }
 
-/// How much there is to delete from: companions in other namespaces than their source.
+/// How much there is to delete from: the companions that the brake covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Totals {
     pub companions: usize,
@@ -111,29 +121,28 @@ pub struct Totals {
     pub sources: usize,
 }
 
+/// Whether deletes of this companion may be held. The garbage collector deletes companions beside their source.
+fn covers(source: &ObjectKey, companion: &ObjectKey) -> bool {
+    companion.namespace != source.namespace
+}
+
 impl Brake {
     #[must_use]
-    pub fn new(grace: Duration) -> Self {
+    pub fn new(keys: Arc<Keys>, grace: Duration) -> Self {
         Self {
+            keys,
             grace,
             deletes: HashMap::new(),
             count: Count::default(),
             last_due: None,
-            held_until: None,
             last_expired: None,
-            inherited: None,
+            leads: false,
+            hold: None,
+            malformed: Vec::new(),
         }
     }
 
-    /// Starts anew as the brake of a new leader, which takes over what the one before it left.
-    pub fn take_over(&mut self, now: Instant, inherited: Option<Inherited>) {
-        let inherited =
-            inherited.filter(|_| !self.grace.is_zero()).map(|inherited| (inherited, now + WINDOW));
-        *self = Self { inherited, ..Self::new(self.grace) };
-    }
-
-    /// Asks whether these companions of a source, all in other namespaces than the source, may be deleted. Answers
-    /// for each of them, in order.
+    /// Asks whether these companions of a source may be deleted. Answers for each of them, in order.
     pub fn ask(
         &mut self,
         now: Instant,
@@ -148,7 +157,7 @@ impl Brake {
         let mut added = false;
         self.change(source, |deletes| {
             deletes.values_mut().for_each(|state| state.release_if_over(now));
-            for key in due {
+            for key in due.iter().filter(|key| covers(source, key)) {
                 let state = deletes.entry(key.clone()).or_insert(DeleteState::Due(now));
                 // It was wanted again in between, and there is a new one.
                 if matches!(state, DeleteState::Gone(_)) {
@@ -160,63 +169,45 @@ impl Brake {
         if added {
             self.last_due = Some(now);
         }
-        self.apply_inherited(now, source);
+        self.join_taken_over_hold(now, source);
         if self.looks_like_an_accident(totals) {
-            self.hold(now, source);
+            self.hold_due(now, source);
         }
         let states = self.deletes.get(source);
-        let states: Vec<DeleteState> =
-            due.iter().filter_map(|key| states.and_then(|states| states.get(key)).copied()).collect();
-        let since = |state: &DeleteState| match state {
-            DeleteState::Due(since) => Some(*since),
+        let states: Vec<Option<DeleteState>> =
+            due.iter().map(|key| states.and_then(|states| states.get(key)).copied()).collect();
+        let since = |state: &Option<DeleteState>| match state {
+            Some(DeleteState::Due(since)) => Some(*since),
             _ => None,
         };
         let first = states.iter().filter_map(since).min().unwrap_or(now);
         let wait_until = (self.last_due.unwrap_or(now) + QUIET).min(first + MAX_WAIT);
         let waits = totals.sources > MAX_UNHELD_SOURCES && now < wait_until;
-        let decide = |state: DeleteState| match state {
-            DeleteState::Held { until, .. } => {
+        let decide = |state| match state {
+            Some(DeleteState::Held { until, .. }) => {
                 BrakeDecision::Hold { until, companions: self.count.held(), sources: self.count.held_sources }
             }
-            DeleteState::Due(_) if waits => BrakeDecision::Wait(wait_until),
-            DeleteState::Due(_) | DeleteState::Released | DeleteState::Gone(_) => BrakeDecision::Proceed,
+            Some(DeleteState::Due(_)) if waits => BrakeDecision::Wait(wait_until),
+            _ => BrakeDecision::Proceed,
         };
         states.into_iter().map(decide).collect()
     }
 
     /// Deletes of a source that became due soon after this leader took over belong to the hold that it took over.
-    fn apply_inherited(&mut self, now: Instant, source: &ObjectKey) {
-        let Some((mut inherited, joins_until)) = self.inherited.filter(|_| self.is_inheriting(now)) else {
-            return;
-        };
-        let mut held_until = None;
+    fn join_taken_over_hold(&mut self, now: Instant, source: &ObjectKey) {
+        let Some(mut hold) = self.hold.filter(|hold| hold.is_joined(now)) else { return };
         self.change(source, |deletes| {
             for state in deletes.values_mut() {
                 let DeleteState::Due(due) = *state else { continue };
-                match &mut inherited {
-                    Inherited::Held(until) => {
-                        *state = DeleteState::Held { until: *until, due: Some(due) };
-                        held_until = Some(*until);
-                    }
-                    Inherited::Released(0) => {}
-                    Inherited::Released(left) => {
-                        *state = DeleteState::Released;
-                        *left -= 1;
-                    }
+                if !hold.released {
+                    *state = DeleteState::Held { until: hold.until, due: Some(due) };
+                } else if hold.missing > 0 {
+                    *state = DeleteState::Released;
+                    hold.missing -= 1;
                 }
             }
         });
-        self.held_until = self.held_until.max(held_until);
-        self.inherited = Some((inherited, joins_until));
-    }
-
-    /// Whether deletes that become due now belong to a hold of the leader before this one.
-    #[must_use]
-    pub fn is_inheriting(&self, now: Instant) -> bool {
-        self.inherited.is_some_and(|(inherited, joins_until)| {
-            let is_over = matches!(inherited, Inherited::Held(until) if until <= now);
-            !is_over && now < joins_until
-        })
+        self.hold = Some(hold);
     }
 
     /// Deletes of more than half of what is there now plus what went within the window, of enough sources.
@@ -227,14 +218,12 @@ impl Brake {
     }
 
     /// Starts to hold every delete that is due. While others have just been held, adds those of one source.
-    fn hold(&mut self, now: Instant, source: &ObjectKey) {
+    fn hold_due(&mut self, now: Instant, source: &ObjectKey) {
         let until = now + self.grace;
-        let mut any = false;
-        let mut hold = |deletes: &mut HashMap<ObjectKey, DeleteState>| {
+        let hold = |deletes: &mut HashMap<ObjectKey, DeleteState>| {
             for state in deletes.values_mut() {
                 if let DeleteState::Due(due) = *state {
                     *state = DeleteState::Held { until, due: Some(due) };
-                    any = true;
                 }
             }
         };
@@ -242,93 +231,35 @@ impl Brake {
             self.deletes.values_mut().for_each(hold);
             self.recount();
         } else {
-            self.change(source, &mut hold);
-            self.held_until = self.held_until.max(any.then_some(until));
+            self.change(source, hold);
         }
     }
 
-    /// Lets all deletes happen that are held, and returns their sources. After a takeover, some of the companions of the
-    /// hold may not have been found yet.
-    pub fn release(&mut self, companions: usize) -> Vec<ObjectKey> {
-        let left = companions.saturating_sub(self.count.held());
-        if let Some((inherited @ Inherited::Held(_), _)) = &mut self.inherited {
-            *inherited = Inherited::Released(left);
-        }
-        let mut sources = Vec::new();
-        for (source, deletes) in &mut self.deletes {
-            let mut any = false;
-            for state in deletes.values_mut().filter(|state| matches!(state, DeleteState::Held { .. })) {
-                *state = DeleteState::Released;
-                any = true;
-            }
-            if any {
-                sources.push(source.clone());
-            }
-        }
-        self.recount();
-        sources
-    }
-
-    /// Holds all deletes that are held until this time instead.
-    pub fn extend(&mut self, end: Instant) {
-        if let Some((Inherited::Held(until), _)) = &mut self.inherited {
-            *until = end;
-        }
-        for state in self.deletes.values_mut().flat_map(HashMap::values_mut) {
-            if let DeleteState::Held { until, .. } = state {
-                *until = end;
-            }
-        }
-        self.recount();
-    }
-
-    /// A companion in another namespace than its source was deleted.
+    /// A companion was deleted.
     pub fn deleted(&mut self, now: Instant, source: &ObjectKey, companion: &ObjectKey) {
-        if self.grace.is_zero() {
-            return;
-        }
-        let Some(deletes) = self.deletes.get_mut(source) else { return };
-        let Some(state) = deletes.get_mut(companion) else { return };
-        match state {
-            DeleteState::Due(_) => self.count.due -= 1,
-            // It was under way when the others began to be held.
-            DeleteState::Held { .. } => {
-                return self.change(source, |deletes| {
-                    deletes.insert(companion.clone(), DeleteState::Gone(now));
-                });
-            }
-            DeleteState::Released => {
-                self.count.released -= 1;
-                deletes.remove(companion);
-                if deletes.is_empty() {
-                    self.deletes.remove(source);
-                }
-                return;
-            }
-            DeleteState::Gone(_) => self.count.gone -= 1,
-        }
-        *state = DeleteState::Gone(now);
-        self.count.gone += 1;
+        self.change(source, |deletes| match deletes.get_mut(companion) {
+            None => {}
+            Some(DeleteState::Released) => drop(deletes.remove(companion)),
+            // Perhaps it was under way when the others began to be held.
+            Some(state) => *state = DeleteState::Gone(now),
+        });
     }
 
-    /// Forgets deletes of a source that are neither among these nor done: those companions are wanted again. The hold
-    /// ends when that is true of every held companion.
-    pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
-        self.retain(source, due, |state| matches!(state, DeleteState::Gone(_)));
-    }
-
-    /// As [`Self::forget_all_but`] for a source that is gone: its companions were deleted by others. A delete without a
-    /// hold may be under way, and counts.
-    pub fn forget_held_but(&mut self, source: &ObjectKey, due: &[ObjectKey]) {
-        self.retain(source, due, |state| matches!(state, DeleteState::Gone(_) | DeleteState::Due(_)));
-    }
-
-    fn retain(&mut self, source: &ObjectKey, due: &[ObjectKey], keeps: impl Fn(&DeleteState) -> bool) {
+    /// Forgets deletes of a source that are neither among these nor done: those companions are wanted again, or the source
+    /// is gone and others deleted them. Then a delete without a hold may be under way, and counts. The hold ends when that
+    /// is true of every held companion.
+    pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey], source_is_gone: bool) {
         if !self.deletes.contains_key(source) {
             return;
         }
         let due: HashSet<&ObjectKey> = due.iter().collect();
-        self.change(source, |deletes| deletes.retain(|key, state| keeps(state) || due.contains(key)));
+        self.change(source, |deletes| {
+            deletes.retain(|key, state| match state {
+                DeleteState::Gone(_) => true,
+                DeleteState::Due(_) if source_is_gone => true,
+                _ => due.contains(key),
+            });
+        });
     }
 
     /// Whether deletes of a source are due, held or released, and have not been made yet.
@@ -344,21 +275,17 @@ impl Brake {
     }
 
     #[must_use]
-    pub fn is_holding(&self, now: Instant) -> bool {
-        self.holding(now).is_some()
+    pub const fn is_holding(&self) -> bool {
+        self.count.held() > 0
     }
 
-    /// What is held; none if nothing is.
-    #[must_use]
-    pub fn holding(&self, now: Instant) -> Option<Holding> {
-        let until = self.held_until.filter(|until| now < *until && self.count.held() > 0)?;
-        Some(Holding { until, companions: self.count.held(), sources: self.count.held_sources })
-    }
-
-    /// Whether deletes whose hold is over have yet to happen.
-    #[must_use]
-    pub fn is_releasing(&self, now: Instant) -> bool {
-        self.count.released > 0 || self.is_inheriting(now)
+    /// When the last of the held deletes happens; none if none is held.
+    fn held_until(&self) -> Option<Instant> {
+        let until = |state: &DeleteState| match state {
+            DeleteState::Held { until, .. } => Some(*until),
+            _ => None,
+        };
+        self.deletes.values().flat_map(HashMap::values).filter_map(until).max()
     }
 
     /// Releases deletes that were held for the whole grace, and forgets what happened before the window.
@@ -401,11 +328,13 @@ impl Brake {
     fn recount(&mut self) {
         let counts = self.deletes.values().map(Count::of);
         self.count = counts.fold(Count::default(), |all, one| all.map(one, |all, one| all + one));
-        let until = |state: &DeleteState| match state {
-            DeleteState::Held { until, .. } => Some(*until),
-            _ => None,
-        };
-        self.held_until = self.deletes.values().flat_map(HashMap::values).filter_map(until).max();
+    }
+}
+
+impl Hold {
+    /// Whether deletes that become due now belong to it.
+    fn is_joined(&self, now: Instant) -> bool {
+        self.joined_until.is_some_and(|until| now < until) && (self.released || now < self.until)
     }
 }
 
@@ -459,9 +388,13 @@ impl Count {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::Kind;
+    use crate::{object::Kind, testing};
 
     const GRACE: Duration = Duration::from_secs(300);
+
+    fn brake() -> Brake {
+        Brake::new(testing::keys(), GRACE)
+    }
 
     fn source(n: usize) -> ObjectKey {
         ObjectKey::new(Kind::ConfigMap, "home", &format!("s{n}"))
@@ -484,7 +417,7 @@ mod tests {
 
     #[test]
     fn deletes_of_few_sources_are_never_held() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..20 {
             assert_eq!(ask(&mut brake, now, n, 20), BrakeDecision::Proceed);
         }
@@ -492,14 +425,14 @@ mod tests {
 
     #[test]
     fn with_many_sources_a_delete_waits_a_moment_for_others_to_follow() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         assert_eq!(ask(&mut brake, now, 0, 100), BrakeDecision::Wait(now + QUIET));
         assert_eq!(ask(&mut brake, now + QUIET, 0, 100), BrakeDecision::Proceed);
     }
 
     #[test]
     fn delete_waits_while_others_follow_up_to_a_maximum() {
-        let (mut brake, start) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, start) = (brake(), Instant::now());
         let mut now = start;
         for n in 0..15 {
             ask(&mut brake, now, n, 100);
@@ -511,7 +444,7 @@ mod tests {
 
     #[test]
     fn deletes_of_more_than_half_are_held_for_the_grace_and_then_proceed() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 40);
         }
@@ -519,7 +452,7 @@ mod tests {
         assert!(
             matches!(ask(&mut brake, now + QUIET, 0, 40), BrakeDecision::Hold { until: held, .. } if held == until)
         );
-        assert!(brake.is_holding(now + QUIET));
+        assert!(brake.is_holding());
         for n in 0..30 {
             assert_eq!(ask(&mut brake, until, n, 40), BrakeDecision::Proceed);
         }
@@ -529,7 +462,7 @@ mod tests {
 
     #[test]
     fn deletes_of_exactly_half_are_not_held() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 60);
         }
@@ -538,54 +471,54 @@ mod tests {
 
     #[test]
     fn deletes_that_happened_count_within_the_window() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..20 {
             // As they are deleted, fewer are left.
             delete(&mut brake, now, n, 40 - n);
         }
-        assert!(!brake.is_holding(now + QUIET));
+        assert!(!brake.is_holding());
         ask(&mut brake, now + QUIET, 20, 20);
-        assert!(brake.is_holding(now + QUIET), "21 of 40");
+        assert!(brake.is_holding(), "21 of 40");
     }
 
     #[test]
     fn companion_that_is_wanted_again_no_longer_counts() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..20 {
             ask(&mut brake, now, n, 30);
         }
-        brake.forget_all_but(&source(0), &[]);
+        brake.forget_all_but(&source(0), &[], false);
         ask(&mut brake, now, 20, 30);
-        assert!(!brake.is_holding(now));
+        assert!(!brake.is_holding());
         ask(&mut brake, now, 21, 30);
-        assert!(brake.is_holding(now));
+        assert!(brake.is_holding());
     }
 
     #[test]
     fn hold_ends_when_every_held_companion_is_wanted_again() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 30);
         }
-        assert!(brake.is_holding(now));
+        assert!(brake.is_holding());
         for n in 0..29 {
-            brake.forget_all_but(&source(n), &[]);
-            assert!(brake.is_holding(now), "one of them is still missing");
+            brake.forget_all_but(&source(n), &[], false);
+            assert!(brake.is_holding(), "one of them is still missing");
         }
-        brake.forget_all_but(&source(29), &[]);
-        assert!(!brake.is_holding(now));
+        brake.forget_all_but(&source(29), &[], false);
+        assert!(!brake.is_holding());
         ask(&mut brake, now, 0, 30);
         assert_eq!(ask(&mut brake, now + QUIET, 0, 30), BrakeDecision::Proceed);
     }
 
     #[test]
     fn new_delete_is_not_held_once_most_held_companions_are_wanted_again() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, now) = (brake(), Instant::now());
         for n in 0..30 {
             ask(&mut brake, now, n, 40);
         }
         for n in 5..30 {
-            brake.forget_all_but(&source(n), &[]);
+            brake.forget_all_but(&source(n), &[], false);
         }
         ask(&mut brake, now, 35, 40);
         assert_eq!(ask(&mut brake, now + QUIET, 35, 40), BrakeDecision::Proceed);
@@ -594,17 +527,17 @@ mod tests {
 
     #[test]
     fn slow_deletes_are_not_held() {
-        let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, mut now) = (brake(), Instant::now());
         for n in 0..60 {
             delete(&mut brake, now, n, 60 - n);
             now += Duration::from_secs(5);
         }
-        assert!(!brake.is_holding(now));
+        assert!(!brake.is_holding());
     }
 
     #[test]
     fn all_that_is_left_after_a_slow_decline_is_held_when_it_goes_at_once() {
-        let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, mut now) = (brake(), Instant::now());
         for n in 0..600 {
             delete(&mut brake, now, n, 1000 - n);
             now += Duration::from_secs(30);
@@ -619,11 +552,11 @@ mod tests {
     }
 
     fn hold_thirty_of(total: usize, now: Instant) -> Brake {
-        let mut brake = Brake::new(GRACE);
+        let mut brake = brake();
         for n in 0..30 {
             ask(&mut brake, now, n, total);
         }
-        assert!(brake.is_holding(now));
+        assert!(brake.is_holding());
         brake
     }
 
@@ -653,7 +586,7 @@ mod tests {
         for n in 0..30 {
             ask(&mut brake, now + 30 * QUIET, n, 40);
         }
-        assert_eq!(brake.holding(now + 30 * QUIET).map(|held| held.until), Some(now + GRACE));
+        assert_eq!(brake.held_until(), Some(now + GRACE));
     }
 
     #[test]
@@ -679,14 +612,13 @@ mod tests {
             let held = matches!(decision, BrakeDecision::Hold { until, .. } if until >= now + GRACE);
             assert!(held, "{n}: {decision:?}");
         }
-        let holding = brake.holding(now + QUIET).unwrap();
-        assert_eq!((holding.companions, holding.sources), (51, 51));
-        assert!(holding.until >= now + GRACE);
+        assert_eq!((brake.count.held(), brake.count.held_sources), (51, 51));
+        assert!(brake.held_until() >= Some(now + GRACE));
     }
 
     #[test]
     fn slow_accident_is_held_to_its_end() {
-        let (mut brake, mut now) = (Brake::new(GRACE), Instant::now());
+        let (mut brake, mut now) = (brake(), Instant::now());
         // One a second: half of them are due just before the window is over.
         for n in 0..118 {
             ask(&mut brake, now, n, 118);
@@ -699,102 +631,31 @@ mod tests {
     }
 
     #[test]
-    fn released_deletes_proceed_and_are_not_held_again_when_they_fail() {
-        let now = Instant::now();
-        let mut brake = hold_thirty_of(40, now);
-        let mut sources = brake.release(30);
-        sources.sort();
-        let mut expected: Vec<ObjectKey> = (0..30).map(source).collect();
-        expected.sort();
-        assert_eq!(sources, expected);
-        assert!(!brake.is_holding(now) && brake.is_releasing(now));
-        for n in 0..30 {
-            assert_eq!(ask(&mut brake, now + 2 * WINDOW, n, 40), BrakeDecision::Proceed, "{n}");
-        }
-        assert!(!brake.is_holding(now + 2 * WINDOW));
-        for n in 0..30 {
-            brake.deleted(now + 2 * WINDOW, &source(n), &companion(n));
-        }
-        assert!(!brake.is_releasing(now + 2 * WINDOW));
-    }
-
-    #[test]
-    fn extended_hold_ends_later() {
-        let now = Instant::now();
-        let mut brake = hold_thirty_of(40, now);
-        brake.extend(now + 2 * GRACE);
-        let decision = ask(&mut brake, now + GRACE, 0, 40);
-        assert!(
-            matches!(decision, BrakeDecision::Hold { until, .. } if until == now + 2 * GRACE),
-            "{decision:?}"
-        );
-        assert_eq!(ask(&mut brake, now + 2 * GRACE, 0, 40), BrakeDecision::Proceed);
-        assert!(!brake.is_holding(now + 2 * GRACE));
-    }
-
-    #[test]
-    fn new_leader_holds_what_it_finds_until_the_known_end_and_no_more() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
-        let until = now + Duration::from_secs(200);
-        brake.take_over(now, Some(Inherited::Held(until)));
-        assert!(brake.is_inheriting(now) && !brake.is_holding(now), "it has found none yet");
-        // Few are left, and of few sources: by themselves, they would not be held.
-        for n in 0..5 {
-            let decision = ask(&mut brake, now, n, 100);
-            assert!(
-                matches!(decision, BrakeDecision::Hold { until: held, .. } if held == until),
-                "{decision:?}"
-            );
-        }
-        let late = now + WINDOW;
-        assert_eq!(
-            ask(&mut brake, late, 50, 100),
-            BrakeDecision::Wait(late + QUIET),
-            "a later one is not held"
-        );
-        for n in 0..5 {
-            assert!(matches!(ask(&mut brake, late, n, 100), BrakeDecision::Hold { .. }));
-        }
-        for n in 0..5 {
-            assert_eq!(ask(&mut brake, until, n, 100), BrakeDecision::Proceed);
-        }
-    }
-
-    #[test]
-    fn new_leader_lets_released_deletes_happen_and_no_more() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
-        brake.take_over(now, Some(Inherited::Released(25)));
-        let decisions: Vec<BrakeDecision> = (0..60).map(|n| ask(&mut brake, now, n, 60)).collect();
-        let proceed = |decision: &&BrakeDecision| **decision == BrakeDecision::Proceed;
-        assert_eq!(decisions.iter().filter(proceed).count(), 25);
-        assert!(brake.is_holding(now), "35 more became due");
-    }
-
-    #[test]
-    fn release_right_after_a_takeover_lets_all_happen_that_is_found() {
-        let (mut brake, now) = (Brake::new(GRACE), Instant::now());
-        brake.take_over(now, Some(Inherited::Held(now + GRACE)));
-        ask(&mut brake, now, 0, 30);
-        assert_eq!(brake.release(30), [source(0)]);
-        for n in 0..30 {
-            assert_eq!(ask(&mut brake, now, n, 30), BrakeDecision::Proceed, "{n}");
-        }
-    }
-
-    #[test]
     fn held_companion_of_a_gone_source_that_others_deleted_no_longer_counts() {
         let now = Instant::now();
         let mut brake = hold_thirty_of(40, now);
         ask(&mut brake, now, 35, 100);
-        brake.forget_held_but(&source(0), &[]);
-        brake.forget_held_but(&source(1), &[companion(1)]);
-        assert_eq!(brake.holding(now).map(|held| held.companions), Some(29));
+        brake.forget_all_but(&source(0), &[], true);
+        brake.forget_all_but(&source(1), &[companion(1)], true);
+        assert_eq!(brake.count.held(), 29);
         assert_eq!(brake.count.due, 1, "the delete without a hold still counts");
     }
 
     #[test]
+    fn companions_beside_their_source_are_not_covered() {
+        let (mut brake, now) = (brake(), Instant::now());
+        for n in 0..30 {
+            let beside = [ObjectKey::new(Kind::ConfigMap, "home", &format!("s{n}-synced"))];
+            let totals = Totals { companions: 30, sources: 30 };
+            assert_eq!(brake.ask(now, &source(n), &beside, totals), [BrakeDecision::Proceed]);
+            brake.deleted(now, &source(n), &beside[0]);
+        }
+        assert!(!brake.is_holding() && brake.pending_count() == 0);
+    }
+
+    #[test]
     fn zero_grace_turns_the_brake_off() {
-        let (mut brake, now) = (Brake::new(Duration::ZERO), Instant::now());
+        let (mut brake, now) = (Brake::new(testing::keys(), Duration::ZERO), Instant::now());
         for n in 0..30 {
             assert_eq!(ask(&mut brake, now, n, 30), BrakeDecision::Proceed);
         }

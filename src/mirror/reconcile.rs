@@ -16,8 +16,7 @@ use super::{
     Settings,
     api::CompanionApi,
     apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
-    brake::{Brake, BrakeDecision, Totals},
-    hold::{HoldKeeper, HoldUpdate, Now},
+    brake::{Brake, BrakeDecision, HoldUpdate, Moment, Totals},
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
@@ -56,8 +55,6 @@ struct Inner<A> {
     applier: Applier<A>,
     reporter: Reporter,
     claim: Claim,
-    /// Locked before the brake.
-    hold: Mutex<HoldKeeper>,
     brake: Mutex<Brake>,
     /// The flags with which `lockstep deletes` finds this instance.
     instance_flags: String,
@@ -187,8 +184,7 @@ impl<A: CompanionApi> Reconciler<A> {
             world,
             queue,
             reporter,
-            hold: Mutex::new(HoldKeeper::new(settings.keys.clone())),
-            brake: Mutex::new(Brake::new(settings.delete_grace)),
+            brake: Mutex::new(Brake::new(settings.keys.clone(), settings.delete_grace)),
             instance_flags: settings.instance_flags.clone(),
             sources: Mutex::default(),
             metrics,
@@ -234,8 +230,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// This replica leads: it goes on with the hold that the Lease shows, and every source is reconciled.
     pub fn open(&self, annotations: &BTreeMap<String, String>) {
-        let update = lock(&self.0.hold).take_over(&mut lock(&self.0.brake), annotations, read_clocks());
-        log_notes(&update);
+        log_notes(&lock(&self.0.brake).take_over(annotations, read_clocks()));
         self.0.writes.open();
         self.0.queue.open();
         self.0.queue.push_all(self.0.world.all_sources());
@@ -243,7 +238,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
     pub fn close(&self) {
-        lock(&self.0.hold).step_down();
+        lock(&self.0.brake).step_down();
         self.0.queue.close();
         self.0.writes.close();
         let sources: Vec<_> = self.0.sources().drain().collect();
@@ -257,7 +252,7 @@ impl<A: CompanionApi> Reconciler<A> {
     /// remembers the hold of the leader.
     pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
         let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
-        let update = lock(&self.0.hold).sync(&mut lock(&self.0.brake), leads, &observed, read_clocks());
+        let update = lock(&self.0.brake).sync(leads, &observed, read_clocks());
         log_notes(&update);
         for (key, value) in update.set {
             annotations.set(&key, value);
@@ -302,8 +297,7 @@ impl<A: CompanionApi> Inner<A> {
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
         self.metrics.sources.set(figure(sources));
         self.metrics.companions.set(figure(companions));
-        let holding = lock(&self.brake).is_holding(clock::now());
-        self.metrics.deletes_held.set((leads && holding).into());
+        self.metrics.deletes_held.set((leads && lock(&self.brake).is_holding()).into());
     }
 
     fn update_queue_depth(&self) {
@@ -334,10 +328,8 @@ impl<A: CompanionApi> Inner<A> {
         let due: Vec<ObjectKey> = plan.deletes().cloned().collect();
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
-            lock(&self.brake).forget_all_but(key, &due);
-        } else {
-            lock(&self.brake).forget_held_but(key, &due);
         }
+        lock(&self.brake).forget_all_but(key, &due, source.is_none());
         let is_paused =
             |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
         let lacks = |change: &&Change| change.action.removal().is_none();
@@ -400,7 +392,7 @@ impl<A: CompanionApi> Inner<A> {
         settled
     }
 
-    /// The deletes that the brake lets through. Only companions in other namespaces are ever held.
+    /// The deletes that the brake lets through.
     fn allowed_deletes(
         &self,
         reconcile: &Reconcile,
@@ -413,20 +405,12 @@ impl<A: CompanionApi> Inner<A> {
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }
-        let (mut allowed, mut away) = (HashSet::new(), Vec::new());
-        for at in due {
-            if at.namespace == key.namespace {
-                allowed.insert(at.clone());
-            } else {
-                away.push(at.clone());
-            }
-        }
         let (companions, sources) = self.world.read(|world| world.away_counts());
-        let decisions = lock(&self.brake).ask(now, key, &away, Totals { companions, sources });
-        let mut hold = None;
-        for (at, decision) in away.into_iter().zip(decisions) {
+        let decisions = lock(&self.brake).ask(now, key, due, Totals { companions, sources });
+        let (mut allowed, mut hold) = (HashSet::new(), None);
+        for (at, decision) in due.iter().zip(decisions) {
             match decision {
-                BrakeDecision::Proceed => drop(allowed.insert(at)),
+                BrakeDecision::Proceed => drop(allowed.insert(at.clone())),
                 BrakeDecision::Wait(until) => self.queue.push_at(key.clone(), until),
                 BrakeDecision::Hold { until, companions, sources } => {
                     self.queue.push_at(key.clone(), until);
@@ -544,7 +528,7 @@ impl<A: CompanionApi> Inner<A> {
                     done.applied = done.applied.unlabelled();
                 }
                 state.retry.succeeded(at, digest);
-                if matches!(done.applied, Applied::Deleted(_)) && at.namespace != key.namespace {
+                if matches!(done.applied, Applied::Deleted(_)) {
                     lock(&self.brake).deleted(now, key, at);
                 }
                 self.report_applied(key, at, &done);
@@ -661,8 +645,8 @@ impl<A: CompanionApi> Inner<A> {
     }
 }
 
-fn read_clocks() -> Now {
-    Now { instant: clock::now(), wall: clock::wall() }
+fn read_clocks() -> Moment {
+    Moment { instant: clock::now(), wall: clock::wall() }
 }
 
 fn log_notes(update: &HoldUpdate) {

@@ -12,10 +12,7 @@ use crate::{
         decide::{LeaseAction, ObservedLease, RETRY_PERIOD, next_record, sign_of_restore, tests::action},
         record::LeaseMetadata,
     },
-    mirror::{
-        brake::Brake,
-        hold::{HoldKeeper, Now},
-    },
+    mirror::brake::{Brake, Moment},
     testing::{self, fuzz::Target},
 };
 
@@ -88,17 +85,17 @@ fn check_hold(keys: &Arc<Keys>, annotations: &BTreeMap<String, String>) {
     let again = HoldAnnotations::read(keys, &rendered);
     assert_eq!(again, HoldAnnotations { malformed: Vec::new(), ..seen.clone() }, "{rendered:?}");
 
-    let mut now = Now { instant: Instant::now(), wall: wall() };
+    let mut now = Moment { instant: Instant::now(), wall: wall() };
     let mut notes = Vec::new();
-    let (mut keeper, mut brake) = (HoldKeeper::new(keys.clone()), Brake::new(Duration::from_hours(1)));
-    notes.extend(keeper.sync(&mut brake, false, annotations, now).notes);
+    let mut brake = Brake::new(keys.clone(), Duration::from_hours(1));
+    notes.extend(brake.sync(false, annotations, now).notes);
     let mut lease = annotations.clone();
     lease.retain(|key, _| *key != keys.deletes_released && *key != keys.deletes_extended);
-    notes.extend(keeper.take_over(&mut brake, &lease, now).notes);
+    notes.extend(brake.take_over(&lease, now).notes);
     // What people ask for comes while it leads. It shows its own hold, which ends.
     lease.extend(annotations.clone());
     for pass in [Duration::from_secs(1), Duration::from_mins(2), MAX_HOLD] {
-        let update = keeper.sync(&mut brake, true, &lease, now);
+        let update = brake.sync(true, &lease, now);
         for (key, value) in update.set {
             match value {
                 Some(value) => drop(lease.insert(key, value)),
@@ -106,9 +103,9 @@ fn check_hold(keys: &Arc<Keys>, annotations: &BTreeMap<String, String>) {
             }
         }
         notes.extend(update.notes);
-        now = Now { instant: now.instant + pass, wall: later(now.wall, pass) };
+        now = Moment { instant: now.instant + pass, wall: later(now.wall, pass) };
     }
-    keeper.sync(&mut brake, true, &lease, now).set.iter().for_each(|(key, value)| {
+    brake.sync(true, &lease, now).set.iter().for_each(|(key, value)| {
         assert!(*key != keys.deletes_held || value.is_none(), "a hold that never ends: {value:?}");
     });
     for note in notes {

@@ -1,23 +1,21 @@
-//! PURE. Keeps the brake's hold in the annotations of the Lease, where the next leader and people find it, and does what
-//! people ask for there.
+//! PURE. Keeps the hold in the annotations of the Lease, where the next leader and people find it, and does what people ask
+//! for there.
 //!
 //! The leader's own knowledge decides: whatever else is in `deletes-held` is overwritten. A standby knows the hold from
 //! there. A hold that vanished, because somebody removed the annotation or the Lease, counts until its known end, unless a
 //! release of it is recorded.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fmt,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::brake::{Brake, Inherited};
+use super::{Brake, Count, DeleteState, Hold, WINDOW};
 use crate::{
     hold::{HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, seconds, time_left, to_annotation},
-    keys::Keys,
     object::ObjectKey,
 };
 
@@ -26,30 +24,9 @@ const BY_LOCKSTEP: &str = "lockstep: nothing was left to hold";
 
 /// The same moment on both clocks: holds of this process are measured, those of others are known by their time.
 #[derive(Debug, Clone, Copy)]
-pub struct Now {
+pub struct Moment {
     pub instant: Instant,
     pub wall: Timestamp,
-}
-
-#[derive(Debug)]
-pub struct HoldKeeper {
-    keys: Arc<Keys>,
-    /// Whether this replica leads and the brake has what the leader before it left.
-    leads: bool,
-    known: Option<KnownHold>,
-    /// Annotations that could not be read: each is reported once.
-    malformed: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct KnownHold {
-    hold: HeldDeletes,
-    /// [`HeldDeletes::until`] by our own clock.
-    until: Instant,
-    /// Somebody released it, and not all of its deletes have happened.
-    released: bool,
-    /// The annotation has shown it.
-    shown: bool,
 }
 
 /// What follows for the Lease, the queue and the log.
@@ -79,100 +56,80 @@ pub enum Note {
     Malformed(String),
 }
 
-impl HoldKeeper {
-    #[must_use]
-    pub const fn new(keys: Arc<Keys>) -> Self {
-        Self { keys, leads: false, known: None, malformed: Vec::new() }
-    }
-
-    /// This replica becomes the leader: its brake takes over the hold that the Lease shows, or that this replica knows.
-    pub fn take_over(
-        &mut self,
-        brake: &mut Brake,
-        annotations: &BTreeMap<String, String>,
-        now: Now,
-    ) -> HoldUpdate {
+impl Brake {
+    /// This replica becomes the leader: it goes on with the hold that the Lease shows, or that it knows.
+    pub fn take_over(&mut self, annotations: &BTreeMap<String, String>, now: Moment) -> HoldUpdate {
         let mut update = self.follow(annotations, now);
-        self.leads = true;
-        let inherited = self.known.map(|known| match known.released {
-            true => Inherited::Released(known.hold.companions),
-            false => Inherited::Held(known.until),
-        });
-        brake.take_over(now.instant, inherited);
-        update.notes.extend(self.known.map(|known| Note::TakenOver(known.hold)));
+        self.deletes.clear();
+        (self.count, self.last_due, self.leads) = (Count::default(), None, true);
+        let joined_until = (!self.grace.is_zero()).then(|| now.instant + WINDOW);
+        if let Some(hold) = &mut self.hold {
+            (hold.joined_until, hold.missing) = (joined_until, hold.facts.companions);
+            update.notes.push(Note::TakenOver(hold.facts));
+        }
         update
     }
 
     /// This replica no longer leads.
-    pub const fn step_down(&mut self) {
+    pub fn step_down(&mut self) {
         self.leads = false;
+        self.deletes.clear();
+        self.count = Count::default();
     }
 
-    /// Compares the brake with the annotations as last observed. `leads` is whether this replica may write.
-    pub fn sync(
-        &mut self,
-        brake: &mut Brake,
-        leads: bool,
-        annotations: &BTreeMap<String, String>,
-        now: Now,
-    ) -> HoldUpdate {
-        // Between the claim and the takeover, the brake does not have the hold yet.
+    /// Compares the hold with the annotations as last observed. `leads` is whether this replica may write.
+    pub fn sync(&mut self, leads: bool, annotations: &BTreeMap<String, String>, now: Moment) -> HoldUpdate {
+        // Between the claim and the takeover, this replica does not go on with the hold yet.
         if leads && self.leads {
-            return self.lead(brake, annotations, now);
+            return self.lead(annotations, now);
         }
-        let before = self.known.map(|known| known.hold.since);
+        let before = self.hold.map(|hold| hold.facts.since);
         let mut update = self.follow(annotations, now);
-        let new = self.known.filter(|known| Some(known.hold.since) != before);
-        update.notes.extend(new.map(|known| Note::Noticed(known.hold)));
+        let new = self.hold.filter(|hold| Some(hold.facts.since) != before);
+        update.notes.extend(new.map(|hold| Note::Noticed(hold.facts)));
         update
     }
 
     /// Remembers the hold that another leader shows.
-    fn follow(&mut self, annotations: &BTreeMap<String, String>, now: Now) -> HoldUpdate {
+    fn follow(&mut self, annotations: &BTreeMap<String, String>, now: Moment) -> HoldUpdate {
         let seen = HoldAnnotations::read(&self.keys, annotations);
-        let shown = seen.held.filter(|hold| now.wall < hold.until);
-        if let Some(mut hold) = shown {
-            hold.until = hold.until.min(later(now.wall, MAX_HOLD));
-            let released = seen.release_of(&hold).is_some();
-            if self.known.is_none_or(|known| known.hold != hold || known.released != released) {
-                let until = now.instant + time_left(now.wall, hold.until);
-                self.known = Some(KnownHold { hold, until, released, shown: true });
+        let shown = seen.held.filter(|facts| now.wall < facts.until);
+        if let Some(mut facts) = shown {
+            facts.until = facts.until.min(later(now.wall, MAX_HOLD));
+            let released = seen.release_of(&facts).is_some();
+            if self.hold.is_none_or(|known| known.facts != facts || known.released != released) {
+                let until = now.instant + time_left(now.wall, facts.until);
+                self.hold =
+                    Some(Hold { facts, until, released, joined_until: None, missing: 0, shown: true });
             }
         }
-        let ended = |known: &KnownHold| {
+        let ended = |hold: &Hold| {
             // There is one hold at a time: the release of a later one means that this one is over, too.
-            let released = seen.released.as_ref().is_some_and(|release| release.hold >= known.hold.since);
-            known.until <= now.instant || (shown.is_none() && released)
+            let released = seen.released.as_ref().is_some_and(|release| release.hold >= hold.facts.since);
+            hold.until <= now.instant || (shown.is_none() && released)
         };
-        self.known = self.known.filter(|known| !ended(known));
+        self.hold = self.hold.filter(|hold| !ended(hold));
         let mut update = HoldUpdate::default();
-        let _ = self.extended(&seen, now, &mut update);
+        self.extend(&seen, now, &mut update);
         self.report_malformed(&seen, &mut update);
         update
     }
 
     /// Does what people ask for, and shows the hold in the Lease.
-    fn lead(&mut self, brake: &mut Brake, annotations: &BTreeMap<String, String>, now: Now) -> HoldUpdate {
+    fn lead(&mut self, annotations: &BTreeMap<String, String>, now: Moment) -> HoldUpdate {
         let seen = HoldAnnotations::read(&self.keys, annotations);
         let mut update = HoldUpdate::default();
-        if let Some(known) = self.known.as_mut().filter(|known| !known.released)
-            && let Some(release) = seen.release_of(&known.hold)
-        {
-            known.released = true;
-            update.requeue = brake.release(known.hold.companions);
-            update.notes.push(Note::Released { by: release.by.clone() });
-        }
-        if let Some(until) = self.extended(&seen, now, &mut update) {
-            brake.extend(until);
-        }
-        self.compare_with(brake, now, &mut update);
-        let wanted = self.known.map(|known| to_annotation(&known.hold));
+        self.expire(now.instant);
+        self.release(&seen, &mut update);
+        self.extend(&seen, now, &mut update);
+        self.show_what_is_held(now, &mut update);
+        let wanted = self.hold.map(|hold| to_annotation(&hold.facts));
         let shown = annotations.get(&self.keys.deletes_held);
-        if let Some(known) = &mut self.known {
-            if known.shown && shown.is_none() {
+        if let Some(hold) = &mut self.hold {
+            if hold.shown && shown.is_none() {
                 update.notes.push(Note::Vanished(self.keys.deletes_held.clone()));
             }
-            known.shown = shown == wanted.as_ref();
+            hold.shown = shown == wanted.as_ref();
         }
         if shown != wanted.as_ref() {
             update.set.push((self.keys.deletes_held.clone(), wanted));
@@ -181,62 +138,75 @@ impl HoldKeeper {
         update
     }
 
-    /// Makes the known hold that of the brake.
-    fn compare_with(&mut self, brake: &Brake, now: Now, update: &mut HoldUpdate) {
-        let holding = brake.holding(now.instant);
+    /// Makes the hold that of the deletes which are held.
+    fn show_what_is_held(&mut self, now: Moment, update: &mut HoldUpdate) {
+        let (until, companions, sources) = (self.held_until(), self.count.held(), self.count.held_sources);
+        let known = self.hold.take();
         // A takeover finds the deletes one by one: until then, their count is that of the leader before.
-        let finds = brake.is_inheriting(now.instant);
-        match (holding, &mut self.known) {
-            (Some(holding), Some(known)) if !known.released => {
-                if known.until != holding.until && !finds {
-                    known.until = holding.until;
-                    known.hold.until = wall_time(holding.until, now);
-                }
-                if !finds {
-                    (known.hold.companions, known.hold.sources) = (holding.companions, holding.sources);
-                }
-            }
-            // Others than those that were released.
-            (Some(holding), known) => {
-                *known = Some(KnownHold {
-                    hold: HeldDeletes {
-                        since: seconds(now.wall),
-                        until: wall_time(holding.until, now),
-                        companions: holding.companions,
-                        sources: holding.sources,
-                    },
-                    until: holding.until,
-                    released: false,
-                    shown: false,
+        let is_joined = known.is_some_and(|hold| hold.is_joined(now.instant));
+        self.hold = match (until, known) {
+            (_, Some(hold)) if is_joined && (until.is_none() || !hold.released) => Some(hold),
+            (Some(until), known) => {
+                // Others than those that were released are another hold.
+                let mut hold = known.filter(|hold| !hold.released).unwrap_or_else(|| {
+                    let since = seconds(now.wall);
+                    let facts = HeldDeletes { since, until: wall_time(until, now), companions, sources };
+                    Hold { facts, until, released: false, joined_until: None, missing: 0, shown: false }
                 });
+                if hold.until != until {
+                    (hold.until, hold.facts.until) = (until, wall_time(until, now));
+                }
+                (hold.facts.companions, hold.facts.sources) = (companions, sources);
+                Some(hold)
             }
-            (None, Some(known)) if finds || (known.released && brake.is_releasing(now.instant)) => {}
-            (None, Some(known)) => {
-                // Its standbys must not take it over.
-                if !known.released && now.instant < known.until {
-                    let release = to_annotation(&Release::new(&known.hold, now.wall, BY_LOCKSTEP));
+            (None, Some(hold)) if hold.released => Some(hold).filter(|_| self.count.released > 0),
+            (None, Some(hold)) => {
+                // Standbys must not take it over.
+                if now.instant < hold.until {
+                    let release = to_annotation(&Release::new(&hold.facts, now.wall, BY_LOCKSTEP));
                     update.set.push((self.keys.deletes_released.clone(), Some(release)));
                 }
-                self.known = None;
+                None
             }
-            (None, None) => {}
-        }
+            (None, None) => None,
+        };
     }
 
-    /// Extends the known hold if somebody asked for that, and returns its new end.
-    fn extended(&mut self, seen: &HoldAnnotations, now: Now, update: &mut HoldUpdate) -> Option<Instant> {
-        let known = self.known.as_mut().filter(|known| !known.released)?;
-        let extension = seen.extension_of(&known.hold)?;
-        // Cutting it short would move the end with the clock.
-        if extension.until > later(now.wall, MAX_HOLD) {
-            return None;
+    /// Lets all deletes happen that are held, if somebody asked for that. After a takeover, some of them may not have been
+    /// found yet.
+    fn release(&mut self, seen: &HoldAnnotations, update: &mut HoldUpdate) {
+        let Some(hold) = self.hold.as_mut().filter(|hold| !hold.released) else { return };
+        let Some(release) = seen.release_of(&hold.facts) else { return };
+        hold.released = true;
+        hold.missing = hold.facts.companions.saturating_sub(self.count.held());
+        update.notes.push(Note::Released { by: release.by.clone() });
+        for (source, deletes) in &mut self.deletes {
+            let held = deletes.values_mut().filter(|state| matches!(state, DeleteState::Held { .. }));
+            if held.map(|state| *state = DeleteState::Released).count() > 0 {
+                update.requeue.push(source.clone());
+            }
         }
-        known.until = now.instant + time_left(now.wall, extension.until);
-        known.hold.until = extension.until;
+        self.recount();
+    }
+
+    /// Holds all deletes that are held for longer, if somebody asked for that.
+    fn extend(&mut self, seen: &HoldAnnotations, now: Moment, update: &mut HoldUpdate) {
+        let Some(hold) = self.hold.as_mut().filter(|hold| !hold.released) else { return };
+        // Cutting an extension short would move the end with the clock.
+        let possible = |until: Timestamp| until <= later(now.wall, MAX_HOLD);
+        let Some(extension) = seen.extension_of(&hold.facts).filter(|wanted| possible(wanted.until)) else {
+            return;
+        };
+        let end = now.instant + time_left(now.wall, extension.until);
+        (hold.until, hold.facts.until) = (end, extension.until);
+        for state in self.deletes.values_mut().flat_map(HashMap::values_mut) {
+            if let DeleteState::Held { until, .. } = state {
+                *until = end;
+            }
+        }
         if self.leads {
             update.notes.push(Note::Extended { by: extension.by.clone(), until: extension.until });
         }
-        Some(known.until)
     }
 
     fn report_malformed(&mut self, seen: &HoldAnnotations, update: &mut HoldUpdate) {
@@ -246,7 +216,7 @@ impl HoldKeeper {
     }
 }
 
-fn wall_time(at: Instant, now: Now) -> Timestamp {
+fn wall_time(at: Instant, now: Moment) -> Timestamp {
     // To the nearest second.
     let left = at.saturating_duration_since(now.instant) + Duration::from_millis(500);
     seconds(later(now.wall, left))
@@ -290,7 +260,7 @@ impl fmt::Display for Note {
 mod tests {
     use super::*;
     use crate::{
-        mirror::brake::Totals,
+        mirror::brake::{BrakeDecision, Totals},
         object::{Kind, ObjectKey},
         testing,
     };
@@ -299,20 +269,19 @@ mod tests {
 
     /// A replica, and a Lease that takes its changes at once.
     struct Replica {
-        keeper: HoldKeeper,
         brake: Brake,
         leads: bool,
     }
 
     struct Scene {
         annotations: BTreeMap<String, String>,
-        now: Now,
+        now: Moment,
     }
 
     impl Scene {
         fn new() -> Self {
             let wall = "2026-11-17T18:00:00Z".parse().unwrap();
-            Self { annotations: BTreeMap::new(), now: Now { instant: Instant::now(), wall } }
+            Self { annotations: BTreeMap::new(), now: Moment { instant: Instant::now(), wall } }
         }
 
         fn pass(&mut self, time: Duration) {
@@ -340,8 +309,7 @@ mod tests {
 
     impl Replica {
         fn standby() -> Self {
-            let keeper = HoldKeeper::new(testing::keys());
-            Self { keeper, brake: Brake::new(GRACE), leads: false }
+            Self { brake: Brake::new(testing::keys(), GRACE), leads: false }
         }
 
         fn leader(scene: &mut Scene) -> Self {
@@ -352,11 +320,11 @@ mod tests {
 
         fn lead(&mut self, scene: &mut Scene) {
             self.leads = true;
-            self.keeper.take_over(&mut self.brake, &scene.annotations, scene.now);
+            self.brake.take_over(&scene.annotations, scene.now);
         }
 
         fn sync(&mut self, scene: &mut Scene) -> HoldUpdate {
-            let update = self.keeper.sync(&mut self.brake, self.leads, &scene.annotations, scene.now);
+            let update = self.brake.sync(self.leads, &scene.annotations, scene.now);
             for (key, value) in &update.set {
                 match value {
                     Some(value) => drop(scene.annotations.insert(key.clone(), value.clone())),
@@ -375,14 +343,14 @@ mod tests {
                 self.brake.ask(scene.now.instant, &source, &[at], totals)[0]
             };
             let decisions: Vec<_> = sources.map(ask).collect();
-            let is_held = |decision: &&_| matches!(decision, super::super::brake::BrakeDecision::Hold { .. });
+            let is_held = |decision: &&_| matches!(decision, BrakeDecision::Hold { .. });
             decisions.iter().filter(is_held).count()
         }
 
         fn restore(&mut self, sources: std::ops::Range<usize>) {
             for n in sources {
                 let source = ObjectKey::new(Kind::ConfigMap, "home", &format!("s{n}"));
-                self.brake.forget_all_but(&source, &[]);
+                self.brake.forget_all_but(&source, &[], false);
             }
         }
     }
@@ -518,7 +486,11 @@ mod tests {
         let update = leader.sync(&mut scene);
         assert_eq!(update.requeue.len(), 30);
         assert_eq!(update.notes, [Note::Released { by: "alice".to_owned() }]);
-        assert_eq!(leader.ask(&scene, 0..30), 0);
+        // They are not held again when they fail.
+        for _ in 0..2 {
+            assert_eq!(leader.ask(&scene, 0..30), 0);
+            scene.pass(2 * WINDOW);
+        }
         assert!(scene.seen().held.is_some(), "a leader that takes over now has to know");
         assert_eq!(leader.sync(&mut scene), HoldUpdate::default());
         leader.restore(0..30);
@@ -538,15 +510,15 @@ mod tests {
         scene.release();
         scene.pass(Duration::from_secs(1));
         leader.sync(&mut scene);
-        let key = |n: usize| ObjectKey::new(Kind::ConfigMap, "home", &format!("t{n}"));
+        let key = |namespace, n: usize| ObjectKey::new(Kind::ConfigMap, namespace, &format!("t{n}"));
         for n in 0..30 {
             let totals = Totals { companions: 60, sources: 60 };
-            leader.brake.ask(scene.now.instant, &key(n), &[key(n)], totals);
+            leader.brake.ask(scene.now.instant, &key("home", n), &[key("away", n)], totals);
         }
         leader.sync(&mut scene);
         assert!(scene.held().since > first.since);
         leader.sync(&mut scene);
-        assert!(leader.brake.is_holding(scene.now.instant));
+        assert!(leader.brake.is_holding());
     }
 
     #[test]
@@ -555,11 +527,22 @@ mod tests {
         scene.release();
         let mut next = Replica::leader(&mut scene);
         assert_eq!(next.ask(&scene, 0..30), 0);
+        assert_eq!(next.ask(&scene, 30..60), 10, "more than were released");
         // Until the hold would have been over anyway: long after, a new accident is a new accident.
         scene.pass(GRACE);
         let mut later = Replica::leader(&mut scene);
         later.ask(&scene, 0..30);
-        assert!(later.brake.is_holding(scene.now.instant));
+        assert!(later.brake.is_holding());
+    }
+
+    #[test]
+    fn release_right_after_a_takeover_lets_all_happen_that_is_found() {
+        let (mut scene, _) = accident();
+        let mut next = Replica::leader(&mut scene);
+        assert_eq!(next.ask(&scene, 0..1), 1);
+        scene.release();
+        assert_eq!(next.sync(&mut scene).requeue.len(), 1);
+        assert_eq!(next.ask(&scene, 0..30), 0);
     }
 
     #[test]
