@@ -32,7 +32,7 @@ use crate::{
         log::LogOnce,
         metrics::{Metrics, SourceFigures},
     },
-    plan::{Change, Decision, Plan, Removal, Trouble, plan, plan_companion},
+    plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     world::{SharedWorld, Source},
 };
 
@@ -140,8 +140,6 @@ struct Reconcile {
     started: Instant,
     /// What the plan said.
     figures: SourceFigures,
-    /// The companions that it found out of step and that may be written.
-    lacking: Vec<ObjectKey>,
     progress: Mutex<Progress>,
 }
 
@@ -151,6 +149,8 @@ struct Progress {
     writes: usize,
     /// Companions whose writes have not ended.
     unfinished: usize,
+    /// Companions that have what the source has since then.
+    in_step: usize,
     summary: Summary,
     /// The source exists and has lost its label.
     unlabelled: bool,
@@ -332,7 +332,6 @@ impl<A: CompanionApi> Inner<A> {
         lock(&self.brake).forget_all_but(key, &due, source.is_none());
         let is_paused =
             |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
-        let lacks = |change: &&Change| change.action.removal().is_none();
         let reconcile = Reconcile {
             source: key.clone(),
             state: shared.clone(),
@@ -344,7 +343,6 @@ impl<A: CompanionApi> Inner<A> {
                 in_step: plan.wanted - plan.out_of_step,
                 paused: source.as_ref().is_some_and(is_paused),
             },
-            lacking: plan.changes.iter().filter(lacks).map(|change| change.at.clone()).collect(),
             progress: Mutex::default(),
         };
         state.planned.clear();
@@ -516,14 +514,19 @@ impl<A: CompanionApi> Inner<A> {
         let mut state = lock(&reconcile.state);
         let mut progress = lock(&reconcile.progress);
         let digest = reconcile.digest.unwrap_or_default();
-        let again = state.retry.finished(at) || matches!(outcome, Ok(Some(_)));
-        // Only if it is not right: after each of a thousand writes, all thousand companions would be planned again.
-        if again && !self.is_right(key, at) {
+        state.retry.finished(at);
+        progress.unfinished -= 1;
+        if self.must_follow(reconcile, at, &outcome, &state, &progress) {
             self.queue.push_all([key.clone()]);
         }
         match outcome {
-            Ok(None) => state.retry.succeeded(at, digest),
+            Ok(None) => {
+                let is_wanted = self.world.read(|world| world.wants_at(key, at));
+                progress.in_step += usize::from(is_wanted && self.is_right(key, at));
+                state.retry.succeeded(at, digest);
+            }
             Ok(Some(mut done)) => {
+                progress.in_step += usize::from(done.applied.has_content());
                 if progress.unlabelled {
                     done.applied = done.applied.unlabelled();
                 }
@@ -553,11 +556,30 @@ impl<A: CompanionApi> Inner<A> {
                 self.queue.push_at(key.clone(), retry_at);
             }
         }
-        progress.unfinished -= 1;
         if progress.unfinished == 0 {
             let progress = std::mem::take(&mut *progress);
             self.reconcile_ended(reconcile, &mut state, progress);
         }
+    }
+
+    /// Whether the source has to be reconciled again because of a write that has ended; when a failed one is retried is
+    /// another matter.
+    fn must_follow(
+        &self,
+        reconcile: &Reconcile,
+        at: &ObjectKey,
+        outcome: &Result<Option<Done>, ApplyError>,
+        state: &SourceState,
+        progress: &Progress,
+    ) -> bool {
+        if reconcile.number == state.reconciles && !state.closed {
+            // The watch may have shown already that the companion is gone again.
+            let is_written = matches!(outcome, Ok(Some(done)) if done.applied.has_content());
+            return is_written && self.world.read(|world| world.companion(at).is_none());
+        }
+        // A later reconcile found writes of this one in flight, and could not say whether all is right. Before the last of
+        // them, only what is wrong counts: after each of a thousand writes, all thousand companions would be planned again.
+        progress.unfinished == 0 || !self.is_right(&reconcile.source, at)
     }
 
     fn is_right(&self, key: &ObjectKey, at: &ObjectKey) -> bool {
@@ -572,7 +594,7 @@ impl<A: CompanionApi> Inner<A> {
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
         let (key, now) = (&reconcile.source, clock::now());
-        let Progress { writes, summary, stale_cache, failure, .. } = progress;
+        let Progress { writes, in_step, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {
                 tracing::warn!(source = %key, companion = %at, "the companion could not be written: {failure}; retrying");
@@ -591,14 +613,10 @@ impl<A: CompanionApi> Inner<A> {
         }
         if latest && !state.closed {
             let mut figures = reconcile.figures;
-            figures.in_step += reconcile.lacking.iter().filter(|at| self.is_right(key, at)).count();
+            figures.in_step += in_step;
             self.metrics.source_figures(std::mem::replace(&mut state.figures, figures), figures);
         }
         if !state.closed {
-            if !latest {
-                // The later one found these writes in flight, and could not say whether all is right.
-                self.queue.push_all([key.clone()]);
-            }
             let SourceState { uid, retry, planned, reported, .. } = &mut *state;
             let about = About { key, uid };
             // A reconcile that found every write in flight leaves the report to the one that started them: troubles that

@@ -2,7 +2,7 @@
 //! to try again.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::{Duration, Instant},
 };
 
@@ -32,7 +32,7 @@ pub struct RetryState {
     heals: BTreeMap<ObjectKey, Heals>,
     /// Reconciles in a row that met a stale cache.
     stale: u32,
-    in_flight: BTreeMap<ObjectKey, InFlight>,
+    in_flight: BTreeSet<ObjectKey>,
     /// The first failure, from which the times of retries are counted.
     first_failure: Option<Instant>,
 }
@@ -55,12 +55,6 @@ struct Heals {
     manager: String,
     /// The source that was last written there: a changed one does not wait for the next heal.
     source: Digest,
-}
-
-#[derive(Debug, Default)]
-struct InFlight {
-    /// A later reconcile wanted to write this companion, too.
-    wanted_again: bool,
 }
 
 /// How soon a failed write is tried again.
@@ -103,10 +97,8 @@ impl RetryState {
     /// Starts a change if it may start now. It is in flight until [`Self::finished`].
     pub fn start(&mut self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
         let permission = self.permission(at, heals, source, now);
-        match permission {
-            Permission::Now => drop(self.in_flight.insert(at.clone(), InFlight::default())),
-            Permission::InFlight => self.in_flight.entry(at.clone()).or_default().wanted_again = true,
-            Permission::At(_) => {}
+        if permission == Permission::Now {
+            self.in_flight.insert(at.clone());
         }
         permission
     }
@@ -114,7 +106,7 @@ impl RetryState {
     /// Whether a change may start now.
     #[must_use]
     pub fn permission(&self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
-        if self.in_flight.contains_key(at) {
+        if self.in_flight.contains(at) {
             return Permission::InFlight;
         }
         let failed =
@@ -123,9 +115,9 @@ impl RetryState {
         failed.max(healed).filter(|when| *when > now).map_or(Permission::Now, Permission::At)
     }
 
-    /// A write has ended. True if the companion was wanted again meanwhile, so that the source must be reconciled.
-    pub fn finished(&mut self, at: &ObjectKey) -> bool {
-        self.in_flight.remove(at).is_some_and(|write| write.wanted_again)
+    /// A write has ended.
+    pub fn finished(&mut self, at: &ObjectKey) {
+        self.in_flight.remove(at);
     }
 
     /// A write failed; returns when to try again.
@@ -298,13 +290,11 @@ mod tests {
     }
 
     #[test]
-    fn companion_in_flight_is_not_written_twice_and_is_remembered_when_wanted_again() {
+    fn companion_in_flight_is_not_written_twice() {
         let (mut state, now) = (RetryState::default(), Instant::now());
         assert_eq!(state.start(&companion(), false, digest("a"), now), Permission::Now);
-        assert!(!state.finished(&companion()), "nobody asked meanwhile");
-        assert_eq!(state.start(&companion(), false, digest("a"), now), Permission::Now);
         assert_eq!(state.start(&companion(), false, digest("b"), now), Permission::InFlight);
-        assert!(state.finished(&companion()));
+        state.finished(&companion());
         assert_eq!(ask(&mut state, false, "b", now), Permission::Now);
     }
 

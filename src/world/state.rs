@@ -289,7 +289,8 @@ impl World {
     }
 
     /// Whether a source wants its companion under just this name in just this namespace.
-    fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+    #[must_use]
+    pub fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
         desired.is_some_and(|desired| *desired.policy.companion == *at.name)
             && self.wants(source, &at.namespace)
