@@ -59,10 +59,9 @@ impl Connection {
 
     /// How a person asks the same cluster with kubectl.
     pub fn kubectl(&self) -> String {
-        let quote = |text: &str| match text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c))
-        {
-            true => text.to_owned(),
-            false => format!("'{}'", text.replace('\'', r"'\''")),
+        let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@".contains(c));
+        let quote = |text: &str| {
+            if is_plain(text) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
         };
         let mut command = "kubectl".to_owned();
         if let Some(file) = &self.kubeconfig {

@@ -46,40 +46,34 @@ pub enum DeletesCommand {
     /// Show what is held; needs the verb get on the Lease
     List(Connection),
     /// Let the leader delete now what it holds; needs the verb patch on the Lease
-    Release(ReleaseArgs),
+    Release(LeaderRequest),
     /// Hold the deletes for longer; needs the verb patch on the Lease
-    Extend(ExtendArgs),
+    Extend {
+        /// How much later the hold ends, such as `30m` or `2h`
+        #[arg(value_name = "TIME", value_parser = config::positive_duration)]
+        time: Duration,
+
+        #[command(flatten)]
+        request: LeaderRequest,
+    },
 }
 
+/// What the leader is asked for through the Lease.
 #[derive(Debug, Clone, Args)]
-pub struct ReleaseArgs {
+pub struct LeaderRequest {
     #[command(flatten)]
     pub connection: Connection,
 
-    /// How long to wait until the leader has deleted them; it goes on without this command
+    /// How long to wait until the leader has done it; it goes on without this command
     #[arg(long, default_value = "5m", value_parser = config::duration)]
-    pub timeout: Duration,
-}
-
-#[derive(Debug, Clone, Args)]
-pub struct ExtendArgs {
-    /// How much later the hold ends, such as `30m` or `2h`
-    #[arg(value_name = "TIME", value_parser = config::positive_duration)]
-    pub time: Duration,
-
-    #[command(flatten)]
-    pub connection: Connection,
-
-    /// How long to wait until the leader has taken it up
-    #[arg(long, default_value = "1m", value_parser = config::duration)]
     pub timeout: Duration,
 }
 
 pub async fn run(settings: &Deletes) -> anyhow::Result<()> {
     match &settings.command {
         DeletesCommand::List(connection) => list(connection).await,
-        DeletesCommand::Release(settings) => release(settings).await,
-        DeletesCommand::Extend(settings) => extend(settings).await,
+        DeletesCommand::Release(request) => release(request).await,
+        DeletesCommand::Extend { time, request } => extend(*time, request).await,
     }
 }
 
@@ -116,8 +110,8 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     Ok(lines.join("\n") + "\n")
 }
 
-async fn release(settings: &ReleaseArgs) -> anyhow::Result<()> {
-    let asked = HoldRequest::new(&settings.connection, "release").await?;
+async fn release(request: &LeaderRequest) -> anyhow::Result<()> {
+    let asked = Asked::new(&request.connection, "release").await?;
     match asked.seen.release_of(&asked.hold) {
         Some(release) => println!("{} released them already, at {}", release.by, release.at),
         None => {
@@ -126,34 +120,34 @@ async fn release(settings: &ReleaseArgs) -> anyhow::Result<()> {
             println!("asked for a release; the leader sees that within seconds");
         }
     }
-    asked.wait(settings.timeout, |held| held.is_none()).await?;
+    asked.wait(request.timeout, |held| held.is_none()).await?;
     let HeldDeletes { companions, sources, .. } = asked.hold;
     println!("done: deletes of {companions} companions of {sources} sources are no longer held");
     Ok(())
 }
 
-async fn extend(settings: &ExtendArgs) -> anyhow::Result<()> {
-    let asked = HoldRequest::new(&settings.connection, "extend").await?;
+async fn extend(time: Duration, request: &LeaderRequest) -> anyhow::Result<()> {
+    let asked = Asked::new(&request.connection, "extend").await?;
     if let Some(release) = asked.seen.release_of(&asked.hold) {
         bail!("{} released them at {}: there is nothing to extend", release.by, release.at);
     }
     let now = Timestamp::now();
-    let extension = Extension::new(&asked.hold, settings.time, now, &asked.user);
+    let extension = Extension::new(&asked.hold, time, now, &asked.user);
     if extension.until > later(now, MAX_HOLD) {
         bail!("deletes are held for at most {} days: choose a shorter time", MAX_HOLD.as_secs() / 86_400);
     }
     asked.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
     println!("asked for an extension; the leader sees that within seconds");
     let is_extended = |held: Option<HeldDeletes>| held.is_none_or(|held| held.until >= extension.until);
-    if asked.wait(settings.timeout, is_extended).await?.is_none() {
+    if asked.wait(request.timeout, is_extended).await?.is_none() {
         bail!("the hold has ended meanwhile: nothing was extended");
     }
     println!("done: deletes are held until {}", extension.until);
     Ok(())
 }
 
-/// A request about the deletes that are held.
-struct HoldRequest {
+/// A hold that the leader is asked about.
+struct Asked {
     lease: LeaseHandle,
     seen: HoldAnnotations,
     hold: HeldDeletes,
@@ -161,7 +155,7 @@ struct HoldRequest {
     user: String,
 }
 
-impl HoldRequest {
+impl Asked {
     async fn new(connection: &Connection, verb: &str) -> anyhow::Result<Self> {
         let lease = LeaseHandle::connect(connection).await?;
         let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;

@@ -30,20 +30,10 @@ impl FromStr for SourceName {
             "secret" | "secrets" => Some(Kind::Secret),
             _ => None,
         };
-        let parts: Vec<&str> = text.split('/').collect();
-        let (kind, namespace, name) = match parts[..] {
-            [name] => (Kind::ConfigMap, None, name),
-            [first, name] => match kind(first) {
-                Some(kind) => (kind, None, name),
-                None => (Kind::ConfigMap, Some(first), name),
-            },
-            [first, namespace, name] => {
-                let kind =
-                    kind(first).ok_or_else(|| format!("`{first}` is neither `configmap` nor `secret`"))?;
-                (kind, Some(namespace), name)
-            }
-            _ => return Err("expected NAME, NAMESPACE/NAME or secret/NAMESPACE/NAME".to_owned()),
-        };
+        let split = text.split_once('/').and_then(|(word, rest)| Some((kind(word)?, rest)));
+        let (kind, rest) = split.unwrap_or((Kind::ConfigMap, text));
+        let (namespace, name) =
+            rest.split_once('/').map_or((None, rest), |(namespace, name)| (Some(namespace), name));
         if namespace.is_some_and(|namespace| !names::is_label(namespace)) || !names::is_subdomain(name) {
             return Err("expected NAME, NAMESPACE/NAME or secret/NAMESPACE/NAME".to_owned());
         }

@@ -252,15 +252,15 @@ pub fn no_source(snapshot: &Snapshot, key: &ObjectKey) -> anyhow::Error {
     if !snapshot.scope.kinds.contains(&key.kind) {
         return anyhow!("{plural} are not mirrored here: start Lockstep with --kinds configmaps,secrets");
     }
-    match snapshot.view.sees_sources(key.kind, namespace) {
-        false => anyhow!(
+    if !snapshot.view.sees_sources(key.kind, namespace) {
+        return anyhow!(
             "you may not see whether {kind} {key} is a source: ask for the verb list on {plural} there"
-        ),
-        true => anyhow!(
-            "{kind} {key} is no source: check its name and namespace, and its label (kubectl get {plural} {name} -n \
-             {namespace} --show-labels)"
-        ),
+        );
     }
+    anyhow!(
+        "{kind} {key} is no source: check its name and namespace, and its label (kubectl get {plural} {name} -n {namespace} \
+         --show-labels)"
+    )
 }
 
 /// The last line: whether all is well, and who looks after it.

@@ -229,7 +229,7 @@ impl Guard {
         };
         // Nothing is expanded for users who have not shown the right to ask for it.
         if let Some(preview) = preview
-            && (!preview.has_patterns() || (has_rights && !preview.needs_consent()))
+            && preview.is_bounded(has_rights)
         {
             let outcome = self.world.read(|world| preview.plan(world));
             let found = self.lookups.find(caller, &outcome).await;

@@ -18,7 +18,6 @@ use crate::{
         Holder,
         outcome::{Effect, Outcome, Verb, WARNING},
     },
-    policy::Targets,
     text::{shorten, some_of},
     world::{NamespaceRules, ObservedSource, Source, World},
 };
@@ -60,20 +59,13 @@ impl Preview {
         Self { key, source }
     }
 
-    /// Whether planning for the source looks at more namespaces than it lists.
+    /// Whether planning for the source looks only at namespaces that it lists, or at others that its author has the
+    /// rights for. Anybody may ask for consent, so nothing is expanded for that.
     #[must_use]
-    pub fn has_patterns(&self) -> bool {
-        self.targets().is_some_and(Targets::has_patterns)
-    }
-
-    /// Anybody may ask for consent, so nothing is expanded for that here.
-    #[must_use]
-    pub fn needs_consent(&self) -> bool {
-        self.targets().is_some_and(|targets| targets.needs_consent)
-    }
-
-    fn targets(&self) -> Option<&Targets> {
-        Some(&self.source.as_ref()?.desired.as_ref().ok()?.policy.targets)
+    pub fn is_bounded(&self, has_rights: bool) -> bool {
+        let desired = self.source.as_ref().and_then(|source| source.desired.as_ref().ok());
+        let targets = desired.map(|desired| &desired.policy.targets);
+        targets.is_none_or(|targets| !targets.has_patterns() || (has_rights && !targets.needs_consent))
     }
 
     #[must_use]

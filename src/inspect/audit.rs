@@ -67,37 +67,21 @@ pub enum Verdict {
     CannotTell = 2,
 }
 
+/// Their names and descriptions, in the order of the variants.
+pub const RULES: [(Rule, &str, &str); 8] = [
+    (Rule::Missing, "missing", "A companion that its source wants does not exist"),
+    (Rule::Differs, "differs", "A companion differs from what its source asks for"),
+    (Rule::Conflict, "conflict", "Another object has the name of a companion"),
+    (Rule::Unwanted, "unwanted", "A companion exists that its source does not want"),
+    (Rule::SourceGone, "source-gone", "A companion exists and its source does not"),
+    (Rule::Refused, "refused", "A source is malformed, so that its companions do not follow it"),
+    (Rule::Stray, "stray", "An object has Lockstep's annotations but not its label"),
+    (Rule::Ineffective, "ineffective", "A source asks for something that has no effect"),
+];
+
 impl Rule {
-    pub const ALL: [Self; 8] = [
-        Self::Missing,
-        Self::Differs,
-        Self::Conflict,
-        Self::Unwanted,
-        Self::SourceGone,
-        Self::Refused,
-        Self::Stray,
-        Self::Ineffective,
-    ];
-
     pub const fn name(self) -> &'static str {
-        self.name_and_description().0
-    }
-
-    pub const fn description(self) -> &'static str {
-        self.name_and_description().1
-    }
-
-    const fn name_and_description(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Missing => ("missing", "A companion that its source wants does not exist"),
-            Self::Differs => ("differs", "A companion differs from what its source asks for"),
-            Self::Conflict => ("conflict", "Another object has the name of a companion"),
-            Self::Unwanted => ("unwanted", "A companion exists that its source does not want"),
-            Self::SourceGone => ("source-gone", "A companion exists and its source does not"),
-            Self::Refused => ("refused", "A source is malformed, so that its companions do not follow it"),
-            Self::Stray => ("stray", "An object has Lockstep's annotations but not its label"),
-            Self::Ineffective => ("ineffective", "A source asks for something that has no effect"),
-        }
+        RULES[self as usize].1
     }
 
     /// Whether companions are not as they should be. Otherwise it is only worth knowing.

@@ -83,7 +83,7 @@ pub fn explain(snapshot: &Snapshot, key: &ObjectKey, namespace: &str, now: Times
     snapshot.world.read(|world| {
         let case = Case { snapshot, world, key, namespace, now };
         // Whether it ended early or not, the steps say it all.
-        drop(case.explain(&mut steps));
+        let _ = case.explain(&mut steps);
     });
     Explanation {
         source: format!("{} {key}", key.kind.as_str()),
@@ -119,16 +119,12 @@ impl Case<'_> {
     fn source(&self, steps: &mut Steps<'_>) -> Result<&Source, Ended> {
         let (key, kind) = (self.key, self.key.kind.as_str());
         if let Some(source) = self.world.source(key) {
-            return match source.terminating {
-                true => {
-                    Err(steps
-                        .not_met(format!("{kind} {key} is being deleted: nothing is written for it"), []))
-                }
-                false => {
-                    steps.met(format!("{kind} {key} is a source"));
-                    Ok(source)
-                }
-            };
+            if source.terminating {
+                let text = format!("{kind} {key} is being deleted: nothing is written for it");
+                return Err(steps.not_met(text, []));
+            }
+            steps.met(format!("{kind} {key} is a source"));
+            return Ok(source);
         }
         if !self.snapshot.view.sees_sources(key.kind, &key.namespace) {
             let text = format!("you may not see whether {kind} {key} is a source");
@@ -244,12 +240,11 @@ impl Case<'_> {
                 [format!("kubectl label namespace {name} {}-", keys.exclude)],
             ),
             Eligibility::NotAccepted => {
-                let why = match policy.targets.needs_consent {
-                    true => format!("the source asks for consent ({}=required)", keys.consent),
-                    false => {
-                        "kube-* namespaces, and those that a flag excludes, take companions only on request"
-                            .to_owned()
-                    }
+                let why = if policy.targets.needs_consent {
+                    format!("the source asks for consent ({}=required)", keys.consent)
+                } else {
+                    "kube-* namespaces, and those that a flag excludes, take companions only on request"
+                        .to_owned()
                 };
                 let text = format!("the {} of {name} does not name {home}, and {why}", keys.accept_from);
                 steps.not_met(text, [accept()])
@@ -281,7 +276,7 @@ impl Case<'_> {
                 steps.met(format!("{at} is in step{}", written.unwrap_or_default()));
                 return Ok(());
             }
-            CompanionState::Missing if !self.snapshot.is_known(self.world, &at) => {
+            CompanionState::Missing if self.snapshot.read_of(&at).is_none() => {
                 let text = format!("{at} is missing, or is an object that you may not see");
                 return Err(steps.ends(Met::Unknown, text, [events]));
             }

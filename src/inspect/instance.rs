@@ -82,9 +82,14 @@ pub struct Replica {
 }
 
 impl InstanceName {
+    /// Those that do not depend on its suffix.
+    fn keys(&self) -> Keys {
+        Keys::new(&self.domain, "")
+    }
+
     /// The name of its Lease, its webhook configurations and its roles.
     pub fn instance(&self) -> String {
-        Keys::new(&self.domain, "").instance
+        self.keys().instance
     }
 }
 
@@ -102,7 +107,7 @@ impl LeaseState {
 
 impl Instance {
     pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
-        let keys = Keys::new(&name.domain, "");
+        let keys = name.keys();
         let lease = read_lease(client, &name, &keys, now);
         let webhooks = read_webhooks(client, &keys.instance);
         let (lease, webhooks, replicas) = tokio::join!(lease, webhooks, read_replicas(client, &name));
@@ -148,8 +153,7 @@ impl Instance {
 
     /// The deletes that are held, if the Lease says so.
     pub fn deletes_held(&self, now: Timestamp) -> Option<HeldDeletes> {
-        let keys = Keys::new(&self.name.domain, "");
-        HoldAnnotations::read(&keys, &self.lease.as_ref().ok()?.annotations).in_force(now)
+        HoldAnnotations::read(&self.name.keys(), &self.lease.as_ref().ok()?.annotations).in_force(now)
     }
 
     /// What is watched, as far as it is known.

@@ -196,11 +196,6 @@ impl Snapshot {
     pub fn object<'a>(&'a self, world: &'a World, at: &ObjectKey) -> Option<&'a Companion> {
         world.companion(at).or_else(|| self.found.get(at)?.as_ref())
     }
-
-    /// Whether it is known what, if anything, has this name.
-    pub fn is_known(&self, world: &World, at: &ObjectKey) -> bool {
-        world.companion(at).is_some() || self.found.contains_key(at)
-    }
 }
 
 impl View {

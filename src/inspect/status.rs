@@ -281,10 +281,10 @@ fn state(
     let held = companions.iter().filter(|one| one.may_be_held(&key.namespace)).count();
     let held = held_until.filter(|_| held > 0).map(|until| State::DeletesHeld { count: held, until });
     let Some(source) = source else {
-        return match view.sees_sources(key.kind, &key.namespace) {
-            false => State::SourceNotSeen,
-            true => held.unwrap_or(State::SourceGone { count: companions.len() }),
-        };
+        if !view.sees_sources(key.kind, &key.namespace) {
+            return State::SourceNotSeen;
+        }
+        return held.unwrap_or(State::SourceGone { count: companions.len() });
     };
     let policy = match &source.desired {
         Err(fault) => return State::Refused { reason: fault.to_string() },

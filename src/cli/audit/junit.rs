@@ -1,29 +1,31 @@
 //! An audit as JUnit XML: a test case for each source, which fails if there is drift.
 
-use crate::inspect::audit::{Audit, Finding};
+use std::collections::BTreeMap;
+
+use crate::inspect::{
+    audit::{Audit, Finding},
+    status::SourceStatus,
+};
 
 pub fn render(audit: &Audit) -> String {
-    let drift = |finding: &&Finding| finding.rule.is_drift();
-    let mut cases: Vec<(String, String, Vec<&Finding>)> = Vec::new();
-    for status in &audit.statuses {
-        let source = format!("{}/{}", status.namespace, status.name);
-        let of_source = |finding: &&Finding| finding.source == source && finding.kind == status.kind;
-        let findings = audit.findings.iter().filter(drift).filter(of_source).collect();
-        cases.push((status.kind.to_owned(), source, findings));
+    let place = |status: &SourceStatus| (status.kind, format!("{}/{}", status.namespace, status.name));
+    let mut cases: BTreeMap<(&str, String), Vec<&Finding>> =
+        audit.statuses.iter().map(|status| (place(status), Vec::new())).collect();
+    for finding in audit.findings.iter().filter(|finding| finding.rule.is_drift()) {
+        let of_source = (finding.kind, finding.source.clone());
+        // A stray object is a case of its own.
+        let is_known = cases.contains_key(&of_source);
+        let case = if is_known { of_source } else { (finding.kind, finding.object.clone()) };
+        cases.entry(case).or_default().push(finding);
     }
-    let is_told = |finding: &&Finding| {
-        cases.iter().any(|(kind, source, _)| *kind == finding.kind && *source == finding.source)
-    };
-    let others: Vec<&Finding> = audit.findings.iter().filter(drift).filter(|one| !is_told(one)).collect();
-    cases.extend(others.into_iter().map(|one| (one.kind.to_owned(), one.object.clone(), vec![one])));
-    let failures = cases.iter().filter(|(.., findings)| !findings.is_empty()).count();
+    let failures = cases.values().filter(|findings| !findings.is_empty()).count();
     let skipped = audit.not_seen.len();
     let mut xml = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     xml.push_str(&format!(
         "<testsuites>\n  <testsuite name=\"lockstep audit\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
         cases.len() + skipped
     ));
-    for (kind, name, findings) in &cases {
+    for ((kind, name), findings) in &cases {
         let case = format!("    <testcase classname=\"{}\" name=\"{}\"", escape(kind), escape(name));
         if findings.is_empty() {
             xml.push_str(&format!("{case}/>\n"));

@@ -2,19 +2,16 @@
 
 use serde_json::{Value, json};
 
-use crate::inspect::audit::{Audit, Finding, Rule};
+use crate::inspect::audit::{Audit, Finding, RULES, Rule};
 
 pub fn render(audit: &Audit) -> serde_json::Result<String> {
-    let rules: Vec<Value> = Rule::ALL
-        .iter()
-        .map(|rule| {
-            json!({
-                "id": rule.name(),
-                "shortDescription": {"text": rule.description()},
-                "defaultConfiguration": {"level": level(*rule)},
-            })
+    let rules = RULES.map(|(rule, name, description)| {
+        json!({
+            "id": name,
+            "shortDescription": {"text": description},
+            "defaultConfiguration": {"level": level(rule)},
         })
-        .collect();
+    });
     let log = json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
