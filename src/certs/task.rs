@@ -32,7 +32,6 @@ use crate::{
         log::LogOnce,
         metrics::{Metrics, Role},
     },
-    text,
     watch::{
         Restores, Watched,
         object::{Observed, watch_object},
@@ -40,8 +39,6 @@ use crate::{
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bounds the names of foreign webhooks in the log.
-const MAX_NAMES_CHARS: usize = 500;
 const ISSUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Spawns the tasks that keep a valid leaf in the returned resolver, and the CA in the Secret and in the webhook
@@ -101,7 +98,6 @@ enum Topic {
     SecretWrite,
     BundleWrite(WebhookKind),
     Absence(WebhookKind),
-    UnknownWebhooks(WebhookKind),
 }
 
 struct CertificateTask {
@@ -152,7 +148,7 @@ impl CertificateTask {
             request,
         };
         for (kind, observed) in WebhookKind::ALL.into_iter().zip(&snapshot.configurations) {
-            self.report_configuration(kind, observed);
+            self.report_absence(kind, observed);
         }
         let actions = decide(&self.settings, &snapshot, &self.memory, self.leaf.as_ref(), now);
         self.memory = actions.memory;
@@ -199,30 +195,19 @@ impl CertificateTask {
         request
     }
 
-    fn report_configuration(&mut self, kind: WebhookKind, observed: &Observed<WebhookConfiguration>) {
-        let (text, name) = (kind.as_str(), &self.settings.keys.instance);
-        let (absence, unknown) = match observed {
-            Observed::Unknown => return,
-            Observed::Absent => {
-                let effect = kind.without_it();
-                let remedy = "run lockstep manifests | kubectl apply -f -";
-                (Some(format!("there is no {text} {name}, so the API server {effect}: {remedy}")), None)
-            }
-            Observed::Present(configuration) => {
-                let names: Vec<&str> = configuration.unknown().collect();
-                let unknown = (!names.is_empty()).then(|| {
-                    let names = text::shorten(&names.join(", "), MAX_NAMES_CHARS);
-                    format!(
-                        "the {text} {name} has webhooks that are not Lockstep's ({names}): they do not get its CA; \
-                         move them to a configuration of their own"
-                    )
-                });
-                (None, unknown)
-            }
-        };
-        self.metrics.webhook_configuration_missing(text, absence.is_some());
-        self.note(Topic::Absence(kind), absence);
-        self.note(Topic::UnknownWebhooks(kind), unknown);
+    fn report_absence(&mut self, kind: WebhookKind, observed: &Observed<WebhookConfiguration>) {
+        if observed.is_unknown() {
+            return;
+        }
+        let is_absent = observed.present().is_none();
+        self.metrics.webhook_configuration_missing(kind.as_str(), is_absent);
+        let problem = is_absent.then(|| {
+            let (text, name, effect) = (kind.as_str(), &self.settings.keys.instance, kind.without_it());
+            format!(
+                "there is no {text} {name}, so the API server {effect}: run lockstep manifests | kubectl apply -f -"
+            )
+        });
+        self.note(Topic::Absence(kind), problem);
     }
 
     fn issue(&mut self, request: &LeafRequest, now: Timestamp) -> Result<(), Error> {

@@ -129,9 +129,9 @@ impl WebhookConfiguration {
         prefix.is_some_and(|prefix| OURS.contains(&prefix))
     }
 
-    /// Our webhooks, with their positions. Others in our configuration may call anything: our CA does not go there.
-    fn ours(&self) -> impl Iterator<Item = (usize, &Webhook)> {
-        self.webhooks.iter().enumerate().filter(|(_, webhook)| self.is_ours(webhook))
+    /// Our webhooks. Others in our configuration may call anything: our CA does not go there.
+    fn ours(&self) -> impl Iterator<Item = &Webhook> {
+        self.webhooks.iter().filter(|webhook| self.is_ours(webhook))
     }
 
     #[must_use]
@@ -151,9 +151,9 @@ impl WebhookConfiguration {
             let present = webhook.certificates();
             trusted.iter().any(|certificate| !present.contains(certificate))
         };
-        if self.ours().any(|(_, webhook)| lacks_one(webhook)) {
+        if self.ours().any(lacks_one) {
             BundleDiff::Missing
-        } else if self.ours().any(|(_, webhook)| webhook.bundle() != bundle.as_bytes()) {
+        } else if self.ours().any(|webhook| webhook.bundle() != bundle.as_bytes()) {
             BundleDiff::Extra
         } else {
             BundleDiff::Same
@@ -162,7 +162,7 @@ impl WebhookConfiguration {
 
     /// The CAs that our webhooks trust, each as often as there are webhooks that do.
     pub fn trusted(&self) -> impl Iterator<Item = Certificate> {
-        self.ours().flat_map(|(_, webhook)| webhook.certificates())
+        self.ours().flat_map(Webhook::certificates)
     }
 
     /// Whether one of our webhooks trusts a CA that is revoked.
@@ -177,8 +177,8 @@ impl WebhookConfiguration {
     pub fn patch(&self, cas: &CaSet) -> Patch {
         let bundle = ByteString(cas.bundle().into_bytes());
         let mut ops = vec![patch::test(&["metadata", "uid"], json!(self.metadata.uid))];
-        for (n, webhook) in self.ours() {
-            if webhook.bundle() == bundle.0 {
+        for (n, webhook) in self.webhooks.iter().enumerate() {
+            if !self.is_ours(webhook) || webhook.bundle() == bundle.0 {
                 continue;
             }
             let n = n.to_string();
@@ -197,7 +197,7 @@ pub fn names<'a>(
 ) -> SubjectNames {
     configurations
         .flat_map(WebhookConfiguration::ours)
-        .filter_map(|(_, webhook)| webhook.host())
+        .filter_map(Webhook::host)
         .chain([format!("lockstep.{own_namespace}.svc"), "localhost".to_owned()])
         .collect()
 }
@@ -206,9 +206,7 @@ pub fn names<'a>(
 /// None if a webhook trusts no CA, or if there is no webhook.
 #[must_use]
 pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfiguration>) -> Option<Timestamp> {
-    let latest = |(_, webhook): (usize, &Webhook)| {
-        webhook.certificates().iter().map(|certificate| certificate.not_after).max()
-    };
+    let latest = |webhook: &Webhook| webhook.certificates().iter().map(|one| one.not_after).max();
     // None is less than any time.
     configurations.flat_map(WebhookConfiguration::ours).map(latest).min().flatten()
 }
@@ -217,8 +215,8 @@ pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfigurati
 fn trusted_by_all<'a>(
     configurations: impl Iterator<Item = &'a WebhookConfiguration>,
 ) -> Option<BTreeSet<Vec<u8>>> {
-    let trusted = |(_, webhook): (usize, &Webhook)| -> BTreeSet<Vec<u8>> {
-        webhook.certificates().iter().map(|certificate| certificate.der().to_vec()).collect()
+    let trusted = |webhook: &Webhook| -> BTreeSet<Vec<u8>> {
+        webhook.certificates().iter().map(|one| one.der().to_vec()).collect()
     };
     configurations.flat_map(WebhookConfiguration::ours).map(trusted).reduce(|all, these| &all & &these)
 }
