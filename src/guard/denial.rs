@@ -76,21 +76,18 @@ impl Denial {
     /// What is denied and why, and the command that does what the user probably wants.
     #[must_use]
     pub fn message(&self, keys: &Keys) -> String {
-        let render = |template: &str, at: &ObjectKey, of: Option<&ObjectKey>| {
-            messages::render(template, keys, at, of.map(ToString::to_string).as_deref())
-        };
+        let render =
+            |template: &str, at: &ObjectKey, of: &ObjectKey| messages::render(template, keys, at, Some(of));
         match self {
-            Self::Edit { at, of } => render(messages::EDIT, at, Some(of)),
-            Self::Strip { at, of } => render(messages::STRIP, at, Some(of)),
+            Self::Edit { at, of } => render(messages::EDIT, at, of),
+            Self::Strip { at, of } => render(messages::STRIP, at, of),
             Self::Delete { at, of } => {
-                let allow = match keys.is_kept_free(&at.name) {
-                    true => messages::OR_ALLOW_DELETES,
-                    false => messages::OR_RENAME,
-                };
-                render(messages::DELETE, at, Some(of)) + &render(allow, at, Some(of))
+                let kept_free = keys.is_kept_free(&at.name);
+                let allow = if kept_free { messages::OR_ALLOW_DELETES } else { messages::OR_RENAME };
+                render(messages::DELETE, at, of) + &render(allow, at, of)
             }
-            Self::Forged { at } => render(messages::FORGED, at, None),
-            Self::Squatting { at, of } => render(messages::SQUATTING, at, Some(of)),
+            Self::Forged { at } => messages::render(messages::FORGED, keys, at, None),
+            Self::Squatting { at, of } => render(messages::SQUATTING, at, of),
             Self::Fault { at, fault } => {
                 format!("{} {at} cannot be a source: {fault}", messages::kind(at.kind))
             }
@@ -144,13 +141,13 @@ impl Denial {
 impl Reach {
     /// The author wrote no targets, and would look for them in vain.
     fn by_default(&self, keys: &Keys) -> String {
-        match self.by_default {
-            true => format!(
-                "the source names no targets, so those of a default apply (to choose others, set {} on it): ",
-                keys.target_namespaces
-            ),
-            false => String::new(),
+        if !self.by_default {
+            return String::new();
         }
+        format!(
+            "the source names no targets, so those of a default apply (to choose others, set {} on it): ",
+            keys.target_namespaces
+        )
     }
 }
 

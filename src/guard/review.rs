@@ -161,10 +161,8 @@ impl<'a> Review<'a> {
         let (keys, key) = (self.keys(), &self.key);
         match &self.after {
             Some(Ok(policy)) => {
-                let mistakes = match self.settings_changed {
-                    true => Mistake::on_source(keys, new, policy),
-                    false => Vec::new(),
-                };
+                let mistakes =
+                    if self.settings_changed { Mistake::on_source(keys, new, policy) } else { Vec::new() };
                 let paused = (policy.paused && !self.companions_unaffected).then(|| {
                     let paused = &keys.paused;
                     format!("{key} is paused: its companions do not follow until the annotation {paused} is removed")
