@@ -54,7 +54,11 @@ pub struct Meta {
     #[serde(deserialize_with = "text")]
     pub name: String,
     #[serde(deserialize_with = "text")]
+    pub generate_name: String,
+    #[serde(deserialize_with = "text")]
     pub namespace: String,
+    #[serde(deserialize_with = "text")]
+    pub self_link: String,
     #[serde(deserialize_with = "text")]
     pub uid: String,
     #[serde(deserialize_with = "text")]

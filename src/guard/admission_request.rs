@@ -88,15 +88,17 @@ impl Request {
         }
     }
 
-    /// Whether it is an update of nothing that Lockstep reads, but for managedFields and the resourceVersion: storage
-    /// migration and empty applies are such updates.
+    /// Whether it is an update of nothing but managedFields and the resourceVersion, as storage migration and empty applies
+    /// are. The API server lets users change the fields that are compared here, and no others.
     #[must_use]
     pub fn changes_nothing(&self) -> bool {
         fn compared(object: &Object) -> impl PartialEq {
             let Object { metadata, data, binary_data, type_, immutable } = object;
-            let Meta { labels, annotations, owner_references, finalizers, deletion_timestamp, .. } = metadata;
+            let Meta { generate_name, self_link, labels, annotations, .. } = metadata;
+            let Meta { owner_references, finalizers, deletion_timestamp, .. } = metadata;
             let content = (data, binary_data, type_, immutable);
-            (content, labels, annotations, owner_references, finalizers, deletion_timestamp)
+            let lifetime = (owner_references, finalizers, deletion_timestamp);
+            (content, lifetime, generate_name, self_link, labels, annotations)
         }
 
         let (old, new) = self.objects();

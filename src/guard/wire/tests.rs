@@ -387,7 +387,7 @@ fn any_object() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Changes a field that Lockstep reads.
+/// Changes one of the fields that the API server lets users change.
 fn change_field(object: &mut Value, at: usize, key: &str, value: &str) {
     let meta = &mut object["metadata"];
     match at {
@@ -398,10 +398,12 @@ fn change_field(object: &mut Value, at: usize, key: &str, value: &str) {
             meta["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": key, "uid": value}])
         }
         4 => meta["deletionTimestamp"] = value.into(),
-        5 => object["data"][key] = value.into(),
-        6 => object["binaryData"] = json!({key: value}),
-        7 => object["type"] = value.into(),
-        8 => object["immutable"] = (object["immutable"] != true).into(),
+        5 => meta["generateName"] = format!("{value}-").into(),
+        6 => meta["selfLink"] = format!("/{value}").into(),
+        7 => object["data"][key] = value.into(),
+        8 => object["binaryData"] = json!({key: value}),
+        9 => object["type"] = value.into(),
+        10 => object["immutable"] = (object["immutable"] != true).into(),
         _ => drop(object.as_object_mut().unwrap().remove("data")),
     }
 }
@@ -409,7 +411,7 @@ fn change_field(object: &mut Value, at: usize, key: &str, value: &str) {
 proptest! {
     #[test]
     fn update_is_unchanged_if_and_only_if_nothing_but_managed_fields_differs(
-        old in any_object(), manager in text(), version in text(), at in 0_usize..10, key in text(), value in text(),
+        old in any_object(), manager in text(), version in text(), at in 0_usize..12, key in text(), value in text(),
     ) {
         let mut new = old.clone();
         new["metadata"]["resourceVersion"] = version.into();
