@@ -14,6 +14,7 @@
 pub mod api;
 pub mod apply;
 pub mod brake;
+pub mod companion_write;
 pub mod events;
 pub mod live_reads;
 pub mod queue;

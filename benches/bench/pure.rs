@@ -10,7 +10,7 @@ use lockstep::{
         wire,
     },
     keys::Keys,
-    mirror::write_request,
+    mirror::write_request::{self, Content},
     object::{Kind, Meta, Object, ObjectKey},
     plan::plan,
     policy::{Protect, pattern::Patterns, selector},
@@ -63,8 +63,9 @@ fn world(companions: usize) -> (World, ObjectKey) {
     let key = ObjectKey::new(Kind::ConfigMap, "home", "colors");
     let known = world.source(&key).expect("the source").clone();
     let payload = world.payload(&known).expect("its content");
+    let content = Content::new(&keys, known, payload).expect("JSON").expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
-        let body = write_request::body(&keys, &known, &payload, &change.at).expect("JSON");
+        let body = write_request::create(&content, &change.at).expect("JSON");
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
         body["metadata"]["uid"] = format!("c-{n}").into();
         body["metadata"]["resourceVersion"] = (n + 2).to_string().into();

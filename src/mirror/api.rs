@@ -3,43 +3,31 @@
 
 use std::{sync::Arc, time::Duration};
 
-use json_patch::Patch as Operations;
+use crate::{
+    client::{Failure, with_timeout},
+    keys::Keys,
+    leader::Claim,
+    object::{Object, ObjectKey},
+};
 use kube::{
     Client,
     api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions},
     core::Request,
 };
-use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::{
-    client::{Failure, with_timeout},
-    keys::Keys,
-    leader::Claim,
-    object::{Meta, Object, ObjectKey},
-    world::Companion,
-};
+use super::write_request::CompanionRequest;
 
 /// How long one call may take.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What [`super::apply`] needs of the API server; tests have one in memory.
 pub trait CompanionApi: Send + Sync + 'static {
-    fn get(&self, key: &ObjectKey) -> impl Future<Output = Result<Object, Failure>> + Send;
-
-    /// Reads an object without its content.
-    fn get_metadata(&self, key: &ObjectKey) -> impl Future<Output = Result<Meta, Failure>> + Send;
-
-    /// Creates an object from its JSON and returns it as it is stored.
-    fn create(&self, at: &ObjectKey, body: Vec<u8>) -> impl Future<Output = Result<Object, Failure>> + Send;
-
-    fn patch(
+    /// Returns the object as it is stored; of a delete, any object.
+    fn send(
         &self,
         at: &ObjectKey,
-        operations: Operations,
+        request: CompanionRequest,
     ) -> impl Future<Output = Result<Object, Failure>> + Send;
-
-    /// Deletes just this object in just this version. That it is gone already counts as success.
-    fn delete(&self, at: &ObjectKey, known: &Companion) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// Another API, for as long as this replica leads.
@@ -69,82 +57,40 @@ impl<A: CompanionApi> WhileLeading<A> {
     pub const fn of(api: A, claim: Claim) -> Self {
         Self { api, claim }
     }
-
-    /// Nothing is sent before the call is awaited.
-    async fn call<T>(&self, call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        if !self.claim.is_held() {
-            return Err(Failure::NotLeader);
-        }
-        call.await
-    }
 }
 
 impl<A: CompanionApi> CompanionApi for WhileLeading<A> {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.call(self.api.get(key)).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.call(self.api.get_metadata(key)).await
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        self.call(self.api.create(at, body)).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
-        self.call(self.api.patch(at, operations)).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        self.call(self.api.delete(at, known)).await
-    }
-}
-
-impl KubeCalls {
-    async fn call<T: DeserializeOwned>(
-        &self,
-        request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
-    ) -> Result<T, Failure> {
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
-    }
-
-    fn field_manager(&self) -> Option<String> {
-        Some(self.keys.instance.clone())
+    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        if !self.claim.is_held() {
+            return Err(Failure::NotLeader);
+        }
+        self.api.send(at, request).await
     }
 }
 
 impl CompanionApi for KubeCalls {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.call(collection(key).get(&key.name, &GetParams::default())).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        let request = collection(key).get_metadata(&key.name, &GetParams::default());
-        self.call::<Object>(request).await.map(|object| object.metadata)
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        let params = PostParams { field_manager: self.field_manager(), ..PostParams::default() };
-        self.call(collection(at).create(&params, body)).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
-        let params = PatchParams { field_manager: self.field_manager(), ..PatchParams::default() };
-        let patch: Patch<()> = Patch::Json(operations);
-        self.call(collection(at).patch(&at.name, &params, &patch)).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        let params = DeleteParams::background().preconditions(Preconditions {
-            uid: Some(known.uid.to_string()),
-            resource_version: Some(known.resource_version.to_string()),
-        });
-        match self.call::<IgnoredAny>(collection(at).delete(&at.name, &params)).await {
-            Ok(_) | Err(Failure::NotFound) => Ok(()),
-            Err(failure) => Err(failure),
-        }
+    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        let manager = Some(self.keys.instance.clone());
+        let (api, name) = (collection(at), &at.name);
+        let request = match request {
+            CompanionRequest::Get => api.get(name, &GetParams::default()),
+            CompanionRequest::GetMetadata => api.get_metadata(name, &GetParams::default()),
+            CompanionRequest::Create(body) => {
+                let params = PostParams { field_manager: manager, ..PostParams::default() };
+                api.create(&params, body)
+            }
+            CompanionRequest::Patch(operations) => {
+                let params = PatchParams { field_manager: manager, ..PatchParams::default() };
+                api.patch(name, &params, &Patch::Json::<()>(operations))
+            }
+            CompanionRequest::Delete { uid, resource_version } => {
+                let preconditions =
+                    Preconditions { uid: Some(uid), resource_version: Some(resource_version) };
+                api.delete(name, &DeleteParams::background().preconditions(preconditions))
+            }
+        };
+        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+        with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
     }
 }
 
@@ -156,6 +102,7 @@ fn collection(key: &ObjectKey) -> Request {
 mod tests {
     use std::sync::Mutex;
 
+    use json_patch::Patch as Operations;
     use serde_json::{Value, json};
     use tokio::sync::watch;
 
@@ -166,6 +113,7 @@ mod tests {
             api::{ApiRequest, api_server},
             companion, keys, read_companion,
         },
+        world::Companion,
     };
 
     /// An API server that answers everything with an object, and the bodies of the requests that it got.
@@ -187,7 +135,7 @@ mod tests {
     #[tokio::test]
     async fn delete_names_the_uid_and_version_that_it_was_decided_on() {
         let ((api, bodies), (at, known)) = (api(Claim::permanent()), known());
-        api.delete(&at, &known).await.unwrap();
+        api.send(&at, CompanionRequest::delete(&known)).await.unwrap();
         let bodies = bodies.lock().unwrap();
         assert_eq!(bodies.len(), 1);
         assert_eq!(bodies[0]["preconditions"], json!({"uid": "the-uid", "resourceVersion": "7"}));
@@ -198,9 +146,13 @@ mod tests {
         let (_sender, receiver) = watch::channel(None);
         let ((api, bodies), (at, known)) = (api(Claim::from_receiver(receiver)), known());
         let body = json!({"metadata": {"name": "colors-synced"}}).to_string().into_bytes();
-        assert!(matches!(api.create(&at, body).await, Err(Failure::NotLeader)));
-        assert!(matches!(api.patch(&at, Operations(Vec::new())).await, Err(Failure::NotLeader)));
-        assert!(matches!(api.delete(&at, &known).await, Err(Failure::NotLeader)));
+        for request in [
+            CompanionRequest::Create(body),
+            CompanionRequest::Patch(Operations(Vec::new())),
+            CompanionRequest::delete(&known),
+        ] {
+            assert!(matches!(api.send(&at, request).await, Err(Failure::NotLeader)));
+        }
         assert!(bodies.lock().unwrap().is_empty());
     }
 }

@@ -15,8 +15,11 @@ use k8s_openapi::jiff::SignedDuration;
 use super::{
     Settings,
     api::CompanionApi,
-    apply::{Applied, Applier, ApplyError, Confirmed, Done, History, PlannedWrite},
+    apply::Applier,
     brake::{Brake, BrakeDecision, HoldUpdate, Moment, Totals},
+    companion_write::{
+        Applied, ApplyError, Confirmed, Done, History, PlannedWrite, Unconfirmed, WriteOutcome,
+    },
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
@@ -469,8 +472,8 @@ impl<A: CompanionApi> Inner<A> {
                 lock(&reconcile.progress).unlabelled = unlabelled;
                 removals
             }
-            Err(failure) => {
-                if let Some(failure) = failure {
+            Err(error) => {
+                if let Unconfirmed::Unread(failure) = error {
                     tracing::warn!(source = %key, "the source cannot be read before its companions are removed: {failure}");
                 }
                 let stale = |at| self.write_ended(reconcile, at, Err(ApplyError::StaleCache));
@@ -509,7 +512,7 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     /// Records the outcome of one write.
-    fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: Result<Option<Done>, ApplyError>) {
+    fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: WriteOutcome) {
         let (key, now) = (&reconcile.source, clock::now());
         let mut state = lock(&reconcile.state);
         let mut progress = lock(&reconcile.progress);
@@ -552,7 +555,7 @@ impl<A: CompanionApi> Inner<A> {
             }
             Err(ApplyError::Retry { trouble, policy, failure }) => {
                 progress.failure = failure.map(|failure| (at.clone(), failure)).or(progress.failure.take());
-                let retry_at = state.retry.failed(at, trouble, policy, digest, now);
+                let retry_at = state.retry.failed(at, trouble.map(|trouble| *trouble), policy, digest, now);
                 self.queue.push_at(key.clone(), retry_at);
             }
         }
@@ -568,7 +571,7 @@ impl<A: CompanionApi> Inner<A> {
         &self,
         reconcile: &Reconcile,
         at: &ObjectKey,
-        outcome: &Result<Option<Done>, ApplyError>,
+        outcome: &WriteOutcome,
         state: &SourceState,
         progress: &Progress,
     ) -> bool {

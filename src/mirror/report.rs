@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    apply::{Applied, Done},
+    companion_write::{Applied, Done},
     events::{EventRecorder, NewEvent},
 };
 use crate::{

@@ -1,9 +1,11 @@
-//! PURE. A companion as JSON: whole, for a create, and as a JSON patch, for an update or a release.
+//! PURE. The requests that read and write companions. Every update names the version that it was decided on, every delete
+//! the UID and version.
 //!
+//! A companion is sent as JSON: whole, for a create, and as a JSON patch, for an update or a release.
 //! A JSON patch costs the API server as much as a PUT and needs nothing of the old object but what [`Companion`]
 //! keeps of it. Server-side apply costs one and a half times as much and would leave foreign keys in the data.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use json_patch::{Patch as Operations, PatchOperation};
 use serde::Serialize;
@@ -18,6 +20,49 @@ use crate::{
     policy::WhenRemoved,
     world::{Companion, Payload, Source},
 };
+
+/// What is asked of the API server about one object.
+#[derive(Debug)]
+pub enum CompanionRequest {
+    Get,
+    /// Reads an object without its content.
+    GetMetadata,
+    /// Creates an object from its JSON.
+    Create(Vec<u8>),
+    Patch(Operations),
+    /// Deletes just this object in just this version.
+    Delete {
+        uid: String,
+        resource_version: String,
+    },
+}
+
+impl CompanionRequest {
+    pub fn delete(known: &Companion) -> Self {
+        Self::Delete { uid: known.uid.to_string(), resource_version: known.resource_version.to_string() }
+    }
+
+    #[must_use]
+    pub const fn is_read(&self) -> bool {
+        matches!(self, Self::Get | Self::GetMetadata)
+    }
+}
+
+/// What a companion is written with.
+pub struct Content {
+    pub source: Arc<Source>,
+    payload: Arc<Payload>,
+    marks: Marks,
+}
+
+impl Content {
+    /// `None` if the source is malformed: then no plan writes its companions.
+    pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Result<Option<Self>, Failure> {
+        let copied = payload.copied.unpack().map_err(unserialisable)?;
+        let marks = source.expected_marks(keys, copied);
+        Ok(marks.map(|marks| Self { source, payload, marks }))
+    }
+}
 
 /// Content is spliced in as it was packed, not parsed again.
 #[derive(Serialize)]
@@ -41,16 +86,16 @@ struct Body<'a> {
 struct BodyMeta<'a> {
     namespace: &'a str,
     name: &'a str,
-    labels: BTreeMap<String, String>,
-    annotations: BTreeMap<String, String>,
+    labels: &'a BTreeMap<String, String>,
+    annotations: &'a BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     owner_references: Vec<OwnerReference>,
 }
 
 /// The companion of a source, for a create.
-pub fn body(keys: &Keys, source: &Source, payload: &Payload, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
+pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
     let content = &payload.content;
-    let Marks { labels, annotations } = marks(keys, source, payload)?;
+    let Marks { labels, annotations } = marks;
     serde_json::to_vec(&Body {
         api_version: "v1",
         kind: at.kind.as_str(),
@@ -73,9 +118,7 @@ pub fn body(keys: &Keys, source: &Source, payload: &Payload, at: &ObjectKey) -> 
 ///
 /// `add` replaces what is there; a null value removes a field.
 pub fn update(
-    keys: &Keys,
-    source: &Source,
-    payload: &Payload,
+    Content { source, payload, marks }: &Content,
     at: &ObjectKey,
     known: &Companion,
 ) -> Result<Operations, Failure> {
@@ -102,17 +145,9 @@ pub fn update(
 
     let none = RemovableKeys::default();
     let extras = known.extras.as_deref().unwrap_or(&none);
-    let Marks { labels, annotations } = marks(keys, source, payload)?;
-    set_map(&mut ops, "labels", &labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &annotations, known.has_annotations, &extras.annotations);
+    set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
     Ok(Operations(ops))
-}
-
-fn marks(keys: &Keys, source: &Source, payload: &Payload) -> Result<Marks, Failure> {
-    let copied = payload.copied.unpack().map_err(unserialisable)?;
-    source
-        .expected_marks(keys, copied)
-        .ok_or_else(|| Failure::Unavailable("the source is malformed".to_owned()))
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
@@ -194,10 +229,11 @@ mod tests {
         let observed = read_source(Kind::ConfigMap, source);
         let draft = companion("away", "colors-synced").of("home/colors").version(7);
         let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
-        let (known, payload) = (known.companion(), observed.payload.unwrap());
-        let update = update(&testing::keys(), &observed.source, &payload, &at, known).unwrap();
+        let (known, keys) = (known.companion(), testing::keys());
+        let content = Content::new(&keys, observed.source.into(), observed.payload.unwrap());
+        let update = update(&content.unwrap().expect("a well-formed source"), &at, known).unwrap();
         let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
-        for operations in [update, release(&testing::keys(), known)] {
+        for operations in [update, release(&keys, known)] {
             assert_eq!(json!(operations)[0], only_this_version);
         }
     }

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use futures::FutureExt;
 use serde_json::{Value, json};
 
 use super::{ObjectBuilder, SOURCE_CACHE, keys, namespace, world_with_source_cache};
@@ -15,21 +14,23 @@ use crate::{
     content::{Content, Digest},
     marks,
     mirror::{
-        api::CompanionApi,
-        apply::{Applier, ApplyError, History, PlannedWrite},
+        companion_write::{
+            ApplyError, CompanionWrite, History, LiveSource, PlannedWrite, Start, WriteOutcome,
+            confirm_removals, read_source,
+        },
+        write_request::CompanionRequest,
     },
     object::{Kind, ManagedFields, Meta, Object, ObjectKey},
     plan::{
         Action, Change, Decision, DeleteReason, Plan, Removal, Trouble, WriteReason, plan, plan_companion,
     },
-    world::{Companion, SharedWorld, WatchId, World},
+    world::{Companion, ObservedCompanion, SharedWorld, WatchId, World},
 };
 
 pub struct Cluster {
     pub world: SharedWorld,
     source_cache: usize,
     store: Store,
-    applier: Applier<Store>,
     /// The digests of sources whose companions were right, as the mirror remembers them.
     in_step: HashMap<ObjectKey, Digest>,
 }
@@ -77,8 +78,7 @@ impl Cluster {
         let store = Store::default();
         store.lock().clock = 100;
         let shared = SharedWorld::from(world_with_source_cache(source_cache));
-        let applier = Applier::new(store.clone(), keys(), shared.clone(), Arc::default(), 4);
-        let mut cluster = Self { world: shared, source_cache, store, applier, in_step: HashMap::new() };
+        let mut cluster = Self { world: shared, source_cache, store, in_step: HashMap::new() };
         namespaces.iter().for_each(|name| cluster.namespace(namespace(name)));
         cluster
     }
@@ -287,8 +287,9 @@ impl Cluster {
         let removals: Vec<(ObjectKey, Removal)> = plan.changes.iter().filter_map(removal).collect();
         let mut confirmed = Vec::new();
         if !removals.is_empty() {
-            let answer = self.applier.confirm_removals(key, removals).now_or_never();
-            confirmed = answer.expect("an answer at once").expect("the cache is fresh").removals;
+            let live = self.store.send(key, CompanionRequest::GetMetadata).map(|object| object.metadata);
+            let answer = self.world.read(|world| confirm_removals(&keys(), world, key, removals, live));
+            confirmed = answer.expect("the cache is fresh").removals;
         }
         let mut failed = Vec::new();
         for Change { at, action } in plan.changes {
@@ -300,11 +301,11 @@ impl Cluster {
             }
             let write = PlannedWrite { source: key.clone(), at: at.clone(), removal, permits: usize::MAX };
             let history = History { in_step: self.in_step.get(key).copied(), failed: false };
-            let outcome = self.applier.apply(&write, history).now_or_never().expect("an answer at once");
+            let outcome = self.write(&write, history);
             show(&self.world, &mut self.store.lock());
             match outcome {
                 Ok(_) => {}
-                Err(ApplyError::Retry { trouble, .. }) => failed.push((at, trouble)),
+                Err(ApplyError::Retry { trouble, .. }) => failed.push((at, trouble.map(|trouble| *trouble))),
                 Err(ApplyError::StaleCache) => panic!("{at}: the write met a stale cache"),
             }
         }
@@ -312,6 +313,33 @@ impl Cluster {
             self.in_step.insert(key.clone(), source.digest);
         }
         failed
+    }
+
+    /// Sends what a write asks for, as the controller does.
+    fn write(&self, planned: &PlannedWrite, history: History) -> WriteOutcome {
+        let start = |read| {
+            self.world
+                .read(|world| CompanionWrite::start(&keys(), world, planned, history, read, planned.permits))
+        };
+        let mut started = start(None)?;
+        if let Start::ReadSource(source) = started {
+            let rules = self.world.read(|world| world.namespaces().rules().clone());
+            let answer = self.store.send(&source.key, CompanionRequest::Get);
+            let observed = read_source(&keys(), &rules, &source, answer)?;
+            let (digest, payload) = (observed.source.digest, observed.payload.clone());
+            self.world.write(|world| world.source_read(observed));
+            let Some(payload) = payload else { return Ok(None) };
+            started = start(Some(LiveSource { digest, payload }))?;
+        }
+        let Start::Write(mut write) = started else { return Ok(None) };
+        loop {
+            let request = self.world.read(|world| write.request(&keys(), world))?;
+            let answer = self.store.send(&planned.at, request);
+            let answer = answer.map(|object| ObservedCompanion::read(&keys(), planned.at.kind, object));
+            if let Some(outcome) = self.world.write(|world| write.answer(world, answer)).outcome {
+                return outcome;
+            }
+        }
     }
 }
 
@@ -325,27 +353,42 @@ impl Store {
     fn lock(&self) -> MutexGuard<'_, Objects> {
         self.0.lock().expect("no test panicked while it held the lock")
     }
-}
 
-impl CompanionApi for Store {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        let mut objects = self.lock();
-        objects.reads += 1;
-        objects.objects.get(key).cloned().ok_or(Failure::NotFound)
+    /// Answers a request of the controller.
+    pub fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        match request {
+            CompanionRequest::Get => {
+                let mut objects = self.lock();
+                objects.reads += 1;
+                objects.objects.get(at).cloned().ok_or(Failure::NotFound)
+            }
+            CompanionRequest::GetMetadata => {
+                let objects = self.lock();
+                let metadata = objects.objects.get(at).ok_or(Failure::NotFound)?.metadata.clone();
+                Ok(Object { metadata, ..Object::default() })
+            }
+            CompanionRequest::Create(body) => self.create(at, &body),
+            CompanionRequest::Patch(operations) => self.patch(at, &operations),
+            CompanionRequest::Delete { uid, resource_version } => {
+                let objects = &mut self.lock();
+                let known = &objects.objects.get(at).ok_or(Failure::NotFound)?.metadata;
+                if uid != known.uid || resource_version != known.resource_version {
+                    return Err(Failure::Conflict);
+                }
+                objects.delete(at);
+                Ok(Object::default())
+            }
+        }
     }
 
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.lock().objects.get(key).map(|object| object.metadata.clone()).ok_or(Failure::NotFound)
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
+    fn create(&self, at: &ObjectKey, body: &[u8]) -> Result<Object, Failure> {
         let objects = &mut self.lock();
         if objects.objects.contains_key(at) {
             return Err(Failure::AlreadyExists);
         }
         let namespace = objects.namespaces.get(&*at.namespace).expect("no create without a namespace");
         assert!(!namespace.is_terminating(), "{at}: a create in a namespace that is being deleted");
-        let mut object: Object = serde_json::from_slice(&body).expect("an object");
+        let mut object: Object = serde_json::from_slice(body).expect("an object");
         assert_eq!(ObjectKey::of(at.kind, &object.metadata), *at);
         object.metadata.uid = format!("uid-{}", objects.clock);
         object.metadata.creation_timestamp = Some(super::CREATED.to_owned());
@@ -355,11 +398,11 @@ impl CompanionApi for Store {
         Ok(objects.store(at, Some(object)).expect("it was stored"))
     }
 
-    async fn patch(&self, at: &ObjectKey, operations: json_patch::Patch) -> Result<Object, Failure> {
+    fn patch(&self, at: &ObjectKey, operations: &json_patch::Patch) -> Result<Object, Failure> {
         let objects = &mut self.lock();
         let before = objects.objects.get(at).cloned().ok_or(Failure::NotFound)?;
         let mut after = to_json(&before);
-        json_patch::patch(&mut after, &operations).expect("a patch that fits");
+        json_patch::patch(&mut after, operations).expect("a patch that fits");
         let mut after: Object = serde_json::from_value(after).expect("an object");
         if after.metadata.resource_version != before.metadata.resource_version {
             return Err(Failure::Conflict);
@@ -378,16 +421,6 @@ impl CompanionApi for Store {
             objects.released.insert(at.clone(), stored.clone());
         }
         Ok(stored)
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        let objects = &mut self.lock();
-        let Some(Object { metadata, .. }) = objects.objects.get(at) else { return Ok(()) };
-        if known.uid != *metadata.uid || known.resource_version.to_string() != metadata.resource_version {
-            return Err(Failure::Conflict);
-        }
-        objects.delete(at);
-        Ok(())
     }
 }
 

@@ -3,17 +3,18 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{FutureExt, future::join_all};
-use json_patch::Patch as Operations;
 use tokio::sync::Semaphore as Gate;
 
 use super::*;
 use crate::{
-    object::{Meta, Object},
+    content::Digest,
+    mirror::companion_write::{Applied, BYTES_PER_PERMIT},
+    object::Object,
+    plan::{DeleteReason, Trouble},
     testing::{
         cluster::{Cluster, Store},
         configmap, keys, namespace, object, source,
     },
-    world::Companion,
 };
 
 /// Creates and reads wait for a permit of their gate.
@@ -33,27 +34,13 @@ impl Gated {
 }
 
 impl CompanionApi for Arc<Gated> {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.read().await;
-        self.store.get(key).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.read().await;
-        self.store.get_metadata(key).await
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        self.creates.acquire().await.unwrap().forget();
-        self.store.create(at, body).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
-        self.store.patch(at, operations).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        self.store.delete(at, known).await
+    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        match request {
+            CompanionRequest::Get | CompanionRequest::GetMetadata => self.read().await,
+            CompanionRequest::Create(_) => self.creates.acquire().await.unwrap().forget(),
+            CompanionRequest::Patch(_) | CompanionRequest::Delete { .. } => {}
+        }
+        self.store.send(at, request)
     }
 }
 
@@ -256,25 +243,11 @@ async fn released_companion_shows_first_that_it_stays() {
 struct Relabelling(Store);
 
 impl CompanionApi for Relabelling {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.0.get(key).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.0.get_metadata(key).await
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        self.0.create(at, body).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, mut operations: Operations) -> Result<Object, Failure> {
-        operations.0.push(crate::patch::add(&["metadata", "labels", &keys().companion], "true".into()));
-        self.0.patch(at, operations).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        self.0.delete(at, known).await
+    async fn send(&self, at: &ObjectKey, mut request: CompanionRequest) -> Result<Object, Failure> {
+        if let CompanionRequest::Patch(operations) = &mut request {
+            operations.0.push(crate::patch::add(&["metadata", "labels", &keys().companion], "true".into()));
+        }
+        self.0.send(at, request)
     }
 }
 
@@ -290,7 +263,7 @@ async fn companion_whose_label_a_plugin_puts_back_is_released_again_later_and_no
     let Err(ApplyError::Retry { trouble, .. }) = applier.apply(&release, NEW).await else {
         panic!("released")
     };
-    assert!(matches!(trouble, Some(Trouble::Rewritten { .. })), "{trouble:?}");
+    assert!(matches!(trouble.as_deref(), Some(Trouble::Rewritten { .. })), "{trouble:?}");
     cluster.show();
     // The annotations are gone, and with them what says that it stays.
     let planned = cluster.plan_companion(&key, &release.at);

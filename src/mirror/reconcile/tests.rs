@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 
 use futures::{FutureExt, future::BoxFuture};
-use json_patch::Patch as Operations;
 use tokio::sync::{Notify, watch};
 
 use super::*;
 use crate::{
     hold::{HeldDeletes, Release, to_annotation},
     mirror::events::EventRecorder,
-    object::{Meta, Object},
+    mirror::write_request::CompanionRequest,
+    object::Object,
     ops::metrics::{ActionLabel, ReasonLabel, ResultLabel},
     plan::Heal,
     testing::{self, api::api_server, cluster::Cluster, cluster::Store, companion, configmap, source},
-    world::{Companion, WatchId},
+    world::WatchId,
 };
 
 /// A create of so many bytes takes [`LARGE_WRITE`].
@@ -44,30 +44,14 @@ impl TestApi {
 }
 
 impl CompanionApi for TestApi {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        self.store.get(key).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.store.get_metadata(key).await
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        self.pass(at).await?;
-        if body.len() > LARGE {
+    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        if !request.is_read() {
+            self.pass(at).await?;
+        }
+        if matches!(&request, CompanionRequest::Create(body) if body.len() > LARGE) {
             tokio::time::sleep(LARGE_WRITE).await;
         }
-        self.store.create(at, body).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, operations: Operations) -> Result<Object, Failure> {
-        self.pass(at).await?;
-        self.store.patch(at, operations).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        self.pass(at).await?;
-        self.store.delete(at, known).await
+        self.store.send(at, request)
     }
 }
 

@@ -9,7 +9,6 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use json_patch::Patch;
 use model::Writer;
 use tokio::sync::watch::channel;
 
@@ -32,8 +31,9 @@ use crate::{
         queue::Queue,
         reconcile::Reconciler,
         report::Reporter,
+        write_request::CompanionRequest,
     },
-    object::{Kind, Meta, Object, ObjectKey},
+    object::{Kind, Object, ObjectKey},
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
@@ -42,7 +42,7 @@ use crate::{
     testing::{keys, rules, store::Place},
     watch::Restores,
     world::{
-        Companion, Scope, SharedWorld,
+        Scope, SharedWorld,
         informer::{Informer, Informers},
     },
 };
@@ -222,50 +222,49 @@ impl Api {
 }
 
 impl CompanionApi for Api {
-    async fn get(&self, key: &ObjectKey) -> Result<Object, Failure> {
-        let read = |state: &mut State, at: &Place| {
-            state.store.get(at).map(|object| Object::clone(object)).ok_or(Failure::NotFound)
-        };
-        self.request("a read", key, read).await
-    }
-
-    async fn get_metadata(&self, key: &ObjectKey) -> Result<Meta, Failure> {
-        self.get(key).await.map(|object| object.metadata)
-    }
-
-    async fn create(&self, at: &ObjectKey, body: Vec<u8>) -> Result<Object, Failure> {
-        let object: Object = serde_json::from_slice(&body).expect("an object");
-        let create = |state: &mut State, at: &Place| {
-            let uid = state.new_uid();
-            let created = state.store.create(at, object, uid, &keys().instance)?;
-            Ok(Object::clone(&created))
-        };
-        self.request("a create", at, create).await
-    }
-
-    async fn patch(&self, at: &ObjectKey, operations: Patch) -> Result<Object, Failure> {
-        let names_version = serde_json::json!(operations)[0]["path"] == "/metadata/resourceVersion";
-        if !names_version {
-            self.cluster.lock().wrong.push(format!("a patch of {at} names no version"));
+    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        match request {
+            CompanionRequest::Get | CompanionRequest::GetMetadata => {
+                let has_content = matches!(request, CompanionRequest::Get);
+                let read = move |state: &mut State, at: &Place| {
+                    let object = Object::clone(state.store.get(at).ok_or(Failure::NotFound)?);
+                    if has_content {
+                        return Ok(object);
+                    }
+                    Ok(Object { metadata: object.metadata, ..Object::default() })
+                };
+                self.request("a read", at, read).await
+            }
+            CompanionRequest::Create(body) => {
+                let object: Object = serde_json::from_slice(&body).expect("an object");
+                let create = |state: &mut State, at: &Place| {
+                    let uid = state.new_uid();
+                    let created = state.store.create(at, object, uid, &keys().instance)?;
+                    Ok(Object::clone(&created))
+                };
+                self.request("a create", at, create).await
+            }
+            CompanionRequest::Patch(operations) => {
+                let names_version = serde_json::json!(operations)[0]["path"] == "/metadata/resourceVersion";
+                if !names_version {
+                    self.cluster.lock().wrong.push(format!("a patch of {at} names no version"));
+                }
+                let patch = |state: &mut State, at: &Place| {
+                    let patched = state.store.patch(at, operations, &keys().instance)?;
+                    Ok(Object::clone(&patched))
+                };
+                self.request("a patch", at, patch).await
+            }
+            CompanionRequest::Delete { uid, resource_version } => {
+                if uid.is_empty() || resource_version.is_empty() {
+                    self.cluster.lock().wrong.push(format!("a delete of {at} names no UID or version"));
+                }
+                let delete = move |state: &mut State, at: &Place| {
+                    state.store.delete(at, Some((&uid, &resource_version))).map(|()| Object::default())
+                };
+                self.request("a delete", at, delete).await
+            }
         }
-        let patch = |state: &mut State, at: &Place| {
-            let patched = state.store.patch(at, operations, &keys().instance)?;
-            Ok(Object::clone(&patched))
-        };
-        self.request("a patch", at, patch).await
-    }
-
-    async fn delete(&self, at: &ObjectKey, known: &Companion) -> Result<(), Failure> {
-        let (uid, version) = (known.uid.to_string(), known.resource_version.to_string());
-        if uid.is_empty() || version.is_empty() {
-            self.cluster.lock().wrong.push(format!("a delete of {at} names no UID or version"));
-        }
-        let delete = move |state: &mut State, at: &Place| match state.store.delete(at, Some((&uid, &version)))
-        {
-            Ok(()) | Err(Failure::NotFound) => Ok(()),
-            Err(failure) => Err(failure),
-        };
-        self.request("a delete", at, delete).await
     }
 }
 
