@@ -6,11 +6,13 @@ mod check;
 mod connection;
 mod deletes;
 mod explain;
+pub mod flags;
 mod lease;
 pub mod manifests;
 pub mod migrate;
 mod output;
 mod plan;
+pub mod program;
 pub mod run;
 mod source_name;
 mod status;
@@ -78,6 +80,12 @@ Examples:
     Migrate(Box<migrate::Migrate>),
 }
 
+/// The parts of the program that commands cannot reach themselves.
+const PROGRAM: program::Program = program::Program {
+    roles: |installation| manifests::Manifests::from(installation).rbac(),
+    serve: |listener, router, max_connections| Box::pin(run::serve_page(listener, router, max_connections)),
+};
+
 /// The name under which kubectl finds this binary as its plugin `lockstep`.
 const PLUGIN: &str = "kubectl-lockstep";
 
@@ -129,8 +137,8 @@ impl Cli {
             Command::Plan(settings) => return plan::run(&settings).await,
             Command::Explain(settings) => explain::run(&settings).await?,
             Command::Audit(settings) => return audit::run(&settings).await,
-            Command::Check(settings) => return check::run(&settings).await,
-            Command::Ui(settings) => ui::run(&settings).await?,
+            Command::Check(settings) => return check::run(&settings, PROGRAM).await,
+            Command::Ui(settings) => ui::run(&settings, PROGRAM).await?,
             Command::Run(settings) => run::run(*settings).await?,
             Command::Completion { shell } => completion(shell)?,
             Command::Certs(settings) => certs::run(&settings).await?,

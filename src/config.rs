@@ -1,28 +1,21 @@
 //! The flags of `lockstep run`, their validation, and the settings of each part that follow from them.
 
-pub mod published;
-
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use clap::{Args, ValueEnum};
-use k8s_openapi::jiff::{Span, SpanRelativeTo};
+use clap::Args;
 
 use crate::{
     certs::{decide::CertSettings, files::Files, lifetimes::Lifetimes},
+    cli::flags::{KindName, duration, positive_duration, validity},
     guard::{admission_request::Subjects, review::Rules},
-    keys::Keys,
-    leader, mirror, names,
+    keys::{DOMAIN, Keys, NAMESPACE, SUFFIX, domain, instance_flags, namespace, suffix},
+    leader::{self, published::PublishedSettings},
+    mirror,
     object::Kind,
     ops::log,
     policy::{self, Protect, Targets, list::BadList, pattern::Patterns},
     world::{NamespaceRules, Scope},
 };
-use published::PublishedSettings;
-
-/// The defaults of `--domain`, `--suffix` and `--namespace`. The files in `deploy/` contain the same.
-pub const DOMAIN: &str = "workshop.io";
-pub const SUFFIX: &str = "-synced";
-pub const NAMESPACE: &str = "lockstep-system";
 
 /// The flags of `lockstep run`. Each is also an environment variable, `LOCKSTEP_…`.
 #[derive(Debug, Clone, Args)]
@@ -192,12 +185,6 @@ pub struct Run {
     pub log_format: Option<log::Format>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KindName {
-    Configmaps,
-    Secrets,
-}
-
 impl Run {
     /// What this instance watches.
     #[must_use]
@@ -223,7 +210,22 @@ impl Run {
             identity: leader::identity(),
             lease_duration: self.lease_duration,
             restore_annotation: scope.keys.restore_noticed_at.clone(),
-            published: [(scope.keys.settings.clone(), PublishedSettings::of(self).to_annotation())].into(),
+            published: [(scope.keys.settings.clone(), self.published().to_annotation())].into(),
+        }
+    }
+
+    #[must_use]
+    pub fn published(&self) -> PublishedSettings {
+        let plural = |kind: &KindName| Kind::from(*kind).plural().to_owned();
+        PublishedSettings {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            suffix: self.suffix.clone(),
+            kinds: self.kinds.iter().map(plural).collect(),
+            exclude_namespaces: self.exclude_namespaces.as_ref().map(ToString::to_string).unwrap_or_default(),
+            exempt_users: self.exempt_user.clone(),
+            exempt_groups: self.exempt_group.clone(),
+            deputy_users: self.deputy_user.clone(),
+            deputy_groups: self.deputy_group.clone(),
         }
     }
 
@@ -271,23 +273,6 @@ impl Run {
     }
 }
 
-impl From<KindName> for Kind {
-    fn from(name: KindName) -> Self {
-        match name {
-            KindName::Configmaps => Self::ConfigMap,
-            KindName::Secrets => Self::Secret,
-        }
-    }
-}
-
-/// The flags, each after a space, with which a command finds the instance with this domain and namespace.
-#[must_use]
-pub fn instance_flags(domain: &str, namespace: &str) -> String {
-    let flags = [("domain", domain, DOMAIN), ("lockstep-namespace", namespace, NAMESPACE)];
-    let needed = flags.into_iter().filter(|(_, value, default)| value != default);
-    needed.map(|(flag, value, _)| format!(" --{flag} {value}")).collect()
-}
-
 /// The namespace of the pod, or the default outside of a pod.
 fn own_namespace() -> String {
     std::fs::read_to_string("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -295,31 +280,6 @@ fn own_namespace() -> String {
         .map(|text| text.trim().to_owned())
         .filter(|text| !text.is_empty())
         .unwrap_or_else(|| NAMESPACE.to_owned())
-}
-
-/// Parses `--domain`.
-pub fn domain(text: &str) -> Result<String, String> {
-    // `lockstep.<domain>` is the field manager, which has at most 128 characters.
-    if names::is_subdomain(text) && text.len() <= 100 {
-        Ok(text.to_owned())
-    } else {
-        Err("expected a DNS name of at most 100 characters, such as `workshop.io`".to_owned())
-    }
-}
-
-/// Parses `--suffix`.
-pub fn suffix(text: &str) -> Result<String, String> {
-    let fits = (1..=63).contains(&text.len()) && names::is_subdomain(&format!("x{text}"));
-    if fits {
-        Ok(text.to_owned())
-    } else {
-        Err("expected at most 63 characters that can end the name of an object, such as `-synced`".to_owned())
-    }
-}
-
-/// Parses `--namespace`.
-pub fn namespace(text: &str) -> Result<String, String> {
-    if names::is_label(text) { Ok(text.to_owned()) } else { Err("not a valid namespace name".to_owned()) }
 }
 
 fn targets(text: &str) -> Result<String, String> {
@@ -346,14 +306,6 @@ fn bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected a number of bytes such as `64Mi`, or `0`".to_owned())
 }
 
-/// `90s`, `5m`, `1h30m`, `365d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || "expected a duration such as `30s`, `5m` or `365d`".to_owned();
-    let span: Span = text.parse().map_err(|_| bad())?;
-    let signed = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| bad())?;
-    Duration::try_from(signed).map_err(|_| bad())
-}
-
 /// A Lease has its duration in whole seconds.
 fn lease_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| match duration.subsec_nanos() {
@@ -362,46 +314,12 @@ fn lease_duration(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Times in certificates are whole seconds, so a shorter validity would have certificates replaced without a pause.
-pub(crate) fn validity(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|duration| {
-        if duration < Duration::from_secs(5) { Err("expected at least 5s".to_owned()) } else { Ok(duration) }
-    })
-}
-
-pub(crate) fn positive_duration(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|duration| {
-        if duration.is_zero() { Err("expected more than 0s".to_owned()) } else { Ok(duration) }
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
-
-    #[test]
-    fn durations_have_units_and_lower_bounds() {
-        for (text, seconds) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("365d", 31_536_000), ("0s", 0)] {
-            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for text in ["", "5", "-5s", "soon", "1mo"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
-        assert!(positive_duration("0s").is_err());
-        for text in ["0s", "500ms", "4s"] {
-            assert!(validity(text).is_err(), "{text}");
-        }
-        assert_eq!(validity("5s"), Ok(Duration::from_secs(5)));
-    }
-
-    #[test]
-    fn commands_name_the_instance_only_where_it_is_not_the_default() {
-        assert_eq!(instance_flags(DOMAIN, NAMESPACE), "");
-        assert_eq!(
-            instance_flags("a.example", "lockstep-a"),
-            " --domain a.example --lockstep-namespace lockstep-a"
-        );
-    }
+    use crate::cli::{Cli, Command};
 
     #[test]
     fn sizes_are_quantities_in_whole_bytes() {
@@ -438,14 +356,23 @@ mod tests {
     }
 
     #[test]
-    fn invalid_domains_and_suffixes_are_rejected() {
-        assert!(
-            domain("example.com").is_ok()
-                && domain("Not A Domain").is_err()
-                && domain(&"x".repeat(101)).is_err()
-        );
-        assert!(
-            suffix("-synced").is_ok() && suffix("_x").is_err() && suffix("-").is_err() && suffix("").is_err()
-        );
+    fn published_settings_describe_the_same_instance_as_the_flags() {
+        let flags = "lockstep run --domain d.test --suffix=-copy --kinds secrets --namespace own \
+                     --exclude-namespaces infra-*,!infra-x --default-targets team-* --default-protect all \
+                     --exempt-user root --deputy-group bots,robots";
+        let cli = Cli::try_parse_from(flags.split_whitespace()).unwrap();
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        let text = run.published().to_annotation();
+        let read: PublishedSettings = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, run.published());
+        let (scope, expected) = (read.scope("d.test", "own"), run.scope());
+        assert_eq!(scope.kinds, expected.kinds);
+        assert_eq!(scope.keys.suffix, expected.keys.suffix);
+        assert_eq!(scope.rules.excluded, expected.rules.excluded);
+        let expected = run.rules(&expected, "system:me".to_owned());
+        assert_eq!(read.deputies().groups, expected.deputies.groups);
+        // The identity of a replica is not published.
+        assert_eq!(read.exempt().users, ["root"]);
+        assert_eq!(expected.exempt.users, ["root", "system:me"]);
     }
 }

@@ -2,13 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use crate::object::Meta;
+use crate::{names, object::Meta};
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The labels by which Velero finds what a restore has made.
 const VELERO_RESTORE: [&str; 2] = ["velero.io/backup-name", "velero.io/restore-name"];
 /// The only key of Velero that people set.
 const VELERO_EXCLUDE: &str = "velero.io/exclude-from-backup";
+
+/// The defaults of `--domain`, `--suffix` and `--namespace`. The files in `deploy/` contain the same.
+pub const DOMAIN: &str = "workshop.io";
+pub const SUFFIX: &str = "-synced";
+pub const NAMESPACE: &str = "lockstep-system";
 
 /// The keys of one instance. Several instances with different domains can share a cluster.
 #[derive(Debug, Clone)]
@@ -265,6 +270,39 @@ impl Keys {
     }
 }
 
+/// The flags, each after a space, with which a command finds the instance with this domain and namespace.
+#[must_use]
+pub fn instance_flags(domain: &str, namespace: &str) -> String {
+    let flags = [("domain", domain, DOMAIN), ("lockstep-namespace", namespace, NAMESPACE)];
+    let needed = flags.into_iter().filter(|(_, value, default)| value != default);
+    needed.map(|(flag, value, _)| format!(" --{flag} {value}")).collect()
+}
+
+/// Parses `--domain`.
+pub fn domain(text: &str) -> Result<String, String> {
+    // `lockstep.<domain>` is the field manager, which has at most 128 characters.
+    if names::is_subdomain(text) && text.len() <= 100 {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a DNS name of at most 100 characters, such as `workshop.io`".to_owned())
+    }
+}
+
+/// Parses `--suffix`.
+pub fn suffix(text: &str) -> Result<String, String> {
+    let fits = (1..=63).contains(&text.len()) && names::is_subdomain(&format!("x{text}"));
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err("expected at most 63 characters that can end the name of an object, such as `-synced`".to_owned())
+    }
+}
+
+/// Parses `--namespace`.
+pub fn namespace(text: &str) -> Result<String, String> {
+    if names::is_label(text) { Ok(text.to_owned()) } else { Err("not a valid namespace name".to_owned()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,5 +348,26 @@ mod tests {
         ] {
             assert!(keys.may_copy(key), "{key}");
         }
+    }
+
+    #[test]
+    fn commands_name_the_instance_only_where_it_is_not_the_default() {
+        assert_eq!(instance_flags(DOMAIN, NAMESPACE), "");
+        assert_eq!(
+            instance_flags("a.example", "lockstep-a"),
+            " --domain a.example --lockstep-namespace lockstep-a"
+        );
+    }
+
+    #[test]
+    fn invalid_domains_and_suffixes_are_rejected() {
+        assert!(
+            domain("example.com").is_ok()
+                && domain("Not A Domain").is_err()
+                && domain(&"x".repeat(101)).is_err()
+        );
+        assert!(
+            suffix("-synced").is_ok() && suffix("_x").is_err() && suffix("-").is_err() && suffix("").is_err()
+        );
     }
 }

@@ -5,7 +5,9 @@ pub(crate) mod candidate;
 mod claim;
 pub mod decide;
 mod lease_client;
+pub mod published;
 pub mod record;
+pub mod state;
 
 pub use annotations::LeaseAnnotations;
 pub use candidate::{Election, ElectionConfig, identity, start};

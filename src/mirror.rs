@@ -6,7 +6,7 @@
 //! | [`reconcile`] | asks [`crate::plan`] what is missing, starts the writes that may happen now |
 //! | [`brake`] | holds deletes that look like an accident, and keeps that in the Lease for the next leader and for people |
 //! | [`retry`] | says when a failed write is tried again |
-//! | [`write_queue`] | started writes: fair between sources, bounded in all and for each namespace |
+//! | [`fair_queue`], [`write_queue`] | started writes: fair between sources, bounded in all and for each namespace |
 //! | [`apply`] | carries out one write: [`write_request`] builds it, [`api`] sends it |
 //! | [`live_reads`] | payloads that the world does not keep, shared by the writes in flight |
 //! | [`report`], [`events`] | logs, metrics and Events |
@@ -16,6 +16,7 @@ pub mod apply;
 pub mod brake;
 pub mod companion_write;
 pub mod events;
+pub mod fair_queue;
 pub mod live_reads;
 pub mod queue;
 pub mod reconcile;
@@ -59,7 +60,7 @@ pub struct Settings {
     pub writes: usize,
     pub resync: Duration,
     pub delete_grace: Duration,
-    /// The flags with which commands find this instance, as in [`crate::config::instance_flags`].
+    /// The flags with which commands find this instance, as in [`crate::keys::instance_flags`].
     pub instance_flags: String,
 }
 

@@ -7,6 +7,8 @@ use serde::{
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
+pub mod watched;
+
 use crate::names;
 
 /// The most that etcd stores for one object.

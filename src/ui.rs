@@ -20,7 +20,7 @@ mod replicas;
 mod routes;
 mod rows;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -30,9 +30,8 @@ use tokio::{
 };
 
 use crate::{
+    cli::program::Program,
     inspect::{instance::Instance, snapshot::Snapshot},
-    ops::health::Readiness,
-    tls::{ConnectionLimits, Server},
 };
 use access::Access;
 use feed::Feed;
@@ -55,25 +54,12 @@ pub struct Ui {
 
 impl Ui {
     /// Serves the page on this listener until the process ends.
-    pub async fn serve(self, listener: TcpListener, access: Access, instance: Instance) {
+    pub async fn serve(self, program: Program, listener: TcpListener, access: Access, instance: Instance) {
         let ui = Arc::new(self);
         let mut tasks = follow::start(&ui, instance).await;
-        let server = Server {
-            tls: None,
-            router: routes::routes(ui, access),
-            readiness: Readiness::new([]),
-            limits: ConnectionLimits {
-                max_connections: MAX_CONNECTIONS,
-                max_closing: MAX_CONNECTIONS / 4,
-                header_timeout: Duration::from_secs(30),
-                // A stream of changes counts as idle, and lasts as long as somebody looks.
-                idle_timeout: Duration::MAX,
-                ..ConnectionLimits::default()
-            },
-        };
-        let (_never, stop) = watch::channel(false);
+        let served = (program.serve)(listener, routes::routes(ui, access), MAX_CONNECTIONS);
         tokio::select! {
-            () = server.serve(listener, stop) => {}
+            () = served => {}
             // None of them ever ends.
             _ = tasks.join_next() => {}
         }

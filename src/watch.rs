@@ -22,15 +22,15 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
     core::{ListMeta, Request},
 };
-use serde::de::DeserializeOwned;
 
 use crate::{
     backoff::{Backoff, LogOnce, Retry},
     client::{self, with_timeout},
-    clock,
     failure::Failure,
-    object::Meta,
+    object::watched::Watched,
 };
+use tokio::time::Instant;
+
 use list::{List, ListSplitter};
 
 /// `timeoutSeconds` of a watch: the API server ends it then, and the next one resumes where it ended.
@@ -93,23 +93,6 @@ impl<T> Event<T> {
             Self::Bookmark => Event::Bookmark,
             Self::Undecodable(object) => Event::Undecodable(object),
         }
-    }
-}
-
-/// An object that can be watched.
-pub trait Watched: Clone + DeserializeOwned + Send + 'static {
-    fn meta(&self) -> &Meta;
-}
-
-impl Watched for crate::object::Object {
-    fn meta(&self) -> &Meta {
-        &self.metadata
-    }
-}
-
-impl Watched for crate::object::NamespaceObject {
-    fn meta(&self) -> &Meta {
-        &self.metadata
     }
 }
 
@@ -200,7 +183,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let name = &*watcher.spec.name;
     let mut version: ResumeVersion = None;
     let mut streaming = true;
-    let mut last_event = clock::now();
+    let mut last_event = Instant::now();
     let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
     let mut failed_resumes = 0;
     let mut log_once = LogOnce::default();
@@ -209,9 +192,9 @@ pub async fn run_with_stall_timeout<T: Watched>(
     let mut position = 0;
     let mut broke_off = false;
     loop {
-        let (resumed_from, started, count) = (version.clone(), clock::now(), watcher.restores.count());
+        let (resumed_from, started, count) = (version.clone(), Instant::now(), watcher.restores.count());
         let mut sink = |event: Event<T>| {
-            last_event = clock::now();
+            last_event = Instant::now();
             if let Event::InitDone(listed) = &event {
                 if watcher.report_restore(number(listed), position, count) {
                     // Not complete before the other watches have begun to list, too: companions that the restore
@@ -250,7 +233,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
             never = watcher.check_position(check, count) => match never {},
         };
         position = version.as_deref().and_then(number).unwrap_or(position);
-        broke_off = !lists && (outcome.is_err() || clock::elapsed(started) + MIN_WATCH_TIME < WATCH_TIMEOUT);
+        broke_off = !lists && (outcome.is_err() || started.elapsed() + MIN_WATCH_TIME < WATCH_TIMEOUT);
         if version != resumed_from {
             failed_resumes = 0;
         }
@@ -297,7 +280,7 @@ pub async fn run_with_stall_timeout<T: Watched>(
                 }
             }
         };
-        let stalled = clock::elapsed(last_event) > stall_timeout;
+        let stalled = last_event.elapsed() > stall_timeout;
         if version.is_some() && (stalled || failed_resumes >= MAX_FAILED_RESUMES) {
             let reason = if stalled { "the watch has stalled" } else { "the watch cannot be resumed" };
             tracing::info!(watch = name, reason, "listing again");
@@ -338,7 +321,7 @@ impl Watcher {
         version: &mut ResumeVersion,
         sink: &mut impl FnMut(Event<T>),
     ) -> Result<(), WatchError> {
-        let (listing, started) = (version.is_none(), clock::now());
+        let (listing, started) = (version.is_none(), Instant::now());
         let params = WatchParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),
@@ -358,7 +341,7 @@ impl Watcher {
         let lines = self.answer(self.client.request_stream(request)).await?;
         let lines = lines.map_err(|error| refused(error, listing))?;
         self.follow(lines, version, sink).await?;
-        match clock::elapsed(started) < MIN_WATCH_TIME {
+        match started.elapsed() < MIN_WATCH_TIME {
             true => Err(WatchError::Broken(Failure::Unavailable("the watch ended at once".to_owned()))),
             false => Ok(()),
         }

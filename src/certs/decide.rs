@@ -16,7 +16,7 @@ use super::{
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
     writes::WriteHistory,
 };
-use crate::{keys::Keys, watch::object::Observed};
+use crate::{keys::Keys, object::watched::Observed};
 
 #[derive(Debug, Clone)]
 pub struct CertSettings {

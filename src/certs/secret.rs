@@ -7,10 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::issue::{Ca, Certificate, UnusableCa};
-use crate::{
-    object::{Meta, map},
-    watch::Watched,
-};
+use crate::object::{Meta, map, watched::Watched};
 
 /// The data of a Secret. No type that holds it implements `Debug`.
 pub type SecretData = BTreeMap<String, ByteString>;

@@ -27,15 +27,13 @@ use super::{
 };
 use crate::{
     client::{Failure, with_timeout},
+    object::watched::{Observed, Watched},
     ops::{
         health::{Condition, Readiness},
         log::LogOnce,
         metrics::{Metrics, Role},
     },
-    watch::{
-        Restores, Watched,
-        object::{Observed, watch_object},
-    },
+    watch::{Restores, object::watch_object},
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

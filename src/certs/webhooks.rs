@@ -15,7 +15,10 @@ use super::{
     lifetimes::later,
     secret::CaSet,
 };
-use crate::{object::Meta, patch, watch::Watched};
+use crate::{
+    object::{Meta, watched::Watched},
+    patch,
+};
 
 /// The two kinds of webhook configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,8 +19,8 @@ use super::{
     output::{Table, exit_code, print},
 };
 use crate::{
+    cli::flags,
     client::Failure,
-    config,
     inspect::{
         audit::{Audit as Report, Verdict, audit},
         snapshot::{Snapshot, read_strays},
@@ -58,7 +58,7 @@ pub struct Audit {
     pub output: Format,
 
     /// How long the mirror may take to repair what is found before it counts
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = config::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
     pub wait: Duration,
 
     #[command(flatten)]

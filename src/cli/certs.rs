@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     certs::issue::{Ca, SubjectNames, subject_name},
-    config,
+    cli::flags,
 };
 
 #[derive(Debug, Clone, Subcommand)]
@@ -40,11 +40,11 @@ pub struct Certs {
     pub host: Vec<String>,
 
     /// How long the CA is valid
-    #[arg(long, default_value = "365d", value_parser = config::validity)]
+    #[arg(long, default_value = "365d", value_parser = flags::validity)]
     pub ca_validity: Duration,
 
     /// How long the certificate is valid
-    #[arg(long, default_value = "7d", value_parser = config::validity)]
+    #[arg(long, default_value = "7d", value_parser = flags::validity)]
     pub leaf_validity: Duration,
 
     /// Overwrite existing files

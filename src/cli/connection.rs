@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use super::output::note;
 use crate::{
     client::{self, Failure},
-    config,
     inspect::{
         instance::{Instance, InstanceName},
         snapshot::Snapshot,
     },
+    keys::{self},
 };
 
 /// How many namespaces are read one by one for a person who may not list objects in all of them.
@@ -33,11 +33,11 @@ pub struct Connection {
     pub context: Option<String>,
 
     /// Prefix of all labels and annotations of the Lockstep to ask about
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
+    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = keys::DOMAIN, value_parser = keys::domain)]
     pub domain: String,
 
     /// The namespace that Lockstep itself runs in
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", value_name = "NAME", default_value = config::NAMESPACE, value_parser = config::namespace)]
+    #[arg(long, env = "LOCKSTEP_NAMESPACE", value_name = "NAME", default_value = keys::NAMESPACE, value_parser = keys::namespace)]
     pub lockstep_namespace: String,
 }
 

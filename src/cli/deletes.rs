@@ -13,13 +13,14 @@ use super::{
     output::{Table, print},
 };
 use crate::{
-    client, config,
+    cli::flags,
+    client,
     hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, to_annotation},
     inspect::{
         instance::age,
         status::{SourceStatus, source_status},
     },
-    keys::Keys,
+    keys::{self, Keys},
     leader::LeaseRecord,
     text::some_of,
     world::World,
@@ -50,7 +51,7 @@ pub enum DeletesCommand {
     /// Hold the deletes for longer; needs the verb patch on the Lease
     Extend {
         /// How much later the hold ends, such as `30m` or `2h`
-        #[arg(value_name = "TIME", value_parser = config::positive_duration)]
+        #[arg(value_name = "TIME", value_parser = flags::positive_duration)]
         time: Duration,
 
         #[command(flatten)]
@@ -65,7 +66,7 @@ pub struct LeaderRequest {
     pub connection: Connection,
 
     /// How long to wait until the leader has done it; it goes on without this command
-    #[arg(long, default_value = "5m", value_parser = config::duration)]
+    #[arg(long, default_value = "5m", value_parser = flags::duration)]
     pub timeout: Duration,
 }
 
@@ -81,9 +82,9 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
     let connected = connection.open().await?;
     let lease = connected.instance.lease.as_ref();
     let lease = lease.map_err(|failure| explain(connection, "get", failure))?;
-    let keys = Keys::new(&connection.domain, config::SUFFIX);
+    let keys = Keys::new(&connection.domain, keys::SUFFIX);
     let (seen, now) = (HoldAnnotations::read(&keys, &lease.annotations), Timestamp::now());
-    let flags = config::instance_flags(&connection.domain, &connection.lockstep_namespace);
+    let flags = keys::instance_flags(&connection.domain, &connection.lockstep_namespace);
     print(&describe(&seen, &flags, now))?;
     if seen.in_force(now).is_some() { print(&held_companions(&connected).await?) } else { Ok(()) }
 }

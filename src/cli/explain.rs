@@ -8,7 +8,11 @@ use super::{
     output::{Format, print, print_value},
     source_name::SourceName,
 };
-use crate::{config, inspect::explain::explain, object::ObjectKey};
+use crate::{
+    inspect::explain::explain,
+    keys::{self},
+    object::ObjectKey,
+};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
@@ -21,7 +25,7 @@ pub struct Explain {
     pub source: SourceName,
 
     /// The namespace that has or lacks a companion [default: that of the kubeconfig]
-    #[arg(short, long, value_parser = config::namespace)]
+    #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
 
     /// How to print it

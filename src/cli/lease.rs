@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::connection::Connection;
 use crate::{
     client::{self, Failure, REQUEST_TIMEOUT},
-    config,
     keys::Keys,
+    keys::{self},
     leader::{LeaseClient, LeaseRecord},
 };
 
@@ -28,7 +28,7 @@ impl LeaseHandle {
     /// With the rights of the current kubeconfig.
     pub async fn connect(connection: &Connection) -> anyhow::Result<Self> {
         let client = client::build(connection.config().await?, |_, _| {})?;
-        let keys = Keys::new(&connection.domain, config::SUFFIX);
+        let keys = Keys::new(&connection.domain, keys::SUFFIX);
         let lease = LeaseClient::new(client.clone(), &connection.lockstep_namespace, &keys.instance);
         Ok(Self { lease, client, keys, connection: connection.clone() })
     }

@@ -14,7 +14,12 @@ use clap::Args;
 use http::Uri;
 use serde_json::Value;
 
-use crate::{config, names, substitute::substitute};
+use crate::{
+    cli::program::Installation,
+    keys::{self},
+    names,
+    substitute::substitute,
+};
 
 const NAMESPACE_FILE: &str = include_str!("../../deploy/components/namespace/namespace.yaml");
 const RBAC_FILE: &str = include_str!("../../deploy/base/rbac.yaml");
@@ -77,15 +82,15 @@ pub struct Manifests {
     pub runbook_url: String,
 
     /// Prefix of all labels and annotations
-    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = config::DOMAIN, value_parser = config::domain)]
+    #[arg(long, env = "LOCKSTEP_DOMAIN", default_value = keys::DOMAIN, value_parser = keys::domain)]
     pub domain: String,
 
     /// Suffix of companion names: source `config` gets companion `config-synced`
-    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = config::SUFFIX, allow_hyphen_values = true, value_parser = config::suffix)]
+    #[arg(long, env = "LOCKSTEP_SUFFIX", default_value = keys::SUFFIX, allow_hyphen_values = true, value_parser = keys::suffix)]
     pub suffix: String,
 
     /// Lockstep's own namespace: it has neither sources nor companions. `default` and `kube-*` are refused
-    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = config::NAMESPACE, value_parser = namespace)]
+    #[arg(long, env = "LOCKSTEP_NAMESPACE", default_value = keys::NAMESPACE, value_parser = namespace)]
     pub namespace: String,
 
     /// Print the Namespace, too. Not with `kubectl delete`: it deletes a namespace with everything in it
@@ -131,9 +136,9 @@ impl Default for Manifests {
             cert_manager: false,
             monitoring: false,
             runbook_url: RUNBOOKS.to_owned(),
-            domain: config::DOMAIN.to_owned(),
-            suffix: config::SUFFIX.to_owned(),
-            namespace: config::NAMESPACE.to_owned(),
+            domain: keys::DOMAIN.to_owned(),
+            suffix: keys::SUFFIX.to_owned(),
+            namespace: keys::NAMESPACE.to_owned(),
             create_namespace: false,
             exempt_user: Vec::new(),
             exempt_group: Vec::new(),
@@ -142,6 +147,12 @@ impl Default for Manifests {
             priority_class: PRIORITY_CLASS.to_owned(),
             image: IMAGE.to_owned(),
         }
+    }
+}
+
+impl From<Installation> for Manifests {
+    fn from(Installation { domain, namespace, secrets, cert_manager }: Installation) -> Self {
+        Self { domain, namespace, secrets, cert_manager, ..Self::default() }
     }
 }
 
@@ -183,9 +194,9 @@ impl Manifests {
         let cert_manager =
             if self.cert_manager { cert_manager::changes(&self.namespace) } else { Vec::new() };
         let mut pairs = vec![
-            (config::DOMAIN, self.domain.as_str()),
-            (config::SUFFIX, &self.suffix),
-            (config::NAMESPACE, &self.namespace),
+            (keys::DOMAIN, self.domain.as_str()),
+            (keys::SUFFIX, &self.suffix),
+            (keys::NAMESPACE, &self.namespace),
             (EXEMPT_USERS, &users),
             (EXEMPT_GROUPS, &groups),
             (IMAGE, &self.image),
@@ -227,7 +238,7 @@ impl Manifests {
 /// Parses `--namespace`. Lockstep mirrors neither from nor into its own namespace, so it must not be one that every
 /// cluster uses for something else.
 fn namespace(text: &str) -> Result<String, String> {
-    let name = config::namespace(text)?;
+    let name = keys::namespace(text)?;
     if name == "default" || name.starts_with("kube-") {
         return Err("Lockstep needs a namespace of its own, such as `lockstep-system`".to_owned());
     }
@@ -302,6 +313,8 @@ fn webhook_url(text: &str) -> Result<String, String> {
 }
 
 #[cfg(test)]
+mod roles_tests;
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -339,9 +352,9 @@ mod tests {
         }
         .render();
         let back = [
-            ("lockstep-system.example", config::DOMAIN),
-            ("-workshop.io", config::SUFFIX),
-            ("x-synced", config::NAMESPACE),
+            ("lockstep-system.example", keys::DOMAIN),
+            ("-workshop.io", keys::SUFFIX),
+            ("x-synced", keys::NAMESPACE),
         ];
         assert_eq!(substitute(&other, &back), everything().render());
         assert!(other.contains("lockstep.lockstep-system.example-secrets"), "{other}");

@@ -18,8 +18,8 @@ use super::{
     output::{print, printable},
 };
 use crate::{
+    cli::flags::{self, KindName},
     client::Failure,
-    config::{self, KindName},
     keys::Keys,
     migrate::{
         label,
@@ -77,7 +77,7 @@ pub struct Migrate {
     pub assume_stopped: bool,
 
     /// How long Lockstep may take for each step
-    #[arg(long, default_value = "1m", value_parser = config::duration)]
+    #[arg(long, default_value = "1m", value_parser = flags::duration)]
     pub timeout: Duration,
 
     #[command(flatten)]

@@ -18,8 +18,8 @@ use super::{
     status::no_source,
 };
 use crate::{
-    config,
     inspect::proposal::{KeyDiff, Manifest, Proposal, pending, propose},
+    keys::{self},
     object::Kind,
     plan::outcome::Verb,
     text::some_of,
@@ -54,7 +54,7 @@ pub struct Plan {
     pub file: Option<PathBuf>,
 
     /// The namespace of objects that name none [default: that of the kubeconfig]
-    #[arg(short, long, value_parser = config::namespace)]
+    #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
 
     /// How to print it

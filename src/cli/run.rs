@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
+use axum::Router;
 use kube::Client;
 use tokio::{
     net::TcpListener,
@@ -209,6 +210,25 @@ fn claim(
         readiness.clone(),
     );
     (claim, Some(election))
+}
+
+/// Serves the page of `lockstep ui` until the process ends.
+pub async fn serve_page(listener: TcpListener, router: Router, max_connections: usize) {
+    let server = Server {
+        tls: None,
+        router,
+        readiness: Readiness::new([]),
+        limits: ConnectionLimits {
+            max_connections,
+            max_closing: max_connections / 4,
+            header_timeout: Duration::from_secs(30),
+            // A stream of changes counts as idle, and lasts as long as somebody looks.
+            idle_timeout: Duration::MAX,
+            ..ConnectionLimits::default()
+        },
+    };
+    let (_never, stop) = watch::channel(false);
+    server.serve(listener, stop).await;
 }
 
 fn conditions(settings: &config::Run, scope: &Scope) -> Vec<Condition> {

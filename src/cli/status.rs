@@ -12,12 +12,13 @@ use super::{
     source_name::SourceName,
 };
 use crate::{
-    config,
     inspect::{
-        instance::{Instance, InstanceSummary, LeaseState, age},
+        instance::{Instance, InstanceSummary, age},
         snapshot::Snapshot,
         status::{SourceStatus, source_status},
     },
+    keys::{self},
+    leader::state::LeaseState,
     object::ObjectKey,
     text::shorten,
 };
@@ -42,7 +43,7 @@ pub struct Status {
     pub source: Option<SourceName>,
 
     /// The sources of this namespace [default: that of the kubeconfig]
-    #[arg(short, long, value_parser = config::namespace)]
+    #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
 
     /// The sources of all namespaces

@@ -12,10 +12,11 @@ use tokio::{
 use super::{
     connection::{Connection, print_caveats},
     output::print,
+    program::Program,
 };
 use crate::{
-    config,
     inspect::snapshot::Snapshot,
+    keys::{self},
     ui::{self, access::Access, feed::Feed},
 };
 
@@ -34,14 +35,14 @@ pub struct Ui {
     pub port: u16,
 
     /// The namespace to show if you may not read all of them [default: that of the kubeconfig]
-    #[arg(short, long, value_parser = config::namespace)]
+    #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
 
     #[command(flatten)]
     pub connection: Connection,
 }
 
-pub async fn run(settings: &Ui) -> anyhow::Result<()> {
+pub async fn run(settings: &Ui, program: Program) -> anyhow::Result<()> {
     // First, so that a port in use is reported at once.
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, settings.port));
     let listener = TcpListener::bind(address)
@@ -70,7 +71,7 @@ pub async fn run(settings: &Ui) -> anyhow::Result<()> {
         "http://127.0.0.1:{port}/{token}/\n\nOpen this address in a browser on this machine. Ctrl+C ends it.\n"
     ))?;
     tokio::select! {
-        () = page.serve(listener, access, connected.instance) => Err(anyhow!("the page ended unexpectedly")),
+        () = page.serve(program, listener, access, connected.instance) => Err(anyhow!("the page ended unexpectedly")),
         signal = tokio::signal::ctrl_c() => signal.context("cannot listen for Ctrl+C"),
     }
 }

@@ -9,13 +9,14 @@ use kube::core::Status;
 
 use self::facts::{Facts, Installed, Tool};
 use super::{
-    instance::{APP_LABEL, LeaseState, age},
+    instance::{APP_LABEL, age},
     refusal::RefusingWebhook,
 };
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::Failure,
     guard::admission_request::User,
+    leader::state::LeaseState,
     text::shorten,
 };
 

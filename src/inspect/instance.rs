@@ -1,6 +1,6 @@
 //! The running replicas of one instance, as far as a person may see them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
@@ -14,10 +14,10 @@ use serde_json::Value;
 use crate::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     client::{self, Failure, REQUEST_TIMEOUT, with_timeout},
-    config::published::PublishedSettings,
-    hold::{HeldDeletes, HoldAnnotations, later},
+    hold::{HeldDeletes, HoldAnnotations},
     keys::Keys,
-    leader::{LeaseClient, LeaseRecord},
+    leader::LeaseClient,
+    leader::{published::PublishedSettings, state::LeaseState},
     world::Scope,
 };
 
@@ -44,16 +44,6 @@ pub struct Instance {
     pub lease: Result<LeaseState, Failure>,
     pub webhooks: Webhooks,
     pub replicas: Result<Vec<Replica>, Failure>,
-}
-
-#[derive(Debug, Clone)]
-pub struct LeaseState {
-    /// None if the Lease was released, or has expired.
-    pub leader: Option<String>,
-    pub renewed: Option<Timestamp>,
-    /// None if they cannot be read.
-    pub settings: Option<PublishedSettings>,
-    pub annotations: BTreeMap<String, String>,
 }
 
 /// What people and scripts are shown of it.
@@ -90,18 +80,6 @@ impl InstanceName {
     /// The name of its Lease, its webhook configurations and its roles.
     pub fn instance(&self) -> String {
         self.keys().instance
-    }
-}
-
-impl LeaseState {
-    pub fn of(lease: LeaseRecord, keys: &Keys, now: Timestamp) -> Self {
-        let annotations = lease.metadata.annotations.unwrap_or_default();
-        let renewed = lease.renew_time.map(|time| time.0);
-        // The clocks of this machine and of the leader may differ by a few seconds.
-        let is_held = renewed.is_some_and(|renewed| now < later(renewed, lease.duration * 2));
-        let settings = annotations.get(&keys.settings).and_then(|text| serde_json::from_str(text).ok());
-        let leader = Some(lease.holder).filter(|holder| is_held && !holder.is_empty());
-        Self { leader, renewed, settings, annotations }
     }
 }
 

@@ -10,9 +10,9 @@ use super::{
         Answered, ApplyError, CompanionWrite, Confirmed, History, LiveSource, PlannedWrite, Sent, Start,
         Unconfirmed, WriteOutcome, confirm_removals, permits_for, read_source,
     },
+    fair_queue::namespace_limit,
     live_reads::LiveReads,
     queue::Queue,
-    write_queue::namespace_limit,
     write_request::CompanionRequest,
 };
 use crate::{

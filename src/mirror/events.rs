@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep_until, timeout_at},
 };
 
-use super::write_queue::{QueuedRequest, WriteQueue};
+use super::{fair_queue::QueuedRequest, write_queue::WriteQueue};
 use crate::{
     client, clock,
     content::{Digest, Hasher},
@@ -260,7 +260,7 @@ impl EventWriter {
 mod tests {
     use super::*;
     use crate::{
-        mirror::write_queue::tests::item,
+        testing::queue_items::item,
         testing::{self, api::api_server, configmap},
     };
 

@@ -20,10 +20,11 @@ use super::{
     companion_write::{
         Applied, ApplyError, Confirmed, Done, History, PlannedWrite, Unconfirmed, WriteOutcome,
     },
+    fair_queue::QueuedRequest,
     queue::Queue,
     report::{About, REPEAT_AFTER, Reported, Reporter, Summary},
     retry::{Permission, RetryState},
-    write_queue::{QueuedRequest, WriteQueue},
+    write_queue::WriteQueue,
 };
 use crate::{
     client::Failure,

@@ -395,6 +395,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn page_of_the_cli_reads_metrics_as_they_are_rendered() {
+        let metrics = Metrics::new();
+        metrics.review(ReviewResult::Denied("edit"));
+        metrics.leader.set(1);
+        metrics.certificate_expiry(Role::Leaf, 1_900_000_000);
+        let text = metrics.render();
+        for line in include_str!("../ui/testing/replica_metrics.txt").lines() {
+            assert!(text.lines().any(|rendered| rendered == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
     fn metrics_are_rendered_with_their_prefix_and_labels() {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));

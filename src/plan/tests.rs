@@ -10,7 +10,9 @@ use crate::object::Object;
 use crate::testing::{
     ObjectBuilder,
     cluster::{Cluster, Planned, planned},
-    configmap, full, namespace, object, source,
+    configmap, full,
+    history::strip_source_labels,
+    namespace, object, source,
 };
 use Planned::{Create, Delete, DeleteLost, Recreate, Release, Update};
 
@@ -55,10 +57,6 @@ fn assert_only_troubles(cluster: &Cluster, key: &ObjectKey, labels: &[&str]) {
     let plan = cluster.plan(key);
     assert_eq!(planned(&plan), []);
     assert_eq!(plan.troubles.iter().map(Trouble::label).collect::<Vec<_>>(), labels);
-}
-
-fn strip_source_labels(object: &mut Object) {
-    object.metadata.labels.retain(|key, _| !key.contains("/source-"));
 }
 
 fn data(cluster: &Cluster, at: &ObjectKey, key: &str) -> Option<String> {

@@ -5,7 +5,11 @@ use std::collections::VecDeque;
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{keys::Keys, object::Meta, text::shorten, watch::Watched};
+use crate::{
+    keys::Keys,
+    object::{Meta, watched::Watched},
+    text::shorten,
+};
 
 /// How much of what has happened is kept.
 const MAX_ENTRIES: usize = 300;

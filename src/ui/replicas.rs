@@ -91,7 +91,9 @@ impl ReplicaMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::metrics::{Metrics, ReviewResult, Role};
+
+    /// What a replica serves at `/metrics`, as `ops::metrics` tests.
+    const REPLICA_METRICS: &str = include_str!("testing/replica_metrics.txt");
 
     fn counts(all: &[(&str, u64)]) -> Counts {
         all.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
@@ -99,11 +101,7 @@ mod tests {
 
     #[test]
     fn metrics_that_a_replica_renders_are_read() {
-        let metrics = Metrics::new();
-        metrics.review(ReviewResult::Denied("edit"));
-        metrics.leader.set(1);
-        metrics.certificate_expiry(Role::Leaf, 1_900_000_000);
-        let read = ReplicaMetrics::parse(&metrics.render());
+        let read = ReplicaMetrics::parse(REPLICA_METRICS);
         assert_eq!((read.denials["edit"], read.is_leader), (1, true));
         assert_eq!(read.leaf_expiry.map(Timestamp::as_second), Some(1_900_000_000));
         assert_eq!(ReplicaMetrics::parse("<html> 1"), ReplicaMetrics::default());

@@ -5,32 +5,8 @@ use std::sync::Arc;
 use kube::Client;
 use tokio::sync::watch as channel;
 
-use super::{Event, Restores, WatchSpec, Watched, run};
-
-/// What the watch of one object has shown.
-#[derive(Debug, Clone, Default)]
-pub enum Observed<T> {
-    /// The first list is not complete.
-    #[default]
-    Unknown,
-    Absent,
-    Present(Arc<T>),
-}
-
-impl<T> Observed<T> {
-    #[must_use]
-    pub const fn present(&self) -> Option<&Arc<T>> {
-        match self {
-            Self::Present(object) => Some(object),
-            _ => None,
-        }
-    }
-
-    #[must_use]
-    pub const fn is_unknown(&self) -> bool {
-        matches!(self, Self::Unknown)
-    }
-}
+use super::{Event, Restores, WatchSpec, run};
+use crate::object::watched::{Observed, Watched};
 
 /// Watches the object of this name in a collection and sends every state of it. Never returns.
 pub async fn watch_object<T: Watched>(

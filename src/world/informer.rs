@@ -10,8 +10,9 @@ use crate::{
     client,
     failure::Failure,
     keys::Keys,
+    object::watched::Watched,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    watch::{self, Event, Restores, WatchSpec, Watched},
+    watch::{self, Event, Restores, WatchSpec},
 };
 
 /// What all watches share.

@@ -12,12 +12,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::{
     certs::{issue::Certificate, rotation::is_plausible, webhooks::WebhookConfiguration},
+    cli::flags,
     cli::{
         connection::Connection,
         lease::{LeaseHandle, POLL_INTERVAL},
     },
     client::Failure,
-    config,
     inspect::instance::read_webhooks,
 };
 
@@ -30,7 +30,7 @@ pub struct Rotate {
     pub connection: Connection,
 
     /// How long to wait until the rotation is done; it continues without this command
-    #[arg(long, default_value = "30m", value_parser = config::duration)]
+    #[arg(long, default_value = "30m", value_parser = flags::duration)]
     pub timeout: Duration,
 }
 

@@ -3,11 +3,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     object::Kind,
-    plan::{
-        Trouble,
-        tests::properties::{history, just_reconcile, run},
+    plan::Trouble,
+    testing::{
+        cluster::Cluster,
+        companion,
+        history::{history, just_reconcile, run},
+        keys, namespace, object, rules, source,
     },
-    testing::{cluster::Cluster, companion, keys, namespace, object, rules, source},
     world::Scope,
 };
 

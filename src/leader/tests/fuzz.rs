@@ -4,13 +4,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::*;
 use crate::{
-    config::published::PublishedSettings,
     hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
-    inspect::instance::LeaseState,
     keys::Keys,
     leader::{
         decide::{LeaseAction, ObservedLease, RETRY_PERIOD, next_record, sign_of_restore, tests::action},
+        published::PublishedSettings,
         record::LeaseMetadata,
+        state::LeaseState,
     },
     mirror::brake::{Brake, Moment},
     testing::{self, fuzz::Target},

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{KindName, Run};
 use crate::{
     guard::admission_request::Subjects,
-    keys::Keys,
+    keys::{Keys, SUFFIX},
     object::Kind,
     policy,
     world::{NamespaceRules, Scope},
@@ -35,7 +34,7 @@ impl Default for PublishedSettings {
     fn default() -> Self {
         Self {
             version: String::new(),
-            suffix: super::SUFFIX.to_owned(),
+            suffix: SUFFIX.to_owned(),
             kinds: Kind::ALL.map(|kind| kind.plural().to_owned()).to_vec(),
             exclude_namespaces: String::new(),
             exempt_users: Vec::new(),
@@ -47,21 +46,6 @@ impl Default for PublishedSettings {
 }
 
 impl PublishedSettings {
-    #[must_use]
-    pub fn of(run: &Run) -> Self {
-        let plural = |kind: &KindName| Kind::from(*kind).plural().to_owned();
-        Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            suffix: run.suffix.clone(),
-            kinds: run.kinds.iter().map(plural).collect(),
-            exclude_namespaces: run.exclude_namespaces.as_ref().map(ToString::to_string).unwrap_or_default(),
-            exempt_users: run.exempt_user.clone(),
-            exempt_groups: run.exempt_group.clone(),
-            deputy_users: run.deputy_user.clone(),
-            deputy_groups: run.deputy_group.clone(),
-        }
-    }
-
     #[must_use]
     pub fn to_annotation(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
@@ -94,31 +78,7 @@ impl PublishedSettings {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::{Cli, Command};
-
-    #[test]
-    fn published_settings_describe_the_same_instance_as_the_flags() {
-        let flags = "lockstep run --domain d.test --suffix=-copy --kinds secrets --namespace own \
-                     --exclude-namespaces infra-*,!infra-x --default-targets team-* --default-protect all \
-                     --exempt-user root --deputy-group bots,robots";
-        let cli = Cli::try_parse_from(flags.split_whitespace()).unwrap();
-        let Command::Run(run) = cli.command else { panic!("not run") };
-        let text = PublishedSettings::of(&run).to_annotation();
-        let read: PublishedSettings = serde_json::from_str(&text).unwrap();
-        assert_eq!(read, PublishedSettings::of(&run));
-        let (scope, expected) = (read.scope("d.test", "own"), run.scope());
-        assert_eq!(scope.kinds, expected.kinds);
-        assert_eq!(scope.keys.suffix, expected.keys.suffix);
-        assert_eq!(scope.rules.excluded, expected.rules.excluded);
-        let expected = run.rules(&expected, "system:me".to_owned());
-        assert_eq!(read.deputies().groups, expected.deputies.groups);
-        // The identity of a replica is not published.
-        assert_eq!(read.exempt().users, ["root"]);
-        assert_eq!(expected.exempt.users, ["root", "system:me"]);
-    }
 
     #[test]
     fn annotation_of_another_build_is_read_as_far_as_it_is_known() {
