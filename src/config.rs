@@ -91,7 +91,7 @@ pub struct Run {
     #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DEFAULT_TARGETS", default_value = ".", value_parser = targets)]
     pub default_targets: String,
 
-    /// protect of sources that do not set it, unless their namespace has a default
+    /// protect of sources that do not set it (edits, all or none), unless their namespace has a default
     #[arg(
         long,
         help_heading = "What is mirrored",

@@ -10,7 +10,7 @@
 //! | [`keys`], [`names`], [`object`] | our labels and annotations, the name rules of Kubernetes, objects as they are sent |
 //! | [`policy`], [`content`], [`marks`] | what a source asks for, what is copied, what is written on a companion; pure |
 //! | [`clock`] | the clocks, which tests can drive |
-//! | [`backoff`], [`patch`], [`text`], [`substitute`] | small helpers, each the only one of its kind; pure |
+//! | [`backoff`], [`patch`], [`text`] | small helpers, each the only one of its kind; pure |
 //! | [`client`], [`watch`] | the Kubernetes client, and a watch that never ends |
 //! | [`world`] | what the watches have shown |
 //! | [`plan`] | what is missing for a source; pure |
@@ -47,7 +47,6 @@ pub mod ops;
 pub mod patch;
 pub mod plan;
 pub mod policy;
-pub mod substitute;
 #[cfg(test)]
 pub mod testing;
 pub mod text;

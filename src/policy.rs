@@ -65,7 +65,7 @@ pub struct Targets {
 }
 
 /// Which requests for a companion the guard refuses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protect {
     #[default]
     Edits,

@@ -52,3 +52,6 @@ pub fn certified_key(
 ) -> Result<CertifiedKey, rustls::Error> {
     CertifiedKey::from_der(chain, key, &default_provider())
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,7 @@ use crate::{
     cli::program::Installation,
     keys::{self},
     names,
-    substitute::substitute,
+    text::substitute,
 };
 
 const NAMESPACE_FILE: &str = include_str!("../../deploy/components/namespace/namespace.yaml");

@@ -4,7 +4,7 @@
 use crate::{
     keys::Keys,
     object::{Kind, ObjectKey},
-    substitute::substitute,
+    text::substitute,
 };
 
 /// [`Denial::Edit`](super::denial::Denial::Edit)

@@ -153,4 +153,4 @@ pub fn next_record(
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

@@ -13,10 +13,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{
-    decide::tests::{LEASE, seconds},
-    *,
-};
+use super::*;
 use crate::{
     clock,
     ops::{health::Readiness, metrics::Metrics},
@@ -26,6 +23,12 @@ use crate::{
     },
     watch::Restores,
 };
+
+const LEASE: Duration = Duration::from_secs(15);
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
 
 #[tokio::test(start_paused = true)]
 async fn lease_that_somebody_writes_all_the_time_is_not_asked_for_in_a_hot_loop() {

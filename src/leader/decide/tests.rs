@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-pub(in crate::leader) const LEASE: Duration = Duration::from_secs(15);
+const LEASE: Duration = Duration::from_secs(15);
 
-pub(in crate::leader) fn seconds(seconds: u64) -> Duration {
+fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
@@ -20,7 +20,7 @@ fn record(holder: &str, version: u64) -> LeaseRecord {
     }
 }
 
-pub(in crate::leader) fn action(lease: &ObservedLease, now: Instant) -> LeaseAction {
+fn action(lease: &ObservedLease, now: Instant) -> LeaseAction {
     decide("me", lease, LEASE, now)
 }
 

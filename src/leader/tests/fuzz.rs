@@ -7,7 +7,7 @@ use crate::{
     hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
     keys::Keys,
     leader::{
-        decide::{LeaseAction, ObservedLease, RETRY_PERIOD, next_record, sign_of_restore, tests::action},
+        decide::{LeaseAction, ObservedLease, RETRY_PERIOD, decide, next_record, sign_of_restore},
         published::PublishedSettings,
         record::LeaseMetadata,
         state::LeaseState,
@@ -52,8 +52,8 @@ fn check_election(record: &LeaseRecord) {
     lease.observe(Some(record.clone()), start);
     let free = if record.is_deleted() { LeaseAction::Create } else { LeaseAction::Acquire };
     let expected = if record.holder == "me" && !record.is_deleted() { LeaseAction::Renew } else { free };
-    assert_eq!(action(&lease, start + record.duration), expected);
-    match action(&lease, start) {
+    assert_eq!(decide("me", &lease, LEASE, start + record.duration), expected);
+    match decide("me", &lease, LEASE, start) {
         LeaseAction::Wait(wait) => assert!(!wait.is_zero() && wait <= RETRY_PERIOD, "{wait:?}"),
         at_once => assert!(
             at_once == expected

@@ -7,7 +7,7 @@ use lockstep::{
     cli::manifests::cert_manager::{
         AFTER_ENVIRONMENT, BUNDLE_RIGHTS, END_OF_CONTAINER, ENVIRONMENT, SECRET_RIGHTS, VOLUMES,
     },
-    substitute::substitute,
+    text::substitute,
 };
 
 const RESOURCES: &str = "          resources:
