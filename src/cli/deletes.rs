@@ -104,7 +104,7 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
             table.add(vec![format!("{namespace}/{name}"), kind.to_owned(), held.len().to_string(), places]);
         }
     }
-    let (mut lines, more) = (vec![String::new()], table.len().saturating_sub(MAX_LISTED));
+    let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));
     lines.extend(table.lines().into_iter().take(MAX_LISTED + 1));
     lines.extend((more > 0).then(|| format!("and {more} more sources")));
     lines.extend(snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}")));

@@ -35,7 +35,7 @@ impl Table {
     }
 
     /// How many rows there are under the header.
-    pub const fn len(&self) -> usize {
+    pub const fn height(&self) -> usize {
         self.rows.len().saturating_sub(1)
     }
 
