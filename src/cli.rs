@@ -1,29 +1,18 @@
-//! The command line: one file per subcommand.
-
-mod audit;
-pub mod certs;
-mod check;
-mod connection;
-mod deletes;
-mod explain;
-pub mod flags;
-mod lease;
-pub mod manifests;
-pub mod migrate;
-mod output;
-mod plan;
-pub mod program;
-pub mod run;
-mod source_name;
-mod status;
-mod ui;
-
-pub use output::complain;
+//! The command line of the whole program.
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+
+use crate::{manifests, run};
+use lockstep_cli::{
+    commands::{
+        self,
+        output::{self, complain},
+    },
+    program::Program,
+};
 
 /// Mirrors ConfigMaps and Secrets to other namespaces as read-only companions
 #[derive(Debug, Parser)]
@@ -49,20 +38,12 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show whether companions are in step with their sources, and why not
-    Status(status::Status),
-    /// Show what Lockstep would do before a source is applied; exit code 0: nothing, 1: changes, 2: refused
-    Plan(plan::Plan),
-    /// Say why a namespace has or lacks the companion of a source
-    Explain(explain::Explain),
-    /// Find drift in the whole cluster, for pipelines; exit code 0: in step, 1: drift, 2: cannot tell
-    Audit(audit::Audit),
-    /// Check whether Lockstep can be installed, or works once it is
-    Check(check::Check),
-    /// Serve a live page about sources and companions on this machine
-    Ui(ui::Ui),
+    #[command(flatten)]
+    Person(commands::Command),
     /// Run the controller and the admission webhook
     Run(Box<crate::config::Run>),
+    /// Print the manifests to install, for `kubectl apply -f -`
+    Manifests(manifests::Manifests),
     /// Print the completion script of a shell
     #[command(after_help = "\
 Examples:
@@ -70,18 +51,10 @@ Examples:
   lockstep completion zsh > \"${fpath[1]}/_lockstep\"                            zsh
   lockstep completion fish > ~/.config/fish/completions/lockstep.fish           fish")]
     Completion { shell: Shell },
-    /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
-    Certs(certs::Certs),
-    /// Show deletes that are held because they look like an accident; release them, or hold them longer
-    Deletes(deletes::Deletes),
-    /// Print the manifests to install, for `kubectl apply -f -`
-    Manifests(manifests::Manifests),
-    /// Take sources and copies over from kubernetes-replicator or Reflector, in place, or give them back
-    Migrate(Box<migrate::Migrate>),
 }
 
 /// The parts of the program that commands cannot reach themselves.
-const PROGRAM: program::Program = program::Program {
+const PROGRAM: Program = Program {
     roles: |installation| manifests::Manifests::from(installation).rbac(),
     serve: |listener, router, max_connections| Box::pin(run::serve_page(listener, router, max_connections)),
 };
@@ -133,18 +106,10 @@ impl Cli {
 
     pub async fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
-            Command::Status(settings) => status::run(&settings).await?,
-            Command::Plan(settings) => return plan::run(&settings).await,
-            Command::Explain(settings) => explain::run(&settings).await?,
-            Command::Audit(settings) => return audit::run(&settings).await,
-            Command::Check(settings) => return check::run(&settings, PROGRAM).await,
-            Command::Ui(settings) => ui::run(&settings, PROGRAM).await?,
+            Command::Person(command) => return command.run(PROGRAM).await,
             Command::Run(settings) => run::run(*settings).await?,
-            Command::Completion { shell } => completion(shell)?,
-            Command::Certs(settings) => certs::run(&settings).await?,
-            Command::Deletes(settings) => deletes::run(&settings).await?,
             Command::Manifests(wanted) => manifests::run(&wanted)?,
-            Command::Migrate(settings) => migrate::run(&settings).await?,
+            Command::Completion { shell } => completion(shell)?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,15 +4,14 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
 
-use crate::{
-    certs::{decide::CertSettings, files::Files, lifetimes::Lifetimes},
-    cli::flags::{KindName, duration, positive_duration, validity},
-    guard::{admission_request::Subjects, review::Rules},
+use crate::{certs::files::Files, controller as mirror, leader, ops::log};
+use lockstep_cli::commands::flags::{KindName, duration, positive_duration, validity};
+use lockstep_core::{
+    admission::{admission_request::Subjects, review::Rules},
+    certs::{decide::CertSettings, lifetimes::Lifetimes},
     keys::{DOMAIN, Keys, NAMESPACE, SUFFIX, domain, instance_flags, namespace, suffix},
-    leader::{self, published::PublishedSettings},
-    mirror,
+    lease::settings::PublishedSettings,
     object::Kind,
-    ops::log,
     policy::{self, Protect, Targets, list::BadList, pattern::Patterns},
     world::{NamespaceRules, Scope},
 };

@@ -3,17 +3,10 @@
 mod annotations;
 pub(crate) mod candidate;
 mod claim;
-pub mod decide;
-mod lease_client;
-pub mod published;
-pub mod record;
-pub mod state;
 
 pub use annotations::LeaseAnnotations;
 pub use candidate::{Election, ElectionConfig, identity, start};
 pub use claim::Claim;
-pub use lease_client::LeaseClient;
-pub use record::LeaseRecord;
 
 #[cfg(test)]
 mod tests;

@@ -1,56 +1,29 @@
 //! Lockstep keeps read-only companions of ConfigMaps and Secrets in step with their sources.
 //!
-//! A change: [`watch`] → [`world`] → [`mirror::queue`] → [`mirror::reconcile`] → [`plan`] → [`mirror::apply`] →
-//! [`mirror::report`]. A review: [`tls`] → [`guard::http`] → [`guard::review`] → answer. Both use [`policy`], [`plan`] and
-//! the [`world`]; neither calls the other. `docs/architecture.md` has the whole picture.
+//! The rest of the house: [`lockstep_core`] decides, [`lockstep_cluster`] talks to the API server, [`lockstep_cli`] has the
+//! commands for people. `docs/architecture.md` has the whole picture.
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | [`cli`], [`config`] | the command line, and validated settings |
-//! | [`keys`], [`names`], [`object`] | our labels and annotations, the name rules of Kubernetes, objects as they are sent |
-//! | [`policy`], [`content`], [`marks`] | what a source asks for, what is copied, what is written on a companion; pure |
-//! | [`clock`] | the clocks, which tests can drive |
-//! | [`backoff`], [`patch`], [`text`] | small helpers, each the only one of its kind; pure |
-//! | [`client`], [`watch`] | the Kubernetes client, and a watch that never ends |
-//! | [`world`] | what the watches have shown |
-//! | [`plan`] | what is missing for a source; pure |
-//! | [`mirror`] | the controller |
-//! | [`guard`], [`tls`] | the admission webhook, and its listener |
-//! | [`certs`] | the guard's certificates |
+//! | [`cli`], [`config`], [`manifests`] | the command line, the flags of `lockstep run`, what is installed |
+//! | [`run`] | starts the parts, and stops them in order |
+//! | [`controller`] | makes companions what their sources ask for |
+//! | [`webhook`], [`tls`] | answers admission reviews, over HTTPS |
+//! | [`certs`] | keeps the webhook's certificates |
 //! | [`leader`] | the Lease that says which replica writes |
-//! | [`hold`] | annotations of the Lease about deletes that are held; pure |
-//! | [`ops`] | metrics, health, logs |
-//! | [`inspect`] | what people's commands see of a cluster, with their own rights |
-//! | [`migrate`] | takes copies over from another tool, for `lockstep migrate` |
-//! | [`ui`] | the page of `lockstep ui` |
+//! | [`ops`], [`clock`] | metrics, health, logs; the clocks, which tests can drive |
 #![forbid(unsafe_code)]
 
-pub mod backoff;
 pub mod certs;
 pub mod cli;
-pub mod client;
 pub mod clock;
 pub mod config;
-pub mod content;
-pub mod failure;
-pub mod guard;
-pub mod hold;
-pub mod inspect;
-pub mod keys;
+pub mod controller;
 pub mod leader;
-pub mod marks;
-pub mod migrate;
-pub mod mirror;
-pub mod names;
-pub mod object;
+pub mod manifests;
 pub mod ops;
-pub mod patch;
-pub mod plan;
-pub mod policy;
+pub mod run;
 #[cfg(test)]
 pub mod testing;
-pub mod text;
 pub mod tls;
-mod ui;
-pub mod watch;
-pub mod world;
+pub mod webhook;

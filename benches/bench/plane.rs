@@ -311,7 +311,7 @@ impl Mirror {
 async fn client_for(kubeconfig: &Path) -> Client {
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    lockstep::client::build(config.expect("a config"), |_, _| {}).expect("a client")
+    lockstep_cluster::client::build(config.expect("a config"), |_, _| {}).expect("a client")
 }
 
 /// Builds benches/peer; none if there is no Go.

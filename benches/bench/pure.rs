@@ -3,20 +3,21 @@
 use std::sync::Arc;
 
 use divan::{Bencher, black_box};
-use lockstep::{
-    guard::{
+use serde_json::{Value, json};
+
+use lockstep::webhook::wire;
+use lockstep_core::{
+    admission::{
         admission_request::Subjects,
         review::{Review, Rules},
-        wire,
     },
     keys::Keys,
-    mirror::write_request::{self, Content},
     object::{Kind, Meta, Object, ObjectKey},
     plan::plan,
     policy::{Protect, pattern::Patterns, selector},
     world::{NamespaceRules, ObservedCompanion, ObservedSource, World},
+    writes::write_request::{self, Content},
 };
-use serde_json::{Value, json};
 
 pub fn run() {
     divan::Divan::default().run_benches();

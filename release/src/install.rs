@@ -1,6 +1,6 @@
 //! `install.yaml`: what `lockstep manifests` prints, with how to apply it.
 
-use lockstep::cli::manifests::Manifests;
+use lockstep::manifests::Manifests;
 
 /// Without the Namespace: `kubectl delete -f install.yaml` would delete it with everything in it.
 pub fn manifests(version: &str, image: &str) -> String {

@@ -13,14 +13,12 @@ use rustls::{
 };
 use tokio::task::JoinSet;
 
-use super::{
-    issue::Certificate,
-    resolver::{Resolver, certified_key},
-};
+use super::resolver::{Resolver, certified_key};
 use crate::ops::{
     health::{Condition, Readiness},
     metrics::{Metrics, Role},
 };
+use lockstep_core::certs::issue::Certificate;
 
 /// Changes are found by content, not by modification time: Kubernetes swaps a symlink above the files.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -158,7 +156,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{
+    use lockstep_core::{
         certs::{
             issue::{Ca, Leaf, SubjectNames},
             testing::client_ca,

@@ -16,24 +16,26 @@ use kube::{
 use serde::de::IgnoredAny;
 use tokio::{sync::watch as channel, task::JoinSet};
 
-use super::{
-    decide::{CaWrite, CertSettings, LeafRequest, Memory, Now, Snapshot, decide},
-    issue::{Error, Leaf},
-    leaf::Renewal,
-    resolver::{Resolver, certified_key},
-    rotation::{SecretChange, is_plausible},
-    secret::SecretObject,
-    webhooks::{WebhookConfiguration, WebhookKind},
+use super::resolver::{Resolver, certified_key};
+use crate::ops::{
+    health::{Condition, Readiness},
+    metrics::{Metrics, Role},
 };
-use crate::{
-    client::{Failure, with_timeout},
-    object::watched::{Observed, Watched},
-    ops::{
-        health::{Condition, Readiness},
-        log::LogOnce,
-        metrics::{Metrics, Role},
-    },
+use lockstep_cluster::{
+    client::with_timeout,
     watch::{Restores, object::watch_object},
+};
+use lockstep_core::{
+    certs::{
+        decide::{CaWrite, CertSettings, LeafRequest, Memory, Now, Snapshot, decide},
+        issue::{Error, Leaf},
+        leaf::Renewal,
+        rotation::{SecretChange, is_plausible},
+        secret::SecretObject,
+        webhooks::{WebhookConfiguration, WebhookKind},
+    },
+    failure::{Failure, backoff::LogOnce},
+    object::watched::{Observed, Watched},
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tokio::sync::watch;
 
-use super::record::LeaseRecord;
+use lockstep_core::lease::record::LeaseRecord;
 
 /// The annotations as this replica last observed them, and what the leader wants to write to them.
 ///

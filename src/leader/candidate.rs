@@ -11,22 +11,24 @@ use tokio::{sync::watch, task::JoinHandle};
 use super::{
     annotations::{Changes, LeaseAnnotations, annotate},
     claim::Claim,
-    decide::{
-        LeaseAction, ObservedLease, conflict_pause, decide, failure_pause, next_record, renew_deadline,
-        sign_of_restore,
-    },
-    lease_client::LeaseClient,
-    record::LeaseRecord,
 };
 use crate::{
-    client::Failure,
     clock,
     ops::{
         health::{Readiness, Warning},
-        log::LogOnce,
         metrics::Metrics,
     },
-    watch::Restores,
+};
+use lockstep_cluster::{lease_client::LeaseClient, watch::Restores};
+use lockstep_core::{
+    failure::{Failure, backoff::LogOnce},
+    lease::{
+        decide::{
+            LeaseAction, ObservedLease, conflict_pause, decide, failure_pause, next_record, renew_deadline,
+            sign_of_restore,
+        },
+        record::LeaseRecord,
+    },
 };
 
 /// The timeout of a request for the Lease, at most.

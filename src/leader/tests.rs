@@ -2,6 +2,7 @@
 
 mod fuzz;
 
+use lockstep_core::lease::record::LeaseRecord;
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -17,10 +18,10 @@ use super::*;
 use crate::{
     clock,
     ops::{health::Readiness, metrics::Metrics},
-    testing::{
-        CapturedLogs,
-        api::{ApiRequest, api_server, refusal},
-    },
+    testing::captured_logs::CapturedLogs,
+};
+use lockstep_cluster::{
+    testing::api::{ApiRequest, api_server, refusal},
     watch::Restores,
 };
 

@@ -15,7 +15,6 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-
 use tokio::sync::watch;
 
 use super::{exposition::Format, metrics::Metrics};

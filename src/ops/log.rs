@@ -10,7 +10,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-pub use crate::backoff::LogOnce;
+pub use lockstep_core::failure::backoff::LogOnce;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -55,7 +55,7 @@ fn names_only_our_crate(levels: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::CapturedLogs;
+    use crate::testing::captured_logs::CapturedLogs;
 
     #[test]
     fn logs_of_kube_and_hyper_never_show() {
@@ -65,7 +65,7 @@ mod tests {
             // kube_client::client::Client::request logs like this.
             tracing::warn!(target: "kube_client::client", "hush");
             tracing::trace!(target: "hyper::proto::h1::io", "hush");
-            tracing::info!(target: "lockstep::mirror", "shown");
+            tracing::info!(target: "lockstep::controller", "shown");
             drop(capturing);
             let text = captured.text();
             assert!(text.contains("shown"), "{levels}");
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn filter_that_names_other_crates_is_rejected() {
-        for levels in ["debug", "OFF", "lockstep=debug,info", "lockstep", "warn,lockstep::guard=trace"] {
+        for levels in ["debug", "OFF", "lockstep=debug,info", "lockstep", "warn,lockstep::webhook=trace"] {
             assert!(names_only_our_crate(levels), "{levels}");
         }
         for levels in ["kube_client::client=warn", "info,kube=trace", "h2", "info,h2", "[span]=trace"] {

@@ -14,12 +14,9 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
-use crate::client::CountCall;
-
-use super::{
-    exposition::{self, Format},
-    process::ProcessMetrics,
-};
+use super::{exposition::Format, process::ProcessMetrics};
+use crate::ops::exposition;
+use lockstep_cluster::client::CountCall;
 
 /// The field managers of fights beyond a maximum.
 const OTHER_MANAGERS: &str = "other";
@@ -306,7 +303,7 @@ impl Metrics {
         self.handshakes.get_or_create(&ResultLabel { result: if done { "done" } else { "failed" } }).inc();
     }
 
-    /// For [`crate::client::build`].
+    /// For [`lockstep_cluster::client::build`].
     #[must_use]
     pub fn count_calls(&self) -> impl CountCall {
         let metrics = self.clone();
@@ -401,7 +398,7 @@ mod tests {
         metrics.leader.set(1);
         metrics.certificate_expiry(Role::Leaf, 1_900_000_000);
         let text = metrics.render();
-        for line in include_str!("../ui/testing/replica_metrics.txt").lines() {
+        for line in include_str!("../../crates/cli/src/ui/testing/replica_metrics.txt").lines() {
             assert!(text.lines().any(|rendered| rendered == line), "{line}: {text}");
         }
     }

@@ -4,7 +4,8 @@ use super::{
     health::{Condition, Readiness},
     metrics::Metrics,
 };
-use crate::world::{SharedWorld, WatchId, World, informer::WatchObserver};
+use lockstep_cluster::informer::WatchObserver;
+use lockstep_core::world::{SharedWorld, WatchId, World};
 
 pub struct WatchReport {
     pub world: SharedWorld,
@@ -39,12 +40,11 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::{
-        object::Kind,
-        testing,
+    use lockstep_cluster::{
+        informer::Informers,
         watch::{Event, Restores},
-        world::{Scope, informer::Informers},
     };
+    use lockstep_core::{object::Kind, testing, world::Scope};
 
     #[tokio::test(start_paused = true)]
     async fn request_for_a_list_does_not_count_as_received() {

@@ -12,12 +12,11 @@ use std::{
 use json_patch::{Patch, PatchOperation};
 use serde_json::Value;
 
-use crate::{
-    client::Failure,
+use lockstep_core::{
+    failure::Failure,
     object::{Kind, ManagedFields, Object, ObjectKey},
+    testing::{CREATED, DELETED},
 };
-
-use super::{CREATED, DELETED};
 
 /// The label that the API server sets on every namespace.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";

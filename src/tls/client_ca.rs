@@ -15,7 +15,7 @@ use rustls::{
 };
 use tokio::{sync::watch, task::JoinSet};
 
-use crate::ops::log::LogOnce;
+use lockstep_core::failure::backoff::LogOnce;
 
 /// By content, not by modification time: Kubernetes swaps a symlink above the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -123,11 +123,10 @@ mod tests {
     use rcgen::{
         BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     };
-
     use rustls::pki_types::UnixTime;
 
     use super::*;
-    use crate::testing::TempDir;
+    use lockstep_core::testing::TempDir;
 
     struct TestCa(CertifiedIssuer<'static, KeyPair>);
 

@@ -15,7 +15,6 @@ use std::{
 
 use controlplane::CertManager;
 use k8s_openapi::ByteString;
-use lockstep::certs::issue::Certificate;
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -27,6 +26,7 @@ use crate::{
     peer::Peer,
     tcp_proxy::TcpProxy,
 };
+use lockstep_core::certs::issue::Certificate;
 
 const NAMESPACE: &str = "lockstep-system";
 /// Whom the guard's certificate is for.

@@ -9,7 +9,6 @@ use std::{
 };
 
 use k8s_openapi::ByteString;
-use lockstep::certs::issue::Certificate;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -17,6 +16,7 @@ use crate::{
     harness::{Cluster, InstalledManifests, Lockstep, configmap, eventually, secret, within},
     tcp_proxy::TcpProxy,
 };
+use lockstep_core::certs::issue::Certificate;
 
 /// Certificates rotate by the clock, those of these tests within this.
 const ROTATION: Duration = Duration::from_secs(90);

@@ -10,24 +10,6 @@ use std::{
 
 use k8s_openapi::{ByteString, jiff::Timestamp};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use lockstep::{
-    certs::{
-        self,
-        decide::CertSettings,
-        issue::{Ca, Certificate},
-        lifetimes::Lifetimes,
-        resolver::Resolver,
-        secret::CaSet,
-    },
-    client,
-    keys::Keys,
-    leader::LeaseAnnotations,
-    ops::{
-        health::{Condition, Readiness},
-        metrics::Metrics,
-    },
-    tls::client_ca::server_config,
-};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, ServerName},
@@ -37,6 +19,25 @@ use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::harness::{Cluster, eventually, run, secret};
+use lockstep::{
+    certs::{self, resolver::Resolver},
+    leader::LeaseAnnotations,
+    ops::{
+        health::{Condition, Readiness},
+        metrics::Metrics,
+    },
+    tls::client_ca::server_config,
+};
+use lockstep_cluster::client;
+use lockstep_core::{
+    certs::{
+        decide::CertSettings,
+        issue::{Ca, Certificate},
+        lifetimes::Lifetimes,
+        secret::CaSet,
+    },
+    keys::Keys,
+};
 
 const NAMESPACE: &str = "lockstep-system";
 const HOST: &str = "guard.example";
@@ -222,7 +223,7 @@ impl Fixture {
             LeaseAnnotations::default().observed(),
             &metrics,
             &readiness,
-            &lockstep::watch::Restores::default(),
+            &lockstep_cluster::watch::Restores::default(),
         );
         Replica { _tasks: tasks, resolver, metrics, readiness }
     }

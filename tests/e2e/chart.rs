@@ -14,7 +14,6 @@ use std::{
 };
 
 use controlplane::{Binaries, Error, skip};
-use lockstep::inspect::check::version::{MIN_MINOR, NEWEST_TESTED_MINOR};
 use serde_json::{Value, json};
 
 use crate::{
@@ -22,6 +21,7 @@ use crate::{
     harness::{CONTROLLERS, Cluster, eventually, manifests, output, run, shared, within},
     manifests::documents,
 };
+use lockstep_cli::inspect::check::version::{MIN_MINOR, NEWEST_TESTED_MINOR};
 
 fn chart() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy/chart")

@@ -4,7 +4,6 @@ use std::{path::PathBuf, process::Output, time::Duration};
 
 use controlplane::poll;
 use k8s_openapi::jiff::Timestamp;
-use lockstep::hold::{HeldDeletes, Release};
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 
@@ -12,6 +11,7 @@ use crate::{
     harness::{Cluster, InstalledManifests, LARGE_DEADLINE, Lockstep, TAKEOVER, eventually, within},
     users::User,
 };
+use lockstep_core::lease::hold::{HeldDeletes, Release};
 
 /// Enough sources that deleting all of them at once triggers the brake.
 const MANY: usize = 24;

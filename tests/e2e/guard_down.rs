@@ -1,12 +1,12 @@
 //! While the guard is down, users cannot write sources and companions, and everything else is unaffected.
 
-use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{
     harness::{Cluster, InstalledManifests, configmap, eventually},
     users::User,
 };
+use lockstep_core::admission::admission_request::KUBERNETES_CLEANUP_USERS;
 
 /// Sources with companions, and Alice, who may write in their namespace.
 struct Setup {

@@ -27,10 +27,15 @@ fn every_mutant_applies_and_names_tests_that_exist() {
             if line.starts_with("Broken: ") {
                 broken += 1;
             } else if let Some(test) = line.strip_prefix("Test: ") {
-                let unit = test.strip_prefix("--lib ").map(|test| ("src", test));
-                let end_to_end = || test.strip_prefix("--test e2e ").map(|test| ("tests/e2e", test));
-                let (dir, test) = unit.or_else(end_to_end).expect("`--lib` or `--test e2e`, and a test");
-                assert!(exists(dir, test), "{name} names a test that does not exist: {test}");
+                let unit = test.strip_prefix("--package ").and_then(|test| test.split_once(" --lib "));
+                let unit = unit.map(|(package, test)| match package.strip_prefix("lockstep-") {
+                    Some(name) => (format!("crates/{name}/src"), test),
+                    None => ("src".to_owned(), test),
+                });
+                let end_to_end = || Some(("tests/e2e".to_owned(), test.strip_prefix("--test e2e ")?));
+                let (dir, test) =
+                    unit.or_else(end_to_end).expect("`--package … --lib` or `--test e2e`, and a test");
+                assert!(exists(&dir, test), "{name} names a test that does not exist: {test}");
                 tests += 1;
             }
         }

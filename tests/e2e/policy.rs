@@ -1,6 +1,5 @@
 //! The ValidatingAdmissionPolicy protects companions while no Lockstep is running.
 
-use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
 
 use crate::{
@@ -8,6 +7,7 @@ use crate::{
     kubectl_commands::{Subject, assert_refused},
     users::User,
 };
+use lockstep_core::admission::admission_request::KUBERNETES_CLEANUP_USERS;
 
 /// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is stopped again.
 struct Setup {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 use kube::core::SelectorExt;
-use lockstep::{names, policy::selector};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, eventually};
+use lockstep_core::{object::names, policy::selector};
 
 const SELECTORS: usize = 600;
 const TEXTS: usize = 120;

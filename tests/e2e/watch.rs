@@ -8,13 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lockstep::{
-    object::Object,
-    watch::{self, Event, Restores, WatchSpec},
-};
 use serde_json::json;
 
 use crate::harness::{Cluster, OUTAGE, client_for, configmap, dedicated_control_plane, eventually, within};
+use lockstep_cluster::watch::{self, Event, Restores, WatchSpec};
+use lockstep_core::object::Object;
 
 #[tokio::test]
 async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwards() {

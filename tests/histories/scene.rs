@@ -469,5 +469,5 @@ async fn client_without_retries(kubeconfig: &Path) -> Client {
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    lockstep::client::build(config.expect("a config"), |_, _| {}).expect("a client")
+    lockstep_cluster::client::build(config.expect("a config"), |_, _| {}).expect("a client")
 }

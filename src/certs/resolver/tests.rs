@@ -9,10 +9,8 @@ use rustls::{
 };
 
 use super::*;
-use crate::{
-    certs::issue::{Ca, Certificate, Leaf, SubjectNames},
-    tls::client_ca::server_config,
-};
+use crate::tls::client_ca::server_config;
+use lockstep_core::certs::issue::{Ca, Certificate, Leaf, SubjectNames};
 
 /// In seconds.
 const DAY: i64 = 24 * 3600;

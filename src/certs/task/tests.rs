@@ -3,13 +3,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use serde_json::json;
 
 use super::*;
-use crate::{
-    certs::{
-        lifetimes::{MAX_SLEEP, later},
-        secret::CaSet,
-        testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
-    },
-    testing::api::{ApiRequest, api_server, refusal},
+use lockstep_cluster::testing::api::{ApiRequest, api_server, refusal};
+use lockstep_core::certs::{
+    lifetimes::{MAX_SLEEP, later},
+    secret::CaSet,
+    testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
 };
 
 /// What a test sends in place of the watches.

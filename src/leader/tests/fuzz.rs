@@ -1,19 +1,20 @@
 //! The Lease, with its annotations: whatever the API server has stored there.
 
 use k8s_openapi::jiff::Timestamp;
+use lockstep_core::lease::record::LeaseRecord;
 
 use super::*;
-use crate::{
-    hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
+use lockstep_core::{
     keys::Keys,
-    leader::{
+    lease::{
         decide::{LeaseAction, ObservedLease, RETRY_PERIOD, decide, next_record, sign_of_restore},
-        published::PublishedSettings,
+        hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
         record::LeaseMetadata,
+        settings::PublishedSettings,
         state::LeaseState,
     },
-    mirror::brake::{Brake, Moment},
     testing::{self, fuzz::Target},
+    writes::brake::{Brake, Moment},
 };
 
 const WORDS: &[&str] = &[

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use model::Key;
 
-use crate::{
-    object::{Kind, Meta, Object, ObjectKey, OwnerReference},
-    testing::store::Place,
-};
+use crate::testing::store::Place;
+use lockstep_core::object::{Kind, Meta, Object, ObjectKey, OwnerReference};
 
 pub fn to_model_key(at: &Place) -> Key {
     match at {

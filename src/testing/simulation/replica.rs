@@ -18,33 +18,37 @@ use super::{
     watches::{Shown, WATCH_IDS},
 };
 use crate::{
-    client::Failure,
-    clock,
-    leader::{
-        Claim, ElectionConfig, LeaseAnnotations, LeaseRecord,
-        candidate::{Candidate, LeaseApi},
-    },
-    mirror::{
-        self, Tasks,
+    clock, controller as mirror,
+    controller::{
+        Tasks,
         api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},
         events::EventRecorder,
         queue::Queue,
         reconcile::Reconciler,
         report::Reporter,
-        write_request::CompanionRequest,
     },
-    object::{Kind, Object, ObjectKey},
+    leader::{
+        Claim, ElectionConfig, LeaseAnnotations,
+        candidate::{Candidate, LeaseApi},
+    },
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
         watches::WatchReport,
     },
-    testing::{keys, rules, store::Place},
+    testing::store::Place,
+};
+use lockstep_cluster::{
+    informer::{Informer, Informers},
     watch::Restores,
-    world::{
-        Scope, SharedWorld,
-        informer::{Informer, Informers},
-    },
+};
+use lockstep_core::{
+    failure::Failure,
+    lease::record::LeaseRecord,
+    object::{Kind, Object, ObjectKey},
+    testing::{keys, rules},
+    world::{Scope, SharedWorld},
+    writes::write_request::CompanionRequest,
 };
 
 pub struct Replica {
@@ -111,7 +115,7 @@ impl Replica {
     /// A watch shows something.
     pub fn see(&mut self, watch: usize, shown: Shown) {
         let companions = watch == 1 || watch == 3;
-        let listed = matches!(&shown, Shown::Event(crate::watch::Event::InitDone(_)));
+        let listed = matches!(&shown, Shown::Event(lockstep_cluster::watch::Event::InitDone(_)));
         match shown {
             Shown::Event(event) => self.informers[watch].handle_event(event),
             Shown::Restored => self.restores.report(self.known_restores, "versions have gone back"),

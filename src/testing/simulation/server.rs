@@ -18,11 +18,13 @@ use super::{
     watches::Connection,
 };
 use crate::{
-    client::Failure,
     clock,
-    leader::LeaseRecord,
-    object::{Kind, Object, ObjectKey},
     testing::store::{Change, Place, Store},
+};
+use lockstep_core::{
+    failure::Failure,
+    lease::record::LeaseRecord,
+    object::{Kind, Object, ObjectKey},
 };
 
 /// The field manager of people.
@@ -425,7 +427,7 @@ impl State {
             if owners.is_empty() || object.metadata.is_terminating() || !known {
                 continue;
             }
-            let exists = |owner: &crate::object::OwnerReference| {
+            let exists = |owner: &lockstep_core::object::OwnerReference| {
                 let kind = if owner.kind == "Secret" { Kind::Secret } else { Kind::ConfigMap };
                 let owner_key = ObjectKey::new(kind, &key.namespace, &owner.name);
                 self.store.get(&Place::Object(owner_key)).is_some_and(|found| found.metadata.uid == owner.uid)

@@ -16,12 +16,12 @@ use super::{
 };
 use crate::{
     clock,
+    testing::store::{Change, Place},
+};
+use lockstep_cluster::watch;
+use lockstep_core::{
     object::{Kind, Object},
-    testing::{
-        full,
-        store::{Change, Place},
-    },
-    watch,
+    testing::full,
     world::WatchId,
 };
 

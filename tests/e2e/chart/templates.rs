@@ -3,12 +3,10 @@
 
 use std::{fs, path::Path};
 
-use lockstep::{
-    cli::manifests::cert_manager::{
-        AFTER_ENVIRONMENT, BUNDLE_RIGHTS, END_OF_CONTAINER, ENVIRONMENT, SECRET_RIGHTS, VOLUMES,
-    },
-    text::substitute,
+use lockstep::manifests::cert_manager::{
+    AFTER_ENVIRONMENT, BUNDLE_RIGHTS, END_OF_CONTAINER, ENVIRONMENT, SECRET_RIGHTS, VOLUMES,
 };
+use lockstep_core::text::substitute;
 
 const RESOURCES: &str = "          resources:
             requests:

@@ -1,7 +1,8 @@
 //! The table of requests, as data. `<id>` stands for the id of the test's cluster: the same text serves both sides.
 
-use lockstep::guard::admission_request::KUBERNETES_CLEANUP_USERS;
 use serde_json::{Value, json};
+
+use lockstep_core::admission::admission_request::KUBERNETES_CLEANUP_USERS;
 
 /// Keeps an object that is being deleted, and its namespace with it.
 pub const FINALIZER: &str = "example.com/held";

@@ -1,0 +1,164 @@
+//! `lockstep audit`: finds drift in the whole cluster, and tells pipelines with its exit code.
+
+mod junit;
+mod sarif;
+
+use std::{
+    io::{IsTerminal, Write, stderr},
+    pin::pin,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueEnum};
+use futures::future::{self, join_all};
+use tokio::sync::watch;
+
+use super::{
+    connection::{Connected, Connection},
+    output::{Table, exit_code, print},
+};
+use crate::{
+    commands::flags,
+    inspect::{
+        audit::{Audit as Report, Verdict, audit},
+        snapshot::{Snapshot, read_strays},
+    },
+};
+use lockstep_core::{
+    failure::Failure,
+    object::{Kind, Meta},
+    world::World,
+};
+
+/// After this time, a terminal shows how much has been read.
+const PROGRESS_AFTER: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// How long to wait before the cluster is read again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Format {
+    #[default]
+    Text,
+    Json,
+    Junit,
+    Sarif,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Reads only. Exit codes: 0 everything is in step, 1 drift, 2 cannot tell (an error, or objects that you may not see).
+
+Examples:
+  lockstep audit                              for people
+  lockstep audit --wait 30s -o junit          in a pipeline, just after `kubectl apply`
+  lockstep audit -o sarif > lockstep.sarif    for code scanning")]
+pub struct Audit {
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Format,
+
+    /// How long the mirror may take to repair what is found before it counts
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
+    pub wait: Duration,
+
+    #[command(flatten)]
+    pub connection: Connection,
+}
+
+/// An error means that nothing can be told.
+pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
+    let verdict = try_run(settings).await.map(|verdict| verdict as u8);
+    exit_code(verdict, Verdict::CannotTell as u8)
+}
+
+async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
+    let start = Instant::now();
+    let connected = settings.connection.open().await?;
+    let report = loop {
+        let report = read(&connected).await?;
+        if report.verdict != Verdict::Drift || start.elapsed() >= settings.wait {
+            break report;
+        }
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    };
+    print(&match settings.output {
+        Format::Text => text(&report, start.elapsed()),
+        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
+        Format::Junit => junit::render(&report),
+        Format::Sarif => sarif::render(&report)?,
+    })?;
+    Ok(report.verdict)
+}
+
+async fn read(connected: &Connected) -> anyhow::Result<Report> {
+    let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
+    let namespaces = [connected.namespace.clone()].into();
+    let strays = join_all(scope.kinds.iter().map(|kind| {
+        let (scope, kind) = (&scope, *kind);
+        async move { (kind, read_strays(&connected.client, scope, kind).await) }
+    }));
+    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces, count.clone());
+    let reads = with_progress(count.subscribe(), future::join(snapshot, strays));
+    let (snapshot, strays) = reads.await;
+    let mut snapshot = snapshot?;
+    let sources = snapshot.world.read(World::all_sources);
+    snapshot.look_up(&connected.client, snapshot.missing(&sources)).await;
+    let mut marked: Vec<(Kind, Meta)> = Vec::new();
+    for (kind, outcome) in strays {
+        match outcome {
+            Ok(found) => marked.extend(found.into_iter().map(|meta| (kind, meta))),
+            Err(Failure::Forbidden(why)) => {
+                snapshot.view.gaps.push(format!("{} without Lockstep's label ({why})", kind.plural()));
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    Ok(audit(&snapshot, &marked, connected.instance.caveat()))
+}
+
+/// Does the work. If it takes long, a terminal shows how many objects have been read.
+async fn with_progress<T>(count: watch::Receiver<u64>, work: impl Future<Output = T>) -> T {
+    let (mut work, start, mut wait) = (pin!(work), Instant::now(), PROGRESS_AFTER);
+    loop {
+        let done = tokio::time::timeout(wait, &mut work).await.ok();
+        let shown = match done {
+            Some(_) => String::new(),
+            None => format!("{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()),
+        };
+        if stderr().is_terminal() && start.elapsed() > PROGRESS_AFTER {
+            // Progress is not worth an error.
+            let _ = write!(stderr(), "\r\x1b[K{shown}");
+        }
+        match done {
+            Some(done) => return done,
+            None => wait = PROGRESS_INTERVAL,
+        }
+    }
+}
+
+fn text(report: &Report, took: Duration) -> String {
+    let mut lines = Vec::new();
+    if !report.findings.is_empty() {
+        let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
+        for finding in &report.findings {
+            let source = if finding.source.is_empty() { "-" } else { &finding.source };
+            let row = [finding.rule.name(), finding.kind, &finding.object, source, &finding.message];
+            table.add(row.map(str::to_owned).to_vec());
+        }
+        lines.extend(table.lines());
+        lines.push(String::new());
+    }
+    lines.extend(report.not_seen.iter().map(|gap| format!("not seen: {gap}")));
+    let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
+    let verdict = match report.verdict {
+        Verdict::InStep => "everything is in step".to_owned(),
+        Verdict::Drift => format!("DRIFT: {drift} {}", if drift == 1 { "finding" } else { "findings" }),
+        Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
+    };
+    let (sources, companions) = (report.sources, report.companions);
+    lines
+        .push(format!("{verdict} ({sources} sources, {companions} companions, {:.1} s)", took.as_secs_f64()));
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,23 @@
+//! What people's commands see of a cluster, with the rights of the person who runs them.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`instance`] | the running replicas: Lease, settings, webhook configurations, pods |
+//! | [`snapshot`] | reads sources, companions and namespaces once, into the same world that replicas plan with |
+//! | [`proposal`] | what would happen if an object were applied |
+//! | [`refusal`] | which webhook has refused a write; pure |
+//! | [`rights`] | which rights somebody lacks |
+//! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
+//! | [`audit`] | what is not as sources ask for; pure |
+//! | [`check`] | whether Lockstep can be installed, or works once it is |
+//! | [`explain`] | why a namespace has or lacks a companion, step by step; pure |
+
+pub(crate) mod audit;
+pub mod check;
+pub(crate) mod explain;
+pub mod instance;
+pub(crate) mod proposal;
+pub(crate) mod refusal;
+pub(crate) mod rights;
+pub(crate) mod snapshot;
+pub(crate) mod status;

@@ -1,0 +1,205 @@
+//! PURE. What is not as sources ask for, over everything that a person sees.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use super::{
+    snapshot::Snapshot,
+    status::{CompanionState, SourceStatus, State, source_status},
+};
+use lockstep_core::{
+    admission::messages,
+    object::{Kind, Meta, ObjectKey},
+    plan::Trouble,
+    world::World,
+};
+
+/// The result of an audit.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Audit {
+    pub verdict: Verdict,
+    pub findings: Vec<Finding>,
+    pub sources: usize,
+    pub companions: usize,
+    /// What this person may not see: nothing can be said about it.
+    pub not_seen: Vec<String>,
+    #[serde(skip)]
+    pub statuses: Vec<SourceStatus>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    pub rule: Rule,
+    pub kind: &'static str,
+    /// The object that it is about, as `namespace/name`.
+    pub object: String,
+    /// The source that it belongs to, as `namespace/name`.
+    pub source: String,
+    pub message: String,
+}
+
+/// What can be wrong. Each has a name, which outputs for tools use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    Missing,
+    Differs,
+    Conflict,
+    Unwanted,
+    SourceGone,
+    Refused,
+    /// Marks without our label: no watch shows such an object.
+    Stray,
+    /// The author asked for something that has no effect.
+    Ineffective,
+}
+
+/// The verdict of an audit, and the exit code of the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    InStep = 0,
+    Drift = 1,
+    /// Nothing wrong was seen, but not everything could be seen.
+    CannotTell = 2,
+}
+
+/// Their names and descriptions, in the order of the variants.
+pub const RULES: [(Rule, &str, &str); 8] = [
+    (Rule::Missing, "missing", "A companion that its source wants does not exist"),
+    (Rule::Differs, "differs", "A companion differs from what its source asks for"),
+    (Rule::Conflict, "conflict", "Another object has the name of a companion"),
+    (Rule::Unwanted, "unwanted", "A companion exists that its source does not want"),
+    (Rule::SourceGone, "source-gone", "A companion exists and its source does not"),
+    (Rule::Refused, "refused", "A source is malformed, so that its companions do not follow it"),
+    (Rule::Stray, "stray", "An object has Lockstep's annotations but not its label"),
+    (Rule::Ineffective, "ineffective", "A source asks for something that has no effect"),
+];
+
+impl Rule {
+    pub const fn name(self) -> &'static str {
+        RULES[self as usize].1
+    }
+
+    /// Whether companions are not as they should be. Otherwise it is only worth knowing.
+    pub const fn is_drift(self) -> bool {
+        !matches!(self, Self::Ineffective)
+    }
+}
+
+impl Verdict {
+    fn of(findings: &[Finding], not_seen: &[String]) -> Self {
+        if findings.iter().any(|finding| finding.rule.is_drift()) {
+            Self::Drift
+        } else if not_seen.is_empty() {
+            Self::InStep
+        } else {
+            Self::CannotTell
+        }
+    }
+}
+
+/// Looks at every source that exists or has companions. `marked` are objects with our
+/// annotations and without our label. `caveat`: why the settings of the instance are not known, if they are not.
+pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String>) -> Audit {
+    let (mut sources, companions) =
+        snapshot.world.read(|world| (world.all_sources(), world.companion_count()));
+    sources.sort_unstable();
+    let statuses: Vec<SourceStatus> = sources.iter().map(|key| source_status(snapshot, key, None)).collect();
+    let mut findings: Vec<Finding> = statuses.iter().flat_map(findings_of).collect();
+    let strays = snapshot.world.read(|world| strays(snapshot, world, marked));
+    // Skip strays where a source wants a companion: its own finding covers them.
+    let wanted: HashSet<(&str, String)> = statuses
+        .iter()
+        .flat_map(|status| status.companions.iter().map(|one| (status.kind, one.place())))
+        .collect();
+    findings.extend(strays.into_iter().filter(|stray| !wanted.contains(&(stray.kind, stray.object.clone()))));
+    let mut not_seen = snapshot.view.gaps.clone();
+    not_seen.extend(caveat);
+    let verdict = Verdict::of(&findings, &not_seen);
+    Audit { verdict, findings, sources: sources.len(), companions, not_seen, statuses }
+}
+
+/// What is wrong with one source and its companions.
+pub fn findings_of(status: &SourceStatus) -> Vec<Finding> {
+    let source = format!("{}/{}", status.namespace, status.name);
+    let finding = |rule, object: String, message| Finding {
+        rule,
+        kind: status.kind,
+        object,
+        source: source.clone(),
+        message,
+    };
+    let mut findings = Vec::new();
+    if let State::Refused { reason } = &status.state {
+        findings.push(finding(Rule::Refused, source.clone(), reason.clone()));
+    }
+    let paused = if matches!(status.state, State::Paused { .. }) { ", and its source is paused" } else { "" };
+    for one in &status.companions {
+        let at = one.place();
+        let rule = match &one.state {
+            // Nothing is written for a source that is being deleted.
+            _ if status.state == State::BeingDeleted => continue,
+            CompanionState::Missing | CompanionState::Adopting => Rule::Missing,
+            CompanionState::Differs(_) => Rule::Differs,
+            CompanionState::Conflict(_) => Rule::Conflict,
+            CompanionState::Unwanted(_) if matches!(status.state, State::SourceGone { .. }) => {
+                Rule::SourceGone
+            }
+            CompanionState::Unwanted(_) => Rule::Unwanted,
+            CompanionState::NoNamespace | CompanionState::Excluded | CompanionState::NotAccepted => {
+                Rule::Ineffective
+            }
+            CompanionState::InStep
+            | CompanionState::Frozen
+            | CompanionState::BeingDeleted
+            | CompanionState::NamespaceTerminating
+            | CompanionState::NotSeen => continue,
+        };
+        findings.push(finding(rule, at, format!("{}{paused}", one.state)));
+    }
+    // Those about a place stand above.
+    let is_of_source = |trouble: &&Trouble| matches!(trouble, Trouble::Mistake(_) | Trouble::NoMatch { .. });
+    let of_source = status.troubles.iter().filter(is_of_source);
+    findings.extend(of_source.map(|trouble| finding(Rule::Ineffective, source.clone(), trouble.to_string())));
+    findings
+}
+
+/// Objects that name a source in Lockstep's annotations and lack its label. A companion loses its label while no replica
+/// runs; a restored or exported copy may have the annotations, too.
+fn strays(snapshot: &Snapshot, world: &World, marked: &[(Kind, Meta)]) -> Vec<Finding> {
+    let keys = &snapshot.scope.keys;
+    let stray = |(kind, meta): &(Kind, Meta)| {
+        let at = ObjectKey::of(*kind, meta);
+        let source = meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(*kind, text));
+        let of = match &source {
+            Some(source) if world.source(source).is_some() => format!("of {source}"),
+            Some(source) => format!("of {source}, which is no source now"),
+            None => "that name no source".to_owned(),
+        };
+        let remove: Vec<String> = keys
+            .companion_annotations()
+            .iter()
+            .filter(|key| meta.annotations.contains_key(**key))
+            .map(|key| format!("{key}-"))
+            .collect();
+        let (kind_name, name, namespace) = (messages::kind(*kind), &meta.name, &meta.namespace);
+        Finding {
+            rule: Rule::Stray,
+            kind: kind.as_str(),
+            object: at.to_string(),
+            source: source.map(|source| source.to_string()).unwrap_or_default(),
+            message: format!(
+                "it has Lockstep's annotations {of} and lacks its label {}=true: a companion whose label was removed, or \
+                 a restored copy. Delete it (kubectl delete {kind_name} {name} -n {namespace}), or keep it as an object of \
+                 its own: kubectl annotate {kind_name} {name} -n {namespace} {}",
+                keys.companion,
+                remove.join(" "),
+            ),
+        }
+    };
+    marked.iter().map(stray).collect()
+}

@@ -1,0 +1,222 @@
+//! The running replicas of one instance, as far as a person may see them.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Client,
+    api::{ListParams, ObjectList},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use lockstep_cluster::{
+    client::{self, REQUEST_TIMEOUT, with_timeout},
+    lease_client::LeaseClient,
+};
+use lockstep_core::{
+    certs::webhooks::{self, WebhookConfiguration, WebhookKind},
+    failure::Failure,
+    keys::Keys,
+    lease::{
+        hold::{HeldDeletes, HoldAnnotations},
+        settings::PublishedSettings,
+        state::LeaseState,
+    },
+    world::Scope,
+};
+
+/// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
+pub const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+/// The port of `--ops-bind` in a pod that does not name it.
+const DEFAULT_OPS_PORT: i64 = 8080;
+
+/// Which instance a person asks about.
+#[derive(Debug, Clone)]
+pub struct InstanceName {
+    pub domain: String,
+    /// The namespace that Lockstep itself runs in.
+    pub namespace: String,
+}
+
+/// Both webhook configurations, or why one cannot be read.
+pub type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
+
+/// What could be read, and why the rest could not.
+#[derive(Clone)]
+pub struct Instance {
+    pub name: InstanceName,
+    pub lease: Result<LeaseState, Failure>,
+    pub webhooks: Webhooks,
+    pub replicas: Result<Vec<Replica>, Failure>,
+}
+
+/// What people and scripts are shown of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InstanceSummary {
+    /// The holder of the Lease.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_expires: Option<Timestamp>,
+    pub replicas: Vec<Replica>,
+}
+
+/// A pod of Lockstep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Replica {
+    pub name: String,
+    pub ready: bool,
+    pub image: String,
+    /// Where it serves its metrics.
+    #[serde(skip)]
+    pub ops_port: i64,
+}
+
+impl InstanceName {
+    /// Those that do not depend on its suffix.
+    fn keys(&self) -> Keys {
+        Keys::new(&self.domain, "")
+    }
+
+    /// The name of its Lease, its webhook configurations and its roles.
+    pub fn instance(&self) -> String {
+        self.keys().instance
+    }
+}
+
+impl Instance {
+    pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
+        let keys = name.keys();
+        let lease = read_lease(client, &name, &keys, now);
+        let webhooks = read_webhooks(client, &keys.instance);
+        let (lease, webhooks, replicas) = tokio::join!(lease, webhooks, read_replicas(client, &name));
+        Self { name, lease, webhooks, replicas }
+    }
+
+    /// Whether nothing of it was found.
+    pub fn is_absent(&self) -> bool {
+        matches!(self.lease, Err(Failure::NotFound))
+            && self.replicas.as_ref().is_ok_and(Vec::is_empty)
+            && self.webhooks.iter().all(|(_, found)| matches!(found, Err(Failure::NotFound)))
+    }
+
+    /// When the first of the webhooks trusts no CA any more; none if one trusts none, or there are no webhooks.
+    pub fn ca_expiry(&self) -> Result<Option<Timestamp>, &Failure> {
+        let found = self.webhooks.iter().filter(|(_, found)| !matches!(found, Err(Failure::NotFound)));
+        let found: Result<Vec<_>, _> = found.map(|(_, found)| found.as_ref()).collect();
+        found.map(|found| webhooks::ca_expiry(found.into_iter()))
+    }
+
+    /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
+    pub fn is_injected_by_cert_manager(&self) -> bool {
+        self.webhooks
+            .iter()
+            .any(|(_, found)| found.as_ref().is_ok_and(WebhookConfiguration::is_injected_by_cert_manager))
+    }
+
+    pub fn summary(&self) -> InstanceSummary {
+        let lease = self.lease.as_ref().ok();
+        InstanceSummary {
+            leader: lease.and_then(|lease| lease.leader.clone()),
+            version: lease.and_then(|lease| Some(lease.settings.as_ref()?.version.clone())),
+            ca_expires: self.ca_expiry().ok().flatten(),
+            replicas: self.replicas.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The settings of the leader, else the defaults.
+    pub fn settings(&self) -> PublishedSettings {
+        let published = self.lease.as_ref().ok().and_then(|lease| lease.settings.clone());
+        published.unwrap_or_default()
+    }
+
+    /// The deletes that are held, if the Lease says so.
+    pub fn deletes_held(&self, now: Timestamp) -> Option<HeldDeletes> {
+        HoldAnnotations::read(&self.name.keys(), &self.lease.as_ref().ok()?.annotations).in_force(now)
+    }
+
+    /// What is watched, as far as it is known.
+    pub fn scope(&self) -> Scope {
+        self.settings().scope(&self.name.domain, &self.name.namespace)
+    }
+
+    /// What a person may have to know about settings that could not be read.
+    pub fn caveat(&self) -> Option<String> {
+        let lease = format!("the Lease {}/lockstep.{}", self.name.namespace, self.name.domain);
+        let assumed = "the default flags are assumed";
+        match &self.lease {
+            Ok(LeaseState { settings: Some(_), .. }) => None,
+            Ok(_) => Some(format!("{lease} has no settings, so {assumed}")),
+            Err(Failure::NotFound) => Some(format!(
+                "{lease} does not exist, so {assumed}: check --domain and --lockstep-namespace, and that Lockstep runs"
+            )),
+            Err(failure) => Some(format!("{lease} cannot be read ({failure}), so {assumed}")),
+        }
+    }
+}
+
+async fn read_lease(
+    client: &Client,
+    name: &InstanceName,
+    keys: &Keys,
+    now: Timestamp,
+) -> Result<LeaseState, Failure> {
+    let lease = LeaseClient::new(client.clone(), &name.namespace, &keys.instance);
+    let lease = lease.get(REQUEST_TIMEOUT).await?;
+    Ok(LeaseState::of(lease, keys, now))
+}
+
+/// Reads both webhook configurations of this name.
+pub async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
+    join_all(WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), name).await))).await
+}
+
+async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {
+    let path = format!("/api/v1/namespaces/{}/pods", name.namespace);
+    let pods: Vec<Value> = list(client, &path, &ListParams::default().labels(APP_LABEL)).await?;
+    Ok(pods.iter().map(Replica::of).collect())
+}
+
+pub async fn list<T: Clone + DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    params: &ListParams,
+) -> Result<Vec<T>, Failure> {
+    let request = kube::core::Request::new(path).list(params);
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    let found: ObjectList<T> = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
+    Ok(found.items)
+}
+
+impl Replica {
+    /// The type of k8s-openapi, with all of its fields, would take half a megabyte of the binary.
+    fn of(pod: &Value) -> Self {
+        let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
+        let container = &pod["spec"]["containers"][0];
+        let ops = all(&container["ports"]).into_iter().find(|port| port["name"] == "ops");
+        let conditions = all(&pod["status"]["conditions"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        Self {
+            name: text(&pod["metadata"]["name"]),
+            ready: conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"),
+            image: text(&container["image"]),
+            ops_port: ops.and_then(|port| port["containerPort"].as_i64()).unwrap_or(DEFAULT_OPS_PORT),
+        }
+    }
+}
+
+/// `3s`, `5m`, `2h`, `7d`: as kubectl prints an age.
+pub fn age(since: Timestamp, now: Timestamp) -> String {
+    let elapsed = Duration::try_from(now.duration_since(since)).unwrap_or_default().as_secs();
+    match elapsed {
+        0..120 => format!("{elapsed}s"),
+        120..7200 => format!("{}m", elapsed / 60),
+        7200..172_800 => format!("{}h", elapsed / 3600),
+        _ => format!("{}d", elapsed / 86_400),
+    }
+}

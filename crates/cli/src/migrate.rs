@@ -1,0 +1,31 @@
+//! Takes sources and copies over from another tool that copies ConfigMaps and Secrets, in place, and gives them back.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | [`tool`], [`replicator`], [`reflector`] | what the annotations of each tool say; pure |
+//! | [`expression`] | regular expressions as patterns; pure |
+//! | [`migration_plan`], [`not_movable`] | what would move, and why something is left to the person; pure |
+//! | [`undo_file`] | what is changed, for the way back |
+//! | [`requests`] | the API calls |
+//! | [`migration`] | the steps, there and back |
+
+mod expression;
+pub mod migration;
+pub mod migration_plan;
+pub mod not_movable;
+mod reflector;
+mod replicator;
+pub mod requests;
+pub mod tool;
+pub mod undo_file;
+
+use lockstep_core::object::{Kind, ObjectKey};
+
+/// An object as people write it: `namespace/name`, with `secret/` in front for Secrets.
+#[must_use]
+pub fn label(key: &ObjectKey) -> String {
+    match key.kind {
+        Kind::ConfigMap => key.to_string(),
+        Kind::Secret => format!("secret/{key}"),
+    }
+}

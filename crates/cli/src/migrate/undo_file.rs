@@ -1,0 +1,203 @@
+//! The undo file: what a migration changes, written before anything is changed. It has metadata only, never content.
+//!
+//! It is also the journal of the migration: a run that was interrupted continues from it.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{migration_plan::MigrationPlan, tool::Tool};
+use lockstep_core::object::{Kind, Meta, ObjectKey};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoFile {
+    pub tool: Tool,
+    pub domain: String,
+    /// The migration was carried out or taken back: nothing continues it.
+    pub finished: bool,
+    pub sources: Vec<SourceEntry>,
+    pub namespaces: Vec<NamespaceEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceEntry {
+    #[serde(flatten)]
+    pub object: ObjectEntry,
+    /// The annotations of Lockstep that are written.
+    pub written: BTreeMap<String, String>,
+    /// What is adopted.
+    pub copies: Vec<ObjectEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectEntry {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// The annotations of the tool that are removed.
+    pub removed: BTreeMap<String, String>,
+}
+
+/// The `accept-adopt-from` of a Namespace: as it was, and while copies are adopted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceEntry {
+    pub name: String,
+    pub uid: String,
+    pub before: Option<String>,
+    pub during: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path} exists already: choose another file with --undo-file")]
+    Exists { path: PathBuf },
+    #[error("{path} cannot be written: {problem}")]
+    Write { path: PathBuf, problem: std::io::Error },
+    #[error("{path} cannot be read: {problem}")]
+    Read { path: PathBuf, problem: std::io::Error },
+    #[error("{path} is not an undo file of `lockstep migrate`: {problem}")]
+    Malformed { path: PathBuf, problem: String },
+}
+
+impl ObjectEntry {
+    #[must_use]
+    pub fn new(key: &ObjectKey, meta: &Meta, tool: Tool) -> Self {
+        let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
+        Self { kind: key.kind, namespace, name, uid: meta.uid.clone(), removed: tool.annotations(meta) }
+    }
+
+    #[must_use]
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey::new(self.kind, &self.namespace, &self.name)
+    }
+}
+
+impl UndoFile {
+    #[must_use]
+    pub fn new(tool: Tool, domain: &str, plan: MigrationPlan) -> Self {
+        let sources = plan.moves.into_iter().map(|planned| planned.entry).collect();
+        Self { tool, domain: domain.to_owned(), finished: false, sources, namespaces: plan.namespaces }
+    }
+
+    /// Reads a file, and checks every name in it: they become parts of URLs.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text =
+            fs::read_to_string(path).map_err(|problem| Error::Read { path: path.to_owned(), problem })?;
+        let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
+        let undo: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        let objects = undo.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
+        let is_valid = |key: &ObjectKey| ObjectKey::parse(key.kind, &key.to_string()).as_ref() == Some(key);
+        if let Some(bad) = objects.map(ObjectEntry::key).find(|key| !is_valid(key)) {
+            return Err(malformed(format!("`{bad}` names no object")));
+        }
+        match undo
+            .namespaces
+            .iter()
+            .find(|namespace| !lockstep_core::object::names::is_label(&namespace.name))
+        {
+            Some(bad) => Err(malformed(format!("`{}` names no namespace", bad.name))),
+            None => Ok(undo),
+        }
+    }
+
+    /// Writes a new file that only its owner can read. An existing one is never overwritten: it may be the only way back.
+    pub fn create(&self, path: &Path) -> Result<(), Error> {
+        self.write_new(path).map_err(|problem| match problem.kind() {
+            std::io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_owned() },
+            _ => Error::Write { path: path.to_owned(), problem },
+        })
+    }
+
+    /// Replaces the file by one that says that nothing is left to do.
+    pub fn finish(&mut self, path: &Path) -> Result<(), Error> {
+        self.finished = true;
+        let mut name = path.as_os_str().to_owned();
+        name.push(".new");
+        let new = PathBuf::from(name);
+        let _ = fs::remove_file(&new);
+        self.write_new(&new)
+            .and_then(|()| fs::rename(&new, path))
+            .map_err(|problem| Error::Write { path: path.to_owned(), problem })
+    }
+
+    fn write_new(&self, path: &Path) -> std::io::Result<()> {
+        let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        serde_json::to_writer_pretty(&mut file, self)?;
+        file.write_all(b"\n")?;
+        file.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use lockstep_core::testing::TempDir;
+
+    fn undo_file() -> UndoFile {
+        let object = |namespace: &str| ObjectEntry {
+            kind: Kind::Secret,
+            namespace: namespace.to_owned(),
+            name: "db".to_owned(),
+            uid: "u1".to_owned(),
+            removed: BTreeMap::from([("replicator.v1.mittwald.de/replicate-to".to_owned(), "a".to_owned())]),
+        };
+        let source =
+            SourceEntry { object: object("home"), written: BTreeMap::new(), copies: vec![object("a")] };
+        let namespace = NamespaceEntry {
+            name: "a".to_owned(),
+            uid: "u2".to_owned(),
+            before: None,
+            during: "home".to_owned(),
+        };
+        UndoFile {
+            tool: Tool::Replicator,
+            domain: "workshop.io".to_owned(),
+            finished: false,
+            sources: vec![source],
+            namespaces: vec![namespace],
+        }
+    }
+
+    #[test]
+    fn file_is_private_and_never_overwritten_until_it_is_finished() {
+        let scratch = TempDir::new();
+        let path = scratch.path().join("undo.json");
+        let mut undo = undo_file();
+        undo.create(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(UndoFile::read(&path).unwrap(), undo);
+        let error = undo.create(&path).unwrap_err().to_string();
+        assert!(error.contains("exists already") && error.contains("--undo-file"), "{error}");
+        undo.finish(&path).unwrap();
+        assert!(UndoFile::read(&path).unwrap().finished);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn file_of_something_else_or_with_names_that_are_none_is_refused() {
+        let scratch = TempDir::new();
+        let path = scratch.path().join("undo.json");
+        let error = || UndoFile::read(&path).unwrap_err().to_string();
+        fs::write(&path, "{}").unwrap();
+        assert!(error().contains("is not an undo file of `lockstep migrate`"));
+        let mut object = undo_file();
+        object.sources[0].copies[0].name = "../x".to_owned();
+        let mut namespace = undo_file();
+        namespace.namespaces[0].name = "a/b".to_owned();
+        for (mut undo, expected) in
+            [(object, "`a/../x` names no object"), (namespace, "`a/b` names no namespace")]
+        {
+            undo.finish(&path).unwrap();
+            assert!(error().contains(expected));
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! For tests.
+
+pub mod api;

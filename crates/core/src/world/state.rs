@@ -1,0 +1,744 @@
+//! PURE. What the watches have shown, and which sources to reconcile when it changes.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use super::{
+    NamespaceRules, WatchId,
+    companion::{Companion, CompanionState, ObservedCompanion, uid_digest},
+    companions::Companions,
+    lost::{LostCompanion, LostCompanions, SeenBy},
+    namespaces::{Eligibility, Namespaces},
+    packed::{Interner, Uid},
+    payloads::{Payload, Payloads},
+    relist::{Tombstone, WatchProgress},
+    source::{ObservedSource, Source},
+    wanted::Wanted,
+};
+use crate::{
+    keys::Keys,
+    object::{Kind, Meta, ObjectKey},
+    policy::{Targets, WhenRemoved, content::Digest},
+};
+
+/// What happened to a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceEvent {
+    Added,
+    Changed,
+    Removed,
+}
+
+/// What follows from a change of the world.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Effect {
+    /// The sources to reconcile.
+    pub requeue: Vec<ObjectKey>,
+    pub events: Vec<(ObjectKey, SourceEvent)>,
+}
+
+pub struct World {
+    sources: HashMap<ObjectKey, Arc<Source>>,
+    payloads: Payloads,
+    companions: Companions,
+    /// Names and namespaces of sources and companions.
+    names: Interner<str>,
+    companion_states: Interner<CompanionState>,
+    wanted: Wanted,
+    namespaces: Namespaces,
+    /// All namespaces have been listed once.
+    namespaces_listed: bool,
+    lost: LostCompanions,
+    progress: WatchProgress,
+}
+
+impl World {
+    /// Keeps at most `source_cache` bytes of sources' payloads.
+    #[must_use]
+    pub fn new(keys: Arc<Keys>, rules: NamespaceRules, source_cache: usize) -> Self {
+        Self {
+            sources: HashMap::new(),
+            payloads: Payloads::new(source_cache),
+            companions: Companions::default(),
+            names: Interner::default(),
+            companion_states: Interner::default(),
+            wanted: Wanted::default(),
+            namespaces: Namespaces::new(keys, rules),
+            namespaces_listed: false,
+            lost: LostCompanions::default(),
+            progress: WatchProgress::default(),
+        }
+    }
+
+    // --- queries
+
+    #[must_use]
+    pub const fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
+    }
+
+    #[must_use]
+    pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
+        self.sources.get(key)
+    }
+
+    /// What is written to the companions of a source, if it is kept.
+    #[must_use]
+    pub fn payload(&self, source: &Source) -> Option<Arc<Payload>> {
+        self.payloads.get(&source.key, source.digest)
+    }
+
+    /// How many bytes of payloads are kept.
+    #[must_use]
+    pub const fn payload_bytes(&self) -> usize {
+        self.payloads.bytes()
+    }
+
+    #[must_use]
+    pub fn companion(&self, key: &ObjectKey) -> Option<&Companion> {
+        self.companions.get(key)
+    }
+
+    /// A name or a namespace, shared with the objects that have it: there may be many more keys than names.
+    #[must_use]
+    pub fn shared_name(&self, name: &str) -> Arc<str> {
+        self.names.get(name).unwrap_or_else(|| name.into())
+    }
+
+    /// The companions that belong to a source, whether it exists or not, in order of their namespaces, and in
+    /// each of their names.
+    pub fn companions_of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+        self.companions.of(source)
+    }
+
+    /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
+    #[must_use]
+    pub fn all_sources(&self) -> Vec<ObjectKey> {
+        let with_lost = self.lost.sources().filter(|key| !self.companions.has_any(key));
+        let removed =
+            self.companions.sources().chain(with_lost).filter(|key| !self.sources.contains_key(*key));
+        self.sources.keys().chain(removed).cloned().collect()
+    }
+
+    /// Whether a source has companions, or had some that have to be looked for.
+    #[must_use]
+    pub fn has_companions(&self, source: &ObjectKey) -> bool {
+        self.companions.has_any(source) || self.lost.of(source).next().is_some()
+    }
+
+    /// The places at which a source had a companion that is lost, in order.
+    pub fn lost_of(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        self.lost.of(source).map(|(at, _)| at)
+    }
+
+    /// The lost companion of a source at a place that the source does not want, or not any more.
+    #[must_use]
+    pub fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
+        self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))
+    }
+
+    /// The places at which a source had a companion that may still exist, without our label.
+    pub fn lost_with_known_uid(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        self.lost.of(source).filter(|(_, lost)| lost.uid.is_some()).map(|(at, _)| at)
+    }
+
+    fn is_unwanted(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        let is_former = |source: &Source| lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid));
+        let unwanted = match self.sources.get(&lost.source) {
+            None => true,
+            Some(source) if source.terminating => false,
+            // A recreated source wants companions under the same names. This one may have been released before, and
+            // then it does not belong to the new source. If it still has its marks, these say so.
+            Some(source) if lost.keep && is_former(source) => true,
+            Some(source) => match &source.desired {
+                _ if self.is_barred(&lost.source, &at.namespace) => true,
+                // A source that becomes malformed keeps its companions. Another UID is another source.
+                Err(_) => is_former(source),
+                Ok(desired) if desired.policy.paused => false,
+                Ok(_) => !self.wants_at(&lost.source, at),
+            },
+        };
+        unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
+    }
+
+    /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
+    /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
+    #[must_use]
+    pub fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
+        let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
+        let present = source.filter(same).and_then(Source::when_removed);
+        present.map_or(marked, |when_removed| when_removed == WhenRemoved::Keep)
+    }
+
+    /// Whether a lost companion has to be looked for, and deleted.
+    fn is_looked_for(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        self.is_unwanted(at, lost) && !self.may_stay(at, lost)
+    }
+
+    /// Whether a lost companion is left alone: its source does not want it any more, and it was to stay.
+    fn is_left_alone(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        self.is_unwanted(at, lost) && self.may_stay(at, lost)
+    }
+
+    fn may_stay(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+        let source = self.sources.get(&lost.source).map(|source| &**source);
+        !self.is_barred(&lost.source, &at.namespace) && Self::is_kept(source, lost.source_uid, lost.keep)
+    }
+
+    /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
+    /// said about consent is not known.
+    #[must_use]
+    pub fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
+        let known = self.sources.get(source).map(|source| &**source);
+        self.bars(&source.namespace, known, namespace)
+    }
+
+    /// As [`Self::is_barred`], for a source of namespace `home` in this state.
+    #[must_use]
+    pub fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
+        let eligibility = match source {
+            Some(source) => self.eligibility(source, namespace),
+            None => self.namespaces.eligibility(home, namespace, &Targets::default()),
+        };
+        matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
+    }
+
+    /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
+    /// restore of etcd for example, so nothing is written for it. It is enqueued when the list shows it.
+    #[must_use]
+    pub fn is_unconfirmed(&self, source: &ObjectKey) -> bool {
+        let watch = WatchId::Sources(source.kind);
+        self.progress.is_listing(watch)
+            && self.sources.get(source).is_some_and(|known| known.epoch != self.progress.epoch(watch))
+    }
+
+    /// Counts the lists of a watch.
+    #[must_use]
+    pub fn epoch(&self, watch: WatchId) -> u32 {
+        self.progress.epoch(watch)
+    }
+
+    #[must_use]
+    pub fn source_count(&self) -> usize {
+        self.sources.len()
+    }
+
+    /// How many companions are in other namespaces than their source, lost ones that were found included, and how many
+    /// sources have any there, whether they still exist or not.
+    #[must_use]
+    pub fn away_counts(&self) -> (usize, usize) {
+        let (mut companions, mut sources) = self.companions.away();
+        for (source, found) in self.lost.found_away() {
+            companions += found;
+            sources += usize::from(!self.companions.has_any_away(source));
+        }
+        (companions, sources)
+    }
+
+    #[must_use]
+    pub fn companion_count(&self) -> usize {
+        self.companions.len()
+    }
+
+    /// The source, other than `asking`, that has this companion, or else the first that wants its name. A source that
+    /// is being deleted does not count.
+    #[must_use]
+    pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
+        let counts = |source: &&ObjectKey| {
+            self.sources.get(*source).is_some_and(|source| {
+                !source.terminating && self.eligibility(source, &at.namespace) == Eligibility::Eligible
+            })
+        };
+        let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
+        match holder.filter(counts) {
+            Some(holder) => (Some(holder) != asking).then(|| holder.clone()),
+            None => self.first_wanting(at, |source| Some(source) != asking && counts(&source)).cloned(),
+        }
+    }
+
+    /// Whether a companion vanished although its source wants it: creating it again is a heal.
+    #[must_use]
+    pub fn was_lost(&self, at: &ObjectKey) -> bool {
+        self.lost.get(at).is_some_and(|lost| lost.uid.is_some() && self.wants_at(&lost.source, at))
+    }
+
+    /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
+    /// object that belongs to none of them.
+    #[must_use]
+    pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        self.first_wanting(at, |source| !self.is_barred(source, &at.namespace)) == Some(source)
+    }
+
+    /// Whether a source may have a companion in a namespace. A malformed source keeps those that it has.
+    fn eligibility(&self, source: &Source, namespace: &str) -> Eligibility {
+        let (home, malformed) = (&source.key.namespace, Targets::default());
+        let targets = source.desired.as_ref().map_or(&malformed, |desired| &desired.policy.targets);
+        self.namespaces.eligibility(home, namespace, targets)
+    }
+
+    /// Whether a source wants a companion in a namespace.
+    #[must_use]
+    pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
+        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
+        desired.is_some_and(|desired| {
+            self.namespaces.is_wanted(&source.namespace, &desired.policy.targets, namespace)
+        })
+    }
+
+    /// Whether a source wants its companion under just this name in just this namespace.
+    #[must_use]
+    pub fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
+        desired.is_some_and(|desired| *desired.policy.companion == *at.name)
+            && self.wants(source, &at.namespace)
+    }
+
+    /// The first, by name, of the sources that want a companion and that count.
+    fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
+        // Anybody may write sources with many patterns, so these are asked last.
+        let counts = |source: &&ObjectKey| counts(source) && self.wants(source, &at.namespace);
+        self.wanted.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
+    }
+
+    /// Whether the mirror writes this companion for this source.
+    #[must_use]
+    pub fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        self.wants_at(source, at)
+            && self.sources.get(source).is_some_and(|source| {
+                source.active_policy().is_some()
+                    && self.eligibility(source, &at.namespace) == Eligibility::Eligible
+            })
+    }
+
+    /// The source to reconcile when no object has the name of a companion any more: its owner if that source writes it
+    /// again, otherwise also the next in line. If all that wait were reconciled, all but one would just fail again.
+    fn heirs(&self, at: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let next = match owner {
+            Some(owner) if self.is_written_for(owner, at) => None,
+            _ => self.first_wanting(at, |source| Some(source) != owner && self.is_written_for(source, at)),
+        };
+        owner.into_iter().chain(next).cloned().collect()
+    }
+
+    /// The sources to reconcile when a companion has changed: its owner and its former owner. If it has no owner and
+    /// that is new, or whether it can be adopted has changed, every source that wants it.
+    fn affected(&self, at: &ObjectKey, former: Option<&Companion>, now: &Companion) -> Vec<ObjectKey> {
+        let former_owner = former.and_then(|former| former.source.as_ref());
+        let mut affected: BTreeSet<&ObjectKey> = former_owner.into_iter().chain(&now.source).collect();
+        let same =
+            |former: &Companion| former.source.is_none() && former.availability() == now.availability();
+        if now.source.is_none() && !former.is_some_and(same) {
+            let wanting = self.wanted.sources_by_name(at).into_iter().flatten();
+            affected.extend(wanting.filter(|source| self.wants(source, &at.namespace)));
+        }
+        affected.into_iter().cloned().collect()
+    }
+
+    // --- lists
+
+    /// A fresh list begins: what it does not show is removed when it ends.
+    pub fn list_begins(&mut self, watch: WatchId) {
+        self.progress.list_begins(watch);
+    }
+
+    /// A list as of `version` has ended. Removes objects that it did not show, except those we wrote after it.
+    pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
+        let epoch = self.progress.epoch(watch);
+        self.progress.list_ends(watch);
+        let mut effect = Effect::default();
+        match watch {
+            WatchId::Sources(kind) => {
+                let stale = |(key, source): (&ObjectKey, &Arc<Source>)| {
+                    (key.kind == kind && source.epoch != epoch).then(|| key.clone())
+                };
+                for key in self.sources.iter().filter_map(stale).collect::<BTreeSet<_>>() {
+                    effect.add(self.forget_source(&key));
+                }
+            }
+            WatchId::Companions(kind) => {
+                self.progress.list_of_companions_ends(kind, version);
+                let stale = |(key, companion): (&ObjectKey, &Companion)| {
+                    let newer = companion.written_epoch == epoch && companion.version() > version;
+                    (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
+                };
+                for key in self.companions.iter().filter_map(stale).collect::<BTreeSet<_>>() {
+                    effect.add(self.forget_companion(&key, SeenBy::List));
+                }
+            }
+            WatchId::Namespaces => {
+                self.namespaces.retain_epoch(epoch);
+                self.lost.retain(|at, _| self.namespaces.get(&at.namespace).is_some());
+                self.namespaces_listed = true;
+                effect.requeue.extend(self.leave_alone(None));
+            }
+        }
+        effect
+    }
+
+    // --- namespaces
+
+    /// The watch shows a namespace. Returns what is wrong with its annotations, too.
+    pub fn apply_namespace(&mut self, meta: &Meta) -> (Effect, Option<String>) {
+        let epoch = self.progress.epoch(WatchId::Namespaces);
+        let Some(change) = self.namespaces.apply(meta, epoch) else { return Default::default() };
+        if !self.namespaces_listed {
+            // Nothing is planned before everything is listed, and then every source is enqueued.
+            return (Effect::default(), change.complaint);
+        }
+        let wanting = |source: &&Arc<Source>| {
+            source.desired.as_ref().is_ok_and(|desired| {
+                let (home, targets) = (&*source.key.namespace, &desired.policy.targets);
+                let known = self.namespaces.get(&meta.name);
+                let mut states = known.into_iter().chain(&change.before);
+                states.any(|namespace| namespace.matters_to(targets, home, &meta.name))
+            })
+        };
+        let mut requeue: BTreeSet<ObjectKey> =
+            self.sources.values().filter(wanting).map(|source| source.key.clone()).collect();
+        // A source that is gone, malformed or paused may have companions where it wants none. They could not be deleted
+        // before the namespace was known, or must be now that it is excluded.
+        let in_here = self.companions.sources_in(&meta.name);
+        requeue.extend(in_here.chain(self.lost.sources_with_places_in(&meta.name)).cloned());
+        requeue.extend(self.leave_alone(None));
+        (Effect { requeue: requeue.into_iter().collect(), ..Effect::default() }, change.complaint)
+    }
+
+    /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.
+    pub fn delete_namespace(&mut self, name: &str) {
+        self.namespaces.delete(name);
+        self.lost.retain(|at, _| *at.namespace != *name);
+    }
+
+    // --- sources
+
+    /// A live read shows a source. Whether it exists is for the watch to say: one that the world does not know, by now, was
+    /// deleted after the read.
+    pub fn source_read(&mut self, ObservedSource { source, payload }: ObservedSource) -> Effect {
+        match self.sources.get(&source.key) {
+            Some(known) if known.uid == source.uid && known.version <= source.version => {
+                let source = Source { epoch: known.epoch, ..source };
+                self.put_source(source, payload)
+            }
+            _ => Effect::default(),
+        }
+    }
+
+    /// A watch or a list shows a source.
+    pub fn apply_source(&mut self, ObservedSource { source, payload }: ObservedSource) -> Effect {
+        let epoch = self.progress.epoch(WatchId::Sources(source.key.kind));
+        let source = Source { epoch, ..source };
+        // An older state never replaces a newer one, unless a fresh list shows it: after an etcd restore, versions run
+        // backwards.
+        let known = self.sources.get(&source.key);
+        if known.is_some_and(|known| known.epoch == epoch && source.version < known.version) {
+            return Effect::default();
+        }
+        self.put_source(source, payload)
+    }
+
+    fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
+        let key = self.intern_key(source.key.clone());
+        let source = Source { key: key.clone(), ..source };
+        // The guard lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
+        // now has not been reviewed: its companions are those of its last state before.
+        let source = match self.sources.get(&key) {
+            Some(known) if source.terminating && known.uid == source.uid => {
+                Source { desired: known.desired.clone(), digest: known.digest, ..source }
+            }
+            _ => source,
+        };
+        // Nothing is written for a source that is paused or being deleted.
+        match payload.filter(|_| source.active_policy().is_some()) {
+            Some(payload) => self.payloads.put(&key, source.digest, payload),
+            None => self.payloads.remove(&key),
+        }
+        let known = self.sources.get(&key);
+        let event = match known {
+            None => SourceEvent::Added,
+            Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
+                // Only the version changed. The live read before deletes compares it.
+                let confirmed = known.epoch != source.epoch;
+                self.sources.insert(key.clone(), Arc::new(source));
+                let requeue = if confirmed { vec![key] } else { Vec::new() };
+                return Effect { requeue, ..Effect::default() };
+            }
+            Some(_) => SourceEvent::Changed,
+        };
+        if let Some(known) = known {
+            self.wanted.remove_source(known);
+        }
+        self.wanted.add_source(&source);
+        if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
+            self.remember_places(&former);
+        }
+        let mut requeue = vec![key.clone()];
+        requeue.extend(self.leave_alone(Some(&key)));
+        Effect { requeue, events: vec![(key, event)] }
+    }
+
+    pub fn delete_source(&mut self, kind: Kind, meta: &Meta) -> Effect {
+        let key = ObjectKey::of(kind, meta);
+        match self.sources.get(&key) {
+            // The event may be about an earlier object of this name.
+            Some(known) if known.uid == meta.uid => self.forget_source(&key),
+            _ => Effect::default(),
+        }
+    }
+
+    fn forget_source(&mut self, key: &ObjectKey) -> Effect {
+        if let Some(source) = self.sources.remove(key) {
+            self.wanted.remove_source(&source);
+            self.remember_places(&source);
+        }
+        self.payloads.remove(key);
+        let mut requeue = vec![key.clone()];
+        requeue.extend(self.leave_alone(Some(key)));
+        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
+    }
+
+    /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none
+    /// is known: one that lost its label before this process started may be there. At most `MAX_PLACES` are kept for a
+    /// source, and none if its companions were to stay.
+    fn remember_places(&mut self, former: &Source) {
+        let Ok(desired) = &former.desired else { return };
+        let (key, policy) = (&former.key, &desired.policy);
+        if let Some(present) = self.sources.get(key) {
+            let same_targets = present.desired.as_ref().is_ok_and(|present| {
+                (&present.policy.targets, &present.policy.companion) == (&policy.targets, &policy.companion)
+            });
+            if same_targets || (present.desired.is_err() && present.uid == former.uid) {
+                return;
+            }
+        }
+        let keep = policy.when_removed == WhenRemoved::Keep;
+        let left = self.lost.places_left(key);
+        let present = self.sources.get(key).map(|source| &**source);
+        if left == 0 || Self::is_kept(present, Some(uid_digest(&former.uid)), keep) {
+            return;
+        }
+        let is_missing = |at: &ObjectKey| {
+            at != key
+                && self.lost.get(at).is_none()
+                && self.companions.get(at).is_none_or(|found| found.source.is_none())
+                && self.eligibility(former, &at.namespace) == Eligibility::Eligible
+                && !self.wants_at(key, at)
+        };
+        let wanted = self.namespaces.wanted(&key.namespace, &policy.targets).into_iter();
+        let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
+        let missing: Vec<ObjectKey> = wanted.filter(is_missing).take(left).collect();
+        for at in missing {
+            self.lost.insert(at, LostCompanion::unseen(key.clone(), uid_digest(&former.uid)));
+        }
+    }
+
+    // --- lost companions
+
+    /// A live read has found this lost companion. Another one may have taken its place meanwhile.
+    pub fn lost_found(&mut self, at: &ObjectKey, lost: &LostCompanion) {
+        self.lost.set_found(at, lost);
+    }
+
+    /// A live read has shown that this lost companion does not exist, or we have deleted it. Another one may have taken
+    /// its place meanwhile.
+    pub fn lost_gone(&mut self, at: &ObjectKey, lost: &LostCompanion) -> Effect {
+        if self.lost.get(at).is_some_and(|known| known.is_same(lost)) {
+            self.lost.remove(at);
+        }
+        let free = self.companions.get(at).is_none();
+        Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
+    }
+
+    /// Forgets lost companions, of one source or of all, that are not looked for. One that another replica has released
+    /// looks lost, too: it must not be taken for a companion when its source is created again. Returns the sources that
+    /// may have the names now.
+    fn leave_alone(&mut self, source: Option<&ObjectKey>) -> Vec<ObjectKey> {
+        let of_source = source.into_iter().flat_map(|source| self.lost.of(source));
+        let of_all = source.is_none().then(|| self.lost.iter()).into_iter().flatten();
+        let left_alone: Vec<ObjectKey> = of_source
+            .chain(of_all)
+            .filter(|(at, lost)| self.is_left_alone(at, lost))
+            .map(|(at, _)| at.clone())
+            .collect();
+        left_alone.iter().for_each(|at| self.lost.remove(at));
+        left_alone.iter().flat_map(|at| self.heirs(at, None)).collect()
+    }
+
+    /// A standby forgets lost companions that nobody wants, some time after the leader has looked for them.
+    pub fn forget_unwanted_lost(&mut self) {
+        let mut lost = std::mem::take(&mut self.lost);
+        lost.retain_young(|at, lost| !self.is_unwanted(at, lost));
+        self.lost = lost;
+    }
+
+    // --- companions
+
+    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write, but not
+    /// that all marks are gone from a companion that was to stay: another replica may have released it.
+    #[must_use]
+    pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
+        let ObservedCompanion { key, mut companion, owner } = observed;
+        let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
+        let lost = self.lost.get(&key).filter(|lost| lost.has_uid_of(&companion));
+        let lost = lost.map(|lost| (&lost.source, lost.keep));
+        let deleted = self.progress.tombstone(&key, &companion.uid);
+        let deleted = deleted.and_then(|deleted| Some((deleted.source.as_ref()?, deleted.keep)));
+        let has_marks = companion.has_marks();
+        // Nobody shares it yet.
+        let state = Arc::make_mut(&mut companion.state);
+        let known = known.filter(|known| has_marks || !known.keep);
+        let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
+        if let Some((source, keep)) = known.or(lost).or(deleted) {
+            // Somebody removed what says so: that must not turn a release into a delete.
+            state.keep |= keep && state.source.is_none();
+            state.source = Some(source.clone());
+        }
+        let source = state.source.as_ref().filter(|source| source.namespace == key.namespace);
+        let owner = owner.filter(|(_, name)| source.is_some_and(|source| **name == *source.name));
+        state.source_owner = owner.map(|(position, _)| position);
+        (key, companion)
+    }
+
+    /// A watch or a list shows a companion.
+    pub fn apply_companion(&mut self, observed: ObservedCompanion) -> Effect {
+        let (key, mut companion) = self.identify(observed);
+        let kind = key.kind;
+        companion.epoch = self.progress.epoch(WatchId::Companions(kind));
+        self.progress.saw_version(kind, companion.version());
+        if self.progress.tombstone(&key, &companion.uid).is_some() {
+            if !companion.terminating {
+                return Effect::default();
+            }
+            // This state is current: a finalizer delays the deletion.
+            self.progress.remove_tombstone(&key);
+        }
+        self.put_companion(key, companion)
+    }
+
+    /// One of our own writes returned a companion. The watch may be behind that write or ahead of it.
+    pub fn companion_written(&mut self, observed: ObservedCompanion) -> Effect {
+        let (key, mut companion) = self.identify(observed);
+        let kind = key.kind;
+        companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
+        let deleted = self.progress.tombstone(&key, &companion.uid).is_some()
+            || (self.companions.get(&key).is_none() && self.progress.has_passed(kind, companion.version()));
+        if !deleted && !companion.labelled {
+            // No watch of ours would ever show the deletion of an object without our label.
+            self.lose(&key, &companion, SeenBy::Watch);
+        }
+        if deleted || !companion.labelled {
+            return Effect { requeue: companion.source.iter().cloned().collect(), ..Effect::default() };
+        }
+        self.put_companion(key, companion)
+    }
+
+    fn put_companion(&mut self, key: ObjectKey, mut companion: Companion) -> Effect {
+        let epoch = self.progress.epoch(WatchId::Companions(key.kind));
+        if let Some(known) = self.companions.get(&key) {
+            let trusted = known.epoch == epoch || known.written_epoch == epoch;
+            let same = known.resource_version == companion.resource_version
+                && (&known.uid, known.content, known.marks)
+                    == (&companion.uid, companion.content, companion.marks);
+            let seen = known.epoch.max(companion.epoch);
+            let written = known.written_epoch.max(companion.written_epoch);
+            // An older state never replaces a newer one, and the watch event of our own write changes nothing.
+            if same || (trusted && companion.version() < known.version()) {
+                self.companions.set_epochs(&key, seen, written);
+                return Effect::default();
+            }
+            (companion.epoch, companion.written_epoch) = (seen, written);
+        }
+        self.lost.remove(&key);
+        let requeue = self.affected(&key, self.companions.get(&key), &companion);
+        let key = self.intern_key(key);
+        companion.state = self.intern_state(companion.state);
+        self.companions.put(key, companion);
+        Effect { requeue, ..Effect::default() }
+    }
+
+    fn intern_key(&mut self, ObjectKey { kind, namespace, name }: ObjectKey) -> ObjectKey {
+        ObjectKey { kind, namespace: self.names.intern(namespace), name: self.names.intern(name) }
+    }
+
+    fn intern_state(&mut self, mut state: Arc<CompanionState>) -> Arc<CompanionState> {
+        if let Some(source) = state.source.clone() {
+            let source = self.intern_key(source);
+            Arc::make_mut(&mut state).source = Some(source);
+        }
+        self.companion_states.intern(state)
+    }
+
+    pub fn delete_companion(&mut self, kind: Kind, meta: &Meta) -> Effect {
+        let key = ObjectKey::of(kind, meta);
+        self.progress.saw_version(kind, meta.version());
+        if self.progress.tombstone(&key, &meta.uid.as_str().into()).is_some() {
+            self.progress.remove_tombstone(&key);
+            return Effect::default();
+        }
+        match self.companions.get(&key) {
+            Some(known) if known.uid == *meta.uid && known.version() <= meta.version() => {
+                self.forget_companion(&key, SeenBy::Watch)
+            }
+            _ => Effect::default(),
+        }
+    }
+
+    /// A write of ours found that the companion does not exist (404).
+    pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+        match self.companions.get(key) {
+            Some(known) if known.uid == *uid => self.forget_companion(key, SeenBy::Watch),
+            _ => Effect::default(),
+        }
+    }
+
+    /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
+    pub fn companion_released(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+        self.companion_removed(key, uid, |_| None)
+    }
+
+    /// We deleted the companion ourselves.
+    pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+        self.companion_removed(key, uid, |known| known.source.clone())
+    }
+
+    fn companion_removed(
+        &mut self,
+        key: &ObjectKey,
+        uid: &Uid,
+        still_of: impl Fn(&Companion) -> Option<ObjectKey>,
+    ) -> Effect {
+        if let Some(known) = self.companions.get(key).filter(|known| known.uid == *uid) {
+            let tombstone = Tombstone { uid: uid.clone(), source: still_of(known), keep: known.keep };
+            self.progress.add_tombstone(key, tombstone);
+        }
+        let effect = self.companion_vanished(key, uid);
+        self.lost.remove(key);
+        effect
+    }
+
+    fn forget_companion(&mut self, key: &ObjectKey, seen_by: SeenBy) -> Effect {
+        let Some(companion) = self.companions.remove(key) else { return Effect::default() };
+        self.lose(key, &companion, seen_by);
+        Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
+    }
+
+    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before all
+    /// namespaces are listed, a namespace that is not known may exist; those that do not are forgotten with the list.
+    fn lose(&mut self, key: &ObjectKey, companion: &Companion, seen_by: SeenBy) {
+        let Some(source) = &companion.source else { return };
+        if !self.namespaces_listed || !self.namespaces.is_gone_or_terminating(&key.namespace) {
+            let lost = LostCompanion::of(source, companion, seen_by);
+            if !self.is_left_alone(key, &lost) {
+                self.lost.insert(key.clone(), lost);
+            }
+        }
+    }
+}
+
+impl Effect {
+    fn add(&mut self, other: Self) {
+        self.requeue.extend(other.requeue);
+        self.events.extend(other.events);
+    }
+}
