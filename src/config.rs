@@ -18,7 +18,7 @@ use lockstep_core::{
 
 /// The flags of `lockstep run`. Each is also an environment variable, `LOCKSTEP_…`.
 #[derive(Debug, Clone, Args)]
-pub struct Run {
+pub(crate) struct Run {
     /// Prefix of all labels and annotations; instances with different domains can share a cluster
     #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
     pub domain: String,
@@ -266,7 +266,7 @@ impl Run {
 
     /// The certificate to serve from files. With one, neither the Secret nor the webhook configurations are written.
     #[must_use]
-    pub fn certificate_files(&self) -> Option<Files> {
+    pub(crate) fn certificate_files(&self) -> Option<Files> {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());
         files.map(|(certificate, key)| Files { certificate, key })
     }

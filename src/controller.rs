@@ -13,11 +13,11 @@
 pub mod api;
 pub mod apply;
 pub mod events;
-pub mod live_reads;
+mod live_reads;
 pub mod queue;
 pub mod reconcile;
 pub mod report;
-pub mod write_queue;
+mod write_queue;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 const HOLD_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub keys: Arc<Keys>,
     /// Sources reconciled at a time.
     pub workers: usize,
@@ -205,7 +205,7 @@ async fn resync<A: CompanionApi>(
 
 /// What a replica without the mirror does, for ever: it looks for no lost companions, so it forgets them, or they would
 /// fill its memory.
-pub async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
+pub(crate) async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
     let mut ticks = tokio::time::interval(resync);
     loop {
         ticks.tick().await;

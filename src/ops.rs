@@ -1,6 +1,6 @@
 //! What operators see: metrics, health, logs.
 
-pub mod exposition;
+mod exposition;
 pub mod health;
 pub mod log;
 pub mod metrics;

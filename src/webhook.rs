@@ -10,9 +10,9 @@
 //! | [`preview`] | what the controller would do for a source, for a dry run |
 
 pub mod access;
-pub mod fair_semaphore;
+mod fair_semaphore;
 pub mod http;
 mod log_rate_limit;
-pub mod preview;
+mod preview;
 mod review_memory;
 pub mod wire;

@@ -46,7 +46,7 @@ impl fmt::Debug for Resolver {
 }
 
 /// A pair to serve. Fails if the key does not belong to the certificate.
-pub fn certified_key(
+pub(crate) fn certified_key(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<CertifiedKey, rustls::Error> {

@@ -22,7 +22,7 @@ use lockstep_core::{
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What [`super::apply`] needs of the API server; tests have one in memory.
-pub trait CompanionApi: Send + Sync + 'static {
+pub(crate) trait CompanionApi: Send + Sync + 'static {
     /// Returns the object as it is stored; of a delete, any object.
     fn send(
         &self,
@@ -32,16 +32,16 @@ pub trait CompanionApi: Send + Sync + 'static {
 }
 
 /// Another API, for as long as this replica leads.
-pub struct WhileLeading<A> {
+pub(crate) struct WhileLeading<A> {
     api: A,
     claim: Claim,
 }
 
 /// The API server, for as long as this replica leads.
-pub type KubeApi = WhileLeading<KubeCalls>;
+pub(crate) type KubeApi = WhileLeading<KubeCalls>;
 
 /// The API server, whether this replica leads or not.
-pub struct KubeCalls {
+pub(crate) struct KubeCalls {
     client: Client,
     keys: Arc<Keys>,
 }

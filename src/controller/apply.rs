@@ -26,7 +26,7 @@ use lockstep_core::{
 /// received and as it is parsed, so four reads of 1.5 MiB hold 18 MiB.
 const MAX_CONCURRENT_READS: usize = 4;
 
-pub struct Applier<A> {
+pub(crate) struct Applier<A> {
     api: A,
     keys: Arc<Keys>,
     rules: NamespaceRules,

@@ -56,7 +56,7 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewEvent {
+pub(crate) struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
     pub uid: String,
@@ -95,7 +95,7 @@ impl NewEvent {
 
 /// Accepts Events from anywhere; an [`EventWriter`] writes them.
 #[derive(Clone)]
-pub struct EventRecorder {
+pub(crate) struct EventRecorder {
     pending: mpsc::Sender<(NewEvent, Instant)>,
     limit: Arc<Mutex<RateLimit>>,
     metrics: Metrics,
@@ -142,7 +142,7 @@ impl EventRecorder {
 
     /// Counts the Events and writes none.
     #[cfg(test)]
-    pub fn discarding(metrics: Metrics) -> Self {
+    pub(crate) fn discarding(metrics: Metrics) -> Self {
         Self { pending: mpsc::channel(1).0, limit: Arc::default(), metrics }
     }
 
@@ -156,7 +156,7 @@ impl EventRecorder {
     }
 }
 
-pub struct EventWriter {
+pub(crate) struct EventWriter {
     /// With when each was recorded.
     events: mpsc::Receiver<(NewEvent, Instant)>,
     client: Client,

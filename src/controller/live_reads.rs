@@ -10,10 +10,10 @@ use lockstep_core::{object::ObjectKey, policy::content::Digest, world::Payload};
 /// The payload of one source in the state of this digest, for as long as a write uses it. It is locked while it is read,
 /// so that one write reads it for all: a source with a thousand targets is not read a thousand times.
 #[derive(Default)]
-pub struct LiveRead(Option<(Digest, Weak<Payload>)>);
+pub(crate) struct LiveRead(Option<(Digest, Weak<Payload>)>);
 
 #[derive(Default)]
-pub struct LiveReads(Mutex<HashMap<ObjectKey, Arc<tokio::sync::Mutex<LiveRead>>>>);
+pub(crate) struct LiveReads(Mutex<HashMap<ObjectKey, Arc<tokio::sync::Mutex<LiveRead>>>>);
 
 impl LiveRead {
     #[must_use]

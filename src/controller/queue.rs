@@ -16,7 +16,7 @@ const IDLE_CAPACITY: usize = 64;
 
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
-pub struct Schedule<K> {
+pub(crate) struct Schedule<K> {
     /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
     ready: VecDeque<K>,
@@ -79,7 +79,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     }
 
     /// Enqueues a key for later; the earlier of two times counts.
-    pub fn push_at(&mut self, key: K, when: Instant) {
+    pub(crate) fn push_at(&mut self, key: K, when: Instant) {
         if !self.open {
             return;
         }
@@ -130,7 +130,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     }
 
     #[must_use]
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|((when, _), _)| *when)
     }
 
@@ -142,7 +142,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 }
 
 /// A [`Schedule`] that workers can wait on.
-pub struct Queue<K> {
+pub(crate) struct Queue<K> {
     schedule: Mutex<Schedule<K>>,
     wake: Notify,
     /// When keys were pushed that no worker has taken up since.
@@ -187,7 +187,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// When a key was first pushed since the last time that this was asked; none if only its time has come.
-    pub fn take_pushed(&self, key: &K) -> Option<Instant> {
+    pub(crate) fn take_pushed(&self, key: &K) -> Option<Instant> {
         let mut pushed = self.pushed();
         let when = pushed.remove(key);
         if pushed.is_empty() {
@@ -196,7 +196,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         when
     }
 
-    pub fn push_at(&self, key: K, when: Instant) {
+    pub(crate) fn push_at(&self, key: K, when: Instant) {
         self.lock().push_at(key, when);
         self.wake.notify_one();
     }

@@ -8,7 +8,7 @@ use crate::clock;
 use lockstep_core::writes::fair_queue::{FairQueue, QueuedRequest, Running};
 
 /// A [`FairQueue`] that workers can wait on.
-pub struct WriteQueue<T> {
+pub(crate) struct WriteQueue<T> {
     queue: Mutex<FairQueue<T>>,
     pushed: Notify,
     idle: Notify,

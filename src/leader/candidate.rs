@@ -37,7 +37,7 @@ const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
 #[derive(Debug, Clone)]
-pub struct ElectionConfig {
+pub(crate) struct ElectionConfig {
     pub namespace: String,
     /// The name of the Lease.
     pub name: String,

@@ -8,12 +8,12 @@ use crate::clock;
 
 /// The right to write. It expires by itself; each renewal of the Lease extends it.
 #[derive(Clone)]
-pub struct Claim(watch::Receiver<Option<Instant>>);
+pub(crate) struct Claim(watch::Receiver<Option<Instant>>);
 
 impl Claim {
     /// A claim without an election: for `--no-leader-elect`.
     #[must_use]
-    pub fn permanent() -> Self {
+    pub(crate) fn permanent() -> Self {
         // Thirty years, because an `Instant` cannot be infinite.
         let deadline = clock::now() + Duration::from_hours(24 * 365 * 30);
         // A receiver keeps the last value after its sender is dropped.
@@ -32,7 +32,7 @@ impl Claim {
     }
 
     /// Waits until this replica may write.
-    pub async fn acquired(&mut self) {
+    pub(crate) async fn acquired(&mut self) {
         while !self.is_held() {
             if self.0.changed().await.is_err() {
                 std::future::pending::<()>().await;

@@ -42,7 +42,7 @@ impl Format {
 /// text format, they name its series, and a reader would take them for those of another metric. `# EOF` and `# UNIT`
 /// have no meaning there.
 #[must_use]
-pub fn as_plain_text(open_metrics: &str) -> String {
+pub(crate) fn as_plain_text(open_metrics: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open_metrics.len()), None);
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

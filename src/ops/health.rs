@@ -66,22 +66,22 @@ impl Readiness {
     }
 
     /// A watch received something from the API server.
-    pub fn watch_received(&self, watch: &'static str) {
+    pub(crate) fn watch_received(&self, watch: &'static str) {
         self.0.send_modify(|state| {
             state.last_received.insert(watch, clock::now());
         });
     }
 
-    pub fn mark_true(&self, condition: Condition) {
+    pub(crate) fn mark_true(&self, condition: Condition) {
         self.0.send_if_modified(|state| state.unmet.remove(&condition));
     }
 
-    pub fn mark_false(&self, condition: Condition) {
+    pub(crate) fn mark_false(&self, condition: Condition) {
         self.0.send_if_modified(|state| state.unmet.insert(condition));
     }
 
     #[must_use]
-    pub fn is_false(&self, condition: Condition) -> bool {
+    pub(crate) fn is_false(&self, condition: Condition) -> bool {
         self.0.borrow().unmet.contains(&condition)
     }
 
@@ -98,7 +98,7 @@ impl Readiness {
     }
 
     /// Waits until every watch has listed once.
-    pub async fn all_listed(&self) {
+    pub(crate) async fn all_listed(&self) {
         let is_listed = |condition: &Condition| !matches!(condition, Condition::Listed(_));
         let mut state = self.0.subscribe();
         // It fails only if the sender is gone, and this is one.
@@ -107,7 +107,7 @@ impl Readiness {
 
     /// How long ago each watch received anything.
     #[must_use]
-    pub fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
+    pub(crate) fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
         let state = self.0.borrow();
         state.last_received.iter().map(|(watch, at)| (*watch, clock::elapsed(*at))).collect()
     }

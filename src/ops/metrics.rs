@@ -65,7 +65,7 @@ pub struct Metrics {
 
 /// What one source adds to the gauges.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SourceFigures {
+pub(crate) struct SourceFigures {
     pub wanted: usize,
     pub in_step: usize,
     pub paused: bool,
@@ -78,7 +78,7 @@ struct BuildLabel {
 
 /// How an admission review ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReviewResult {
+pub(crate) enum ReviewResult {
     Allowed,
     /// The stamped defaults of a source were changed.
     Stamped,
@@ -100,17 +100,17 @@ pub enum Role {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ResultLabel {
+pub(crate) struct ResultLabel {
     pub result: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ActionLabel {
+pub(crate) struct ActionLabel {
     pub action: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ReasonLabel {
+pub(crate) struct ReasonLabel {
     pub reason: &'static str,
 }
 
@@ -271,7 +271,7 @@ impl Metrics {
     }
 
     /// A source adds other figures than before.
-    pub fn source_figures(&self, before: SourceFigures, now: SourceFigures) {
+    pub(crate) fn source_figures(&self, before: SourceFigures, now: SourceFigures) {
         let change = |gauge: &Gauge, before: usize, now: usize| {
             let signed = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
             gauge.inc_by(signed(now) - signed(before));
@@ -294,7 +294,7 @@ impl Metrics {
         }
     }
 
-    pub fn access_review(&self, allowed: bool) {
+    pub(crate) fn access_review(&self, allowed: bool) {
         let result = if allowed { "allowed" } else { "denied" };
         self.access_reviews.get_or_create(&ResultLabel { result }).inc();
     }
@@ -305,21 +305,21 @@ impl Metrics {
 
     /// For [`lockstep_cluster::client::build`].
     #[must_use]
-    pub fn count_calls(&self) -> impl CountCall {
+    pub(crate) fn count_calls(&self) -> impl CountCall {
         let metrics = self.clone();
         move |verb, status| metrics.api_call(verb, status)
     }
 
-    pub fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {
+    pub(crate) fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {
         let code = status.map_or_else(|| "error".to_owned(), |status| status.as_str().to_owned());
         self.api_calls.get_or_create(&CallLabel { verb, code }).inc();
     }
 
-    pub fn watch_age(&self, watch: &'static str, age: Duration) {
+    pub(crate) fn watch_age(&self, watch: &'static str, age: Duration) {
         self.watch_age.get_or_create(&WatchLabel { watch }).set(age.as_secs_f64());
     }
 
-    pub fn watch_restarted(&self, watch: &'static str) {
+    pub(crate) fn watch_restarted(&self, watch: &'static str) {
         self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
         drop(self.undecodable_objects.get_or_create(&WatchLabel { watch }));
     }
@@ -329,15 +329,15 @@ impl Metrics {
     }
 
     /// When the certificate in use expires, as a Unix time.
-    pub fn certificate_expiry(&self, role: Role, at: i64) {
+    pub(crate) fn certificate_expiry(&self, role: Role, at: i64) {
         self.certificate_expiry.get_or_create(&role.into()).set(at);
     }
 
-    pub fn certificate_rotated(&self, role: Role) {
+    pub(crate) fn certificate_rotated(&self, role: Role) {
         self.certificate_rotations.get_or_create(&role.into()).inc();
     }
 
-    pub fn webhook_configuration_missing(&self, kind: &'static str, missing: bool) {
+    pub(crate) fn webhook_configuration_missing(&self, kind: &'static str, missing: bool) {
         self.webhook_configuration_missing.get_or_create(&KindLabel { kind }).set(missing.into());
     }
 
@@ -349,7 +349,7 @@ impl Metrics {
 
     /// The response body of `/metrics` in this format.
     #[must_use]
-    pub fn render_as(&self, format: Format) -> String {
+    pub(crate) fn render_as(&self, format: Format) -> String {
         let mut text = String::new();
         match (encode(&mut text, &self.registry), format) {
             (Err(std::fmt::Error), _) => String::new(),

@@ -7,7 +7,7 @@ use super::{
 use lockstep_cluster::informer::WatchObserver;
 use lockstep_core::world::{SharedWorld, WatchId, World};
 
-pub struct WatchReport {
+pub(crate) struct WatchReport {
     pub world: SharedWorld,
     pub readiness: Readiness,
     pub metrics: Metrics,

@@ -31,7 +31,7 @@ const MAX_CONCURRENT_CALLS: usize = 32;
 /// sent.
 const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
-pub struct AccessChecker {
+pub(crate) struct AccessChecker {
     client: Client,
     calls: FairSemaphore,
     /// Whether it is allowed, and when the API server said so; by user and access.
@@ -89,7 +89,7 @@ impl AccessChecker {
     }
 
     /// Whether a user may read an object.
-    pub async fn check_get(&self, caller: Caller, user: &User, at: &ObjectKey) -> Result<(), AccessError> {
+    pub(crate) async fn check_get(&self, caller: Caller, user: &User, at: &ObjectKey) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
         let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
         check.check(Access { verb: "get", kind: at.kind, namespace, name }).await

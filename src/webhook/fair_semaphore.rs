@@ -12,14 +12,14 @@ use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Caller {
+pub(crate) enum Caller {
     Peer(IpAddr),
     /// A user that a verified API server has authenticated. Anybody else may write any name into a review.
     User(String),
 }
 
 #[derive(Clone)]
-pub struct FairSemaphore(Arc<Mutex<State>>);
+pub(crate) struct FairSemaphore(Arc<Mutex<State>>);
 
 struct State {
     free: usize,
@@ -47,7 +47,7 @@ struct Waiting {
 }
 
 /// The permits of one request, until they are dropped.
-pub struct Permits {
+pub(crate) struct Permits {
     semaphore: FairSemaphore,
     caller: Caller,
     id: u64,
@@ -73,7 +73,7 @@ impl FairSemaphore {
     /// No permits yet. Those that it grows to may be revoked until [`Permits::keep`]: `revoke` must end the task that holds
     /// them, so that they are dropped.
     #[must_use]
-    pub fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
+    pub(crate) fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
         let permits = self.none(caller);
         self.state().share(&permits.caller).revocable.insert(permits.rank(), revoke);
         permits
@@ -141,7 +141,7 @@ impl Permits {
     }
 
     /// Waits until there are so many.
-    pub async fn grow_to(&mut self, permits: usize) {
+    pub(crate) async fn grow_to(&mut self, permits: usize) {
         if permits <= self.held {
             return;
         }

@@ -32,7 +32,7 @@ const MAX_NAMED: usize = 5;
 const MAX_CHARS: usize = 900;
 
 /// A source as it would be, without content; none if the object would be no source any more.
-pub struct Preview {
+pub(crate) struct Preview {
     key: ObjectKey,
     source: Option<Source>,
 }
@@ -60,7 +60,7 @@ impl Preview {
     /// Whether planning for the source looks only at namespaces that it lists, or at others that its author has the
     /// rights for. Anybody may ask for consent, so nothing is expanded for that.
     #[must_use]
-    pub fn is_bounded(&self, has_rights: bool) -> bool {
+    pub(crate) fn is_bounded(&self, has_rights: bool) -> bool {
         let desired = self.source.as_ref().and_then(|source| source.desired.as_ref().ok());
         let targets = desired.map(|desired| &desired.policy.targets);
         targets.is_none_or(|targets| !targets.has_patterns() || (has_rights && !targets.needs_consent))
@@ -123,7 +123,7 @@ fn describe(outcome: &Outcome) -> String {
 }
 
 /// Reads whether objects exist.
-pub struct Lookups {
+pub(crate) struct Lookups {
     client: Client,
     calls: FairSemaphore,
 }

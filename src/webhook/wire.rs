@@ -213,7 +213,7 @@ fn shorten_warnings(mut warnings: Vec<String>) -> Vec<String> {
 
 /// A text that users may have chosen, as one line without control characters and of bounded length.
 #[must_use]
-pub fn single_line(text: &str) -> String {
+pub(crate) fn single_line(text: &str) -> String {
     let line = lockstep_core::text::shorten(text, MAX_MESSAGE_CHARS);
     line.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }

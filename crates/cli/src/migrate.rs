@@ -10,14 +10,14 @@
 //! | [`migration`] | the steps, there and back |
 
 mod expression;
-pub mod migration;
-pub mod migration_plan;
-pub mod not_movable;
+mod migration;
+mod migration_plan;
+mod not_movable;
 mod reflector;
 mod replicator;
 pub mod requests;
 pub mod tool;
-pub mod undo_file;
+mod undo_file;
 
 use lockstep_core::object::{Kind, ObjectKey};
 

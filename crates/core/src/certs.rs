@@ -11,4 +11,4 @@ pub mod secret;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod webhooks;
-pub mod write_history;
+mod write_history;

@@ -123,7 +123,7 @@ impl Keys {
 
     /// The annotations that people write on a source.
     #[must_use]
-    pub fn on_source(&self) -> [&str; 13] {
+    pub(crate) fn on_source(&self) -> [&str; 13] {
         [
             &self.target_namespaces,
             &self.target_selector,
@@ -143,14 +143,14 @@ impl Keys {
 
     /// What a source may have and people do not write: the guard's annotation, and what a copy of a companion has.
     #[must_use]
-    pub fn left_on_source(&self) -> [&str; 5] {
+    pub(crate) fn left_on_source(&self) -> [&str; 5] {
         let Self { defaults, source_checksum, copied, source_namespace, source_name, .. } = self;
         [defaults, source_checksum, copied, source_namespace, source_name]
     }
 
     /// The annotations that have a meaning on a Namespace.
     #[must_use]
-    pub fn on_namespace(&self) -> [&str; 5] {
+    pub(crate) fn on_namespace(&self) -> [&str; 5] {
         [
             &self.accept_from,
             &self.accept_adopt_from,
@@ -168,7 +168,7 @@ impl Keys {
 
     /// Whether a person chose the targets of a source. If so, no default targets apply.
     #[must_use]
-    pub fn sets_targets(&self, meta: &Meta) -> bool {
+    pub(crate) fn sets_targets(&self, meta: &Meta) -> bool {
         [&self.target_namespaces, &self.target_selector].iter().any(|key| meta.annotations.contains_key(*key))
     }
 
@@ -182,19 +182,19 @@ impl Keys {
     /// Whether the webhook for new objects is called for this name, and so keeps it free for a companion that was
     /// deleted. It cannot be called for every name.
     #[must_use]
-    pub fn is_kept_free(&self, name: &str) -> bool {
+    pub(crate) fn is_kept_free(&self, name: &str) -> bool {
         name.ends_with(&self.suffix)
     }
 
     /// The annotations that name the source of a companion.
     #[must_use]
-    pub fn source_annotations(&self) -> [&str; 2] {
+    pub(crate) fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
     }
 
     /// Every label that Lockstep writes on companions.
     #[must_use]
-    pub fn companion_labels(&self) -> [&str; 3] {
+    pub(crate) fn companion_labels(&self) -> [&str; 3] {
         [&self.companion, &self.source_namespace, &self.source_name]
     }
 
@@ -213,7 +213,7 @@ impl Keys {
 
     /// Whether Velero or `kubectl apply` adds this label or annotation to an object that they restore.
     #[must_use]
-    pub fn is_left_by_restore(&self, key: &str) -> bool {
+    pub(crate) fn is_left_by_restore(&self, key: &str) -> bool {
         key == LAST_APPLIED || VELERO_RESTORE.contains(&key)
     }
 

@@ -119,7 +119,7 @@ fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 
 /// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written as
 /// null, and stores it as an empty one.
-pub fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
+pub(crate) fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de> + Default,
@@ -257,7 +257,7 @@ impl fmt::Display for Kind {
 
 /// A resourceVersion as a number: see [`Meta::version`]. One that is not a number counts as the newest.
 #[must_use]
-pub fn version_number(resource_version: &str) -> u64 {
+pub(crate) fn version_number(resource_version: &str) -> u64 {
     resource_version.parse().unwrap_or(u64::MAX)
 }
 

@@ -159,7 +159,7 @@ impl Target<'_> {
 }
 
 /// Patterns and selectors of sources of `home` that match nothing.
-pub fn unmatched(world: &World, home: &str, targets: &Targets) -> impl Iterator<Item = Trouble> {
+pub(crate) fn unmatched(world: &World, home: &str, targets: &Targets) -> impl Iterator<Item = Trouble> {
     let consent = targets.needs_consent;
     let trouble =
         move |pattern: String| Trouble::NoMatch { pattern: shorten(&pattern, MAX_QUOTED_CHARS), consent };
@@ -235,7 +235,7 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
 
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
 #[must_use]
-pub fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
+pub(crate) fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
     let (mut plan, home) = (Plan::default(), &*key.namespace);
     let present = source.filter(|source| !source.terminating);
     let policy = match present.map(|source| &source.desired) {
@@ -502,7 +502,7 @@ fn must_recreate(source: &Source, found: &Companion) -> bool {
 impl Action {
     /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nothing was undone since.
     #[must_use]
-    pub fn without_heal(mut self) -> Self {
+    pub(crate) fn without_heal(mut self) -> Self {
         match &mut self {
             Self::Create { reason } if matches!(reason, WriteReason::Healed(_)) => *reason = WriteReason::New,
             Self::Update { reason, .. } | Self::Recreate { reason, .. }
@@ -552,7 +552,7 @@ impl Action {
 
     /// The field manager, other than ours, that last wrote the object.
     #[must_use]
-    pub fn other_manager(&self) -> Option<&str> {
+    pub(crate) fn other_manager(&self) -> Option<&str> {
         match self {
             Self::Create { .. } | Self::DeleteLost { .. } => None,
             Self::Update { known, .. }

@@ -199,7 +199,7 @@ impl Policy {
 
     /// Whether two sources with this policy have the same companions.
     #[must_use]
-    pub fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
+    pub(crate) fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
         type Map = BTreeMap<String, String>;
         let same_data =
             |of: fn(&Object) -> Option<&Map>| self.keys.selected(of(a)).eq(self.keys.selected(of(b)));
@@ -301,7 +301,7 @@ impl Targets {
 
     /// Without patterns and selector.
     #[must_use]
-    pub fn listed_by_name(&self) -> Self {
+    pub(crate) fn listed_by_name(&self) -> Self {
         Self { patterns: Vec::new(), selector: None, ..self.clone() }
     }
 
@@ -326,7 +326,7 @@ impl Targets {
 
     /// Whether only the source's own namespace can match.
     #[must_use]
-    pub fn only_own(&self) -> bool {
+    pub(crate) fn only_own(&self) -> bool {
         self.names.is_empty() && !self.has_patterns()
     }
 

@@ -15,14 +15,15 @@ pub mod companion;
 mod companions;
 mod lost;
 pub mod namespaces;
-pub mod packed;
-pub mod payloads;
+mod packed;
+mod payloads;
 mod relist;
 pub mod source;
 pub mod state;
 mod wanted;
 
-pub use companion::{Companion, CompanionState, ObservedCompanion, uid_digest};
+pub(crate) use companion::uid_digest;
+pub use companion::{Companion, CompanionState, ObservedCompanion};
 pub use lost::LostCompanion;
 pub use namespaces::{Eligibility, Namespace};
 pub use packed::{Uid, Version};

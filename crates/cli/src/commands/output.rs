@@ -65,7 +65,7 @@ pub fn complain(error: &anyhow::Error) {
 }
 
 /// The exit code that a command ends with; `failed` for an error, which is printed, where 1 has a meaning of its own.
-pub fn exit_code(outcome: anyhow::Result<u8>, failed: u8) -> anyhow::Result<ExitCode> {
+pub(crate) fn exit_code(outcome: anyhow::Result<u8>, failed: u8) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(outcome.unwrap_or_else(|error| {
         complain(&error);
         failed
@@ -82,14 +82,14 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Without control characters: tenants write names and annotations that messages quote, and a terminal obeys them.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let printable =
         |char: char| if char.is_control() && char != '\n' { char::REPLACEMENT_CHARACTER } else { char };
     text.chars().map(printable).collect()
 }
 
 /// Prints a value as JSON or YAML.
-pub fn print_value(format: Format, value: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn print_value(format: Format, value: &impl Serialize) -> anyhow::Result<()> {
     let text = match format {
         Format::Yaml => serde_saphyr::to_string(value).context("the YAML cannot be written")?,
         _ => serde_json::to_string_pretty(value).context("the JSON cannot be written")? + "\n",

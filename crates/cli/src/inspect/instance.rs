@@ -28,7 +28,7 @@ use lockstep_core::{
 };
 
 /// The label of Lockstep's pods, and of everything else that `lockstep manifests` prints.
-pub const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
+pub(crate) const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
 /// The port of `--ops-bind` in a pod that does not name it.
 const DEFAULT_OPS_PORT: i64 = 8080;
 
@@ -41,7 +41,7 @@ pub struct InstanceName {
 }
 
 /// Both webhook configurations, or why one cannot be read.
-pub type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
+pub(crate) type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
 
 /// What could be read, and why the rest could not.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ pub struct Instance {
 /// What people and scripts are shown of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct InstanceSummary {
+pub(crate) struct InstanceSummary {
     /// The holder of the Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
@@ -146,7 +146,7 @@ impl Instance {
     }
 
     /// What a person may have to know about settings that could not be read.
-    pub fn caveat(&self) -> Option<String> {
+    pub(crate) fn caveat(&self) -> Option<String> {
         let lease = format!("the Lease {}/lockstep.{}", self.name.namespace, self.name.domain);
         let assumed = "the default flags are assumed";
         match &self.lease {
@@ -172,7 +172,7 @@ async fn read_lease(
 }
 
 /// Reads both webhook configurations of this name.
-pub async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
+pub(crate) async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
     join_all(WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), name).await))).await
 }
 

@@ -23,7 +23,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SourceStatus {
+pub(crate) struct SourceStatus {
     pub kind: &'static str,
     pub namespace: String,
     pub name: String,
@@ -101,7 +101,7 @@ pub enum State {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CompanionStatus {
+pub(crate) struct CompanionStatus {
     pub namespace: String,
     pub name: String,
     #[serde(flatten)]
@@ -139,7 +139,7 @@ pub enum CompanionState {
 
 impl CompanionState {
     /// Whether the mirror has something to write or to delete there.
-    pub const fn is_behind(&self) -> bool {
+    pub(crate) const fn is_behind(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
     }
 
@@ -159,7 +159,7 @@ impl CompanionState {
 
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
-    pub fn may_be_held(&self, home: &str) -> bool {
+    pub(crate) fn may_be_held(&self, home: &str) -> bool {
         self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
     }
 
@@ -171,7 +171,7 @@ impl CompanionStatus {
 
 impl State {
     /// Whether everything is as its author asked for.
-    pub const fn is_healthy(&self) -> bool {
+    pub(crate) const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
@@ -228,7 +228,7 @@ impl fmt::Display for CompanionState {
 }
 
 /// The targets of a source in one line, as `target-namespaces` has them.
-pub fn describe_targets(targets: &Targets) -> String {
+pub(crate) fn describe_targets(targets: &Targets) -> String {
     let own = targets.own.then(|| ".".to_owned());
     let patterns = targets.patterns.iter().map(ToString::to_string);
     let excluded = targets.excluded.iter().map(|pattern| format!("!{pattern}"));
@@ -241,7 +241,7 @@ pub fn describe_targets(targets: &Targets) -> String {
 }
 
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+pub(crate) fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
         let plan = plan(world, key, None);
@@ -399,7 +399,7 @@ fn wanted_state(
 
 /// The state of one place where a source wants a companion and may have it.
 #[must_use]
-pub fn companion_state(
+pub(crate) fn companion_state(
     snapshot: &Snapshot,
     world: &World,
     source: &Source,
@@ -411,7 +411,7 @@ pub fn companion_state(
 }
 
 #[must_use]
-pub fn describe_holder(holder: &Holder) -> String {
+pub(crate) fn describe_holder(holder: &Holder) -> String {
     match holder {
         Holder::Foreign => "an object that is not managed by Lockstep".to_owned(),
         Holder::Companion { of } => format!("the companion of {of}"),

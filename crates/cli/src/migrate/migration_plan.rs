@@ -31,7 +31,7 @@ pub struct Context<'a> {
 
 /// A source of the tool, and the copies that name it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ToolSource {
+pub(crate) struct ToolSource {
     pub key: ObjectKey,
     push: NamespaceSelection,
     /// Copies that people created, to be filled from this source.
@@ -43,7 +43,7 @@ pub struct ToolSource {
 
 /// A source that moves, and its copies.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Move {
+pub(crate) struct Move {
     pub entry: SourceEntry,
     /// How many of the copies have other content than the source, and will get that of the source.
     pub outdated: usize,
@@ -54,13 +54,13 @@ pub struct Move {
 
 /// What the person has to look at.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ByHand {
+pub(crate) struct ByHand {
     pub object: ObjectKey,
     pub reasons: Vec<NotMovable>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct MigrationPlan {
+pub(crate) struct MigrationPlan {
     pub moves: Vec<Move>,
     pub by_hand: Vec<ByHand>,
     /// Namespaces whose `accept-adopt-from` is extended while their copies are being adopted.
@@ -69,7 +69,7 @@ pub struct MigrationPlan {
 
 /// The sources that may move, judged by metadata alone, and what is left to the person already.
 #[must_use]
-pub fn find_sources(
+pub(crate) fn find_sources(
     context: &Context<'_>,
     objects: &BTreeMap<ObjectKey, Meta>,
 ) -> (Vec<ToolSource>, Vec<ByHand>) {
@@ -146,7 +146,7 @@ fn tool_source(
 
 /// Whether a source and its copies can move. `found` are the objects of its kind that have the name of its copies, in
 /// any namespace, as far as they exist.
-pub fn plan_move(
+pub(crate) fn plan_move(
     context: &Context<'_>,
     of: &ToolSource,
     source: Object,

@@ -43,7 +43,7 @@ pub enum Role {
 
 /// Namespaces: those that a pattern or the selector matches.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NamespaceSelection {
+pub(crate) struct NamespaceSelection {
     pub patterns: Vec<Pattern>,
     pub selector: Option<String>,
 }

@@ -16,7 +16,7 @@ use super::{migration_plan::MigrationPlan, tool::Tool};
 use lockstep_core::object::{Kind, Meta, ObjectKey};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UndoFile {
+pub(crate) struct UndoFile {
     pub tool: Tool,
     pub domain: String,
     /// The migration was carried out or taken back: nothing continues it.
@@ -26,7 +26,7 @@ pub struct UndoFile {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceEntry {
+pub(crate) struct SourceEntry {
     #[serde(flatten)]
     pub object: ObjectEntry,
     /// The annotations of Lockstep that are written.
@@ -36,7 +36,7 @@ pub struct SourceEntry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ObjectEntry {
+pub(crate) struct ObjectEntry {
     pub kind: Kind,
     pub namespace: String,
     pub name: String,
@@ -47,7 +47,7 @@ pub struct ObjectEntry {
 
 /// The `accept-adopt-from` of a Namespace: as it was, and while copies are adopted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceEntry {
+pub(crate) struct NamespaceEntry {
     pub name: String,
     pub uid: String,
     pub before: Option<String>,

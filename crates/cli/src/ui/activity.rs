@@ -19,7 +19,7 @@ const MAX_NOTE_CHARS: usize = 1000;
 /// An Event as the API server sends it, with the fields that we use.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct EventObject {
+pub(crate) struct EventObject {
     metadata: Meta,
     reporting_controller: String,
     reason: String,
@@ -33,7 +33,7 @@ pub struct EventObject {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub struct Regarding {
+pub(crate) struct Regarding {
     kind: String,
     namespace: String,
     name: String,
@@ -69,7 +69,7 @@ pub struct Entry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum EntryKind {
+pub(crate) enum EntryKind {
     Heal,
     Normal,
     Warning,
@@ -99,7 +99,7 @@ impl Entry {
 
 /// The newest entries, in the order of their time.
 #[derive(Debug, Default, Clone)]
-pub struct Activity(VecDeque<Entry>);
+pub(crate) struct Activity(VecDeque<Entry>);
 
 impl Activity {
     /// Returns whether the entry is new, or has changed.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// An object that cannot be decoded. The fields are empty if they cannot be decoded either.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Undecodable {
+pub(crate) struct Undecodable {
     pub namespace: String,
     pub name: String,
     pub resource_version: String,

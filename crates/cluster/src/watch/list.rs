@@ -9,7 +9,7 @@ use crate::watch::decode;
 
 /// The JSON of a list: an object with an array of objects in it.
 #[derive(Default)]
-pub struct ListSplitter {
+pub(crate) struct ListSplitter {
     /// How many objects and arrays are open.
     depth: usize,
     /// The second of those is an array, so that the third one is an object of the list.

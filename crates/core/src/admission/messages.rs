@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// [`Denial::Edit`](super::denial::Denial::Edit)
-pub const EDIT: &str = "{kind} {namespace}/{name} is a companion, kept equal to {source} by Lockstep. \
+pub(crate) const EDIT: &str = "{kind} {namespace}/{name} is a companion, kept equal to {source} by Lockstep. \
     Change the source instead: kubectl edit {kind} {source name} -n {source namespace}";
 
 /// [`Denial::Delete`](super::denial::Denial::Delete)
@@ -21,20 +21,20 @@ pub const FORGED: &str = "{kind} {namespace}/{name} carries the companion label 
     Leave out {companion}; to mirror an object, label the original: kubectl label {kind} NAME {managed}=true";
 
 /// [`Denial::Strip`](super::denial::Denial::Strip)
-pub const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}; only Lockstep may remove its label {companion}. \
+pub(crate) const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}; only Lockstep may remove its label {companion}. \
     To stop mirroring, unlabel the source: kubectl label {kind} {source name} -n {source namespace} {managed}-";
 
 /// The guard appends one of the next two to [`DELETE`]; the policy does not.
-pub const OR_ALLOW_DELETES: &str = "; to allow deletes: \
+pub(crate) const OR_ALLOW_DELETES: &str = "; to allow deletes: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {protect}=edits";
 
 /// For a name that does not end with the suffix.
-pub const OR_RENAME: &str = "; to allow deletes, let its name end with {suffix}, \
+pub(crate) const OR_RENAME: &str = "; to allow deletes, let its name end with {suffix}, \
     because nothing keeps other names free until Lockstep creates it again: \
     kubectl annotate {kind} {source name} -n {source namespace} {companion-name}-";
 
 /// [`Denial::Squatting`](super::denial::Denial::Squatting)
-pub const SQUATTING: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
+pub(crate) const SQUATTING: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
     Choose another name, or another for the companion: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {companion-name}=NAME";
 

@@ -59,7 +59,7 @@ impl RequiredAccess {
 
     /// The first namespace in which access is required; none where it is required in every namespace.
     #[must_use]
-    pub fn first_namespace(&self) -> Option<&str> {
+    pub(crate) fn first_namespace(&self) -> Option<&str> {
         self.0.keys().next()?.0.as_deref()
     }
 

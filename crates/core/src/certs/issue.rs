@@ -21,7 +21,7 @@ use crate::{object::names::is_subdomain, text};
 
 /// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of
 /// API servers and of other replicas.
-pub const BACKDATE: Duration = Duration::from_hours(24);
+pub(crate) const BACKDATE: Duration = Duration::from_hours(24);
 /// How long the leaf is valid that is issued to try a CA.
 const TRIAL_VALIDITY: Duration = Duration::from_mins(1);
 /// A common name has at most 64 characters; a space and 16 random digits follow the instance.
@@ -141,7 +141,7 @@ impl Certificate {
 
     /// When a CA should be replaced: after two thirds of its lifetime, which begins [`BACKDATE`] after `not_before`.
     #[must_use]
-    pub fn renew_at(&self) -> Timestamp {
+    pub(crate) fn renew_at(&self) -> Timestamp {
         let issued = later(self.not_before, BACKDATE);
         // A foreign certificate may be valid for less time than we backdate ours.
         let issued = if issued < self.not_after { issued } else { self.not_before };
@@ -150,7 +150,7 @@ impl Certificate {
 
     /// Unlike `!is_valid`: a certificate that is not valid yet by our clock may already be served by another replica.
     #[must_use]
-    pub fn has_expired(&self, now: Timestamp) -> bool {
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         now >= self.not_after
     }
 

@@ -27,7 +27,7 @@ pub enum Renewal {
 ///
 /// A CA that some API server may not trust yet signs only if there is no other valid leaf.
 #[must_use]
-pub fn renewal(
+pub(crate) fn renewal(
     leaf: Option<&Leaf>,
     cas: &CaSet,
     published: &Published,

@@ -17,34 +17,34 @@ pub struct Lifetimes {
 impl Lifetimes {
     /// How long a change of the webhook configurations takes to reach every API server.
     #[must_use]
-    pub fn propagation_delay(&self) -> Duration {
+    pub(crate) fn propagation_delay(&self) -> Duration {
         (self.ca_validity / 12).clamp(Duration::from_secs(1), Duration::from_mins(1))
     }
 
     /// How long an extra CA stays in the webhook configurations. Longer than a watch may stall: the Secret may have a
     /// next CA that our watch has not shown yet.
     #[must_use]
-    pub fn removal_delay(&self) -> Duration {
+    pub(crate) fn removal_delay(&self) -> Duration {
         self.propagation_delay() * 4
     }
 
     /// How long after a revoked CA was replaced it stays trusted. Longer than a watch may stall: by then every replica
     /// that reaches the API server serves a leaf of the new one.
     #[must_use]
-    pub fn revoke_after(&self) -> Duration {
+    pub(crate) fn revoke_after(&self) -> Duration {
         self.removal_delay().min(self.retire_after())
     }
 
     /// How long after a CA was replaced its leaves may be served.
     #[must_use]
-    pub fn retire_after(&self) -> Duration {
+    pub(crate) fn retire_after(&self) -> Duration {
         self.leaf_validity + self.propagation_delay()
     }
 }
 
 /// Something to do now, or the time to check again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due<T> {
+pub(crate) enum Due<T> {
     Now(T),
     At(Timestamp),
 }
@@ -66,7 +66,7 @@ pub fn between(from: Timestamp, to: Timestamp) -> Duration {
 }
 
 #[must_use]
-pub fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {
+pub(crate) fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {
     later(from, between(from, to) * 2 / 3)
 }
 

@@ -27,7 +27,7 @@ pub fn is_plausible(request: Timestamp, now: Timestamp) -> bool {
 
 /// What the next change of the Secret depends on.
 #[derive(Clone, Copy)]
-pub struct Inputs<'a> {
+pub(crate) struct Inputs<'a> {
     /// None if there is no Secret.
     pub secret: Option<&'a ParsedSecret>,
     /// The last usable content of the Secret.
@@ -86,7 +86,7 @@ impl SecretChange {
 
     /// Whether the content of the Secret must not be published or used before this change is made.
     #[must_use]
-    pub const fn blocks_use(self) -> bool {
+    pub(crate) const fn blocks_use(self) -> bool {
         self.is_repair() || matches!(self, Self::Create)
     }
 
@@ -127,7 +127,7 @@ impl fmt::Display for SecretChange {
 
 /// The next change of the Secret, or when to check again.
 #[must_use]
-pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
+pub(crate) fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
     use SecretChange as Change;
     let Some(secret) = inputs.secret else { return Due::Now(Change::Create) };
     let next_ca = secret.cas.as_ref().ok().and_then(|cas| cas.next.as_ref());
@@ -194,7 +194,7 @@ pub fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) ->
 }
 
 /// What the Secret holds after a change; none if the change does not fit the Secret. Fails if no CA can be generated.
-pub fn contents_after(
+pub(crate) fn contents_after(
     change: SecretChange,
     inputs: Inputs<'_>,
     now: Timestamp,
@@ -259,7 +259,7 @@ pub fn contents_after(
 
 /// The CAs to publish and to sign with: those in the Secret, unless a change must be made first.
 #[must_use]
-pub fn usable_cas(due: Due<SecretChange>, inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
+pub(crate) fn usable_cas(due: Due<SecretChange>, inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
     let secret = inputs.secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
     usable(secret, inputs.names, now).ok().cloned()
 }

@@ -10,7 +10,7 @@ use super::issue::{Ca, Certificate, UnusableCa};
 use crate::object::{Meta, map, watched::Watched};
 
 /// The data of a Secret. No type that holds it implements `Debug`.
-pub type SecretData = BTreeMap<String, ByteString>;
+pub(crate) type SecretData = BTreeMap<String, ByteString>;
 
 const CA_CERTIFICATE: &str = "ca.crt";
 const CA_KEY: &str = "ca.key";
@@ -83,7 +83,7 @@ impl Revocation {
 
 /// What the Secret holds. Any field may be malformed.
 #[derive(Debug, Clone)]
-pub struct ParsedSecret {
+pub(crate) struct ParsedSecret {
     /// Without malformed fields; the error is that of the current CA.
     pub cas: Result<CaSet, UnusableCa>,
     /// A field other than the current CA cannot be parsed, holds too many, or is there without the field it belongs to.
@@ -124,14 +124,14 @@ impl CaSet {
     }
 
     #[must_use]
-    pub fn with_next(&self, ca: Arc<Ca>) -> Self {
+    pub(crate) fn with_next(&self, ca: Arc<Ca>) -> Self {
         Self { next: Some(NextCa { ca, published: None }), ..self.clone() }
     }
 
     /// Starts a rotation that somebody asked for. It revokes every CA that is here, and with it a next one: its key may
     /// have leaked, too.
     #[must_use]
-    pub fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
+    pub(crate) fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
         let trusted: Vec<String> = self.trusted().into_iter().map(Certificate::sha256).collect();
         let mut digests = self.revocation.digests.clone();
         // All trusted ones go last, even those that are revoked already: the bound never drops one of them.
@@ -142,25 +142,25 @@ impl CaSet {
     }
 
     #[must_use]
-    pub fn revokes(&self, certificate: &Certificate) -> bool {
+    pub(crate) fn revokes(&self, certificate: &Certificate) -> bool {
         self.revocation.covers(certificate)
     }
 
     /// Whether a requested rotation is under way: a CA that it revoked is still trusted.
     #[must_use]
-    pub fn trusts_revoked(&self) -> bool {
+    pub(crate) fn trusts_revoked(&self) -> bool {
         self.trusted().into_iter().any(|certificate| self.revokes(certificate))
     }
 
     #[must_use]
-    pub fn with_published(&self, published: Option<Timestamp>) -> Self {
+    pub(crate) fn with_published(&self, published: Option<Timestamp>) -> Self {
         let next = self.next.clone().map(|next| NextCa { published, ..next });
         Self { next, ..self.clone() }
     }
 
     /// The next CA becomes the current one. The former CA's key is dropped.
     #[must_use]
-    pub fn promoted(&self, now: Timestamp) -> Self {
+    pub(crate) fn promoted(&self, now: Timestamp) -> Self {
         match &self.next {
             Some(next) => Self { current: next.ca.clone(), next: None, ..self.clone() }
                 .with_old(self.current.certificate.clone(), now),
@@ -170,7 +170,7 @@ impl CaSet {
 
     /// Adds a CA that no longer signs but whose leaves may still be served.
     #[must_use]
-    pub fn with_old(mut self, certificate: Certificate, now: Timestamp) -> Self {
+    pub(crate) fn with_old(mut self, certificate: Certificate, now: Timestamp) -> Self {
         if !certificate.has_expired(now) && !self.trusts(&certificate) {
             self.old.push(certificate);
             self.old = latest(self.old);
@@ -180,7 +180,7 @@ impl CaSet {
     }
 
     #[must_use]
-    pub fn without_expired(&self, now: Timestamp) -> Self {
+    pub(crate) fn without_expired(&self, now: Timestamp) -> Self {
         let mut cas = self.clone();
         cas.old.retain(|certificate| !certificate.has_expired(now));
         cas.next = cas.next.filter(|next| !next.ca.certificate.has_expired(now));

@@ -167,7 +167,7 @@ impl WebhookConfiguration {
 
     /// Whether one of our webhooks trusts a CA that is revoked.
     #[must_use]
-    pub fn trusts_revoked(&self, cas: &CaSet) -> bool {
+    pub(crate) fn trusts_revoked(&self, cas: &CaSet) -> bool {
         self.trusted().any(|one| cas.revokes(&one))
     }
 
@@ -263,7 +263,7 @@ impl Published {
 
     /// When every API server trusts this CA, given how long that takes; none while it is not published.
     #[must_use]
-    pub fn propagated_at(&self, certificate: &Certificate, delay: Duration) -> Option<Timestamp> {
+    pub(crate) fn propagated_at(&self, certificate: &Certificate, delay: Duration) -> Option<Timestamp> {
         match self {
             Self::Unknown => None,
             Self::NoWebhooks => Some(Timestamp::MIN),

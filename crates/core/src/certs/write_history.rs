@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::failure::backoff::Backoff;
 
 /// How long to wait for the watch to show our write before deciding again.
-pub const WATCH_LAG: Duration = Duration::from_secs(5);
+pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
 
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
 /// After this time without a counted attempt the next one is the first again. Longer than the longest delay.

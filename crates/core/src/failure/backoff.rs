@@ -32,7 +32,7 @@ impl Backoff {
     /// As [`Self::delay`], scaled down by a jitter between 0 and 1: to half of it at least, so that many clients
     /// that failed at once do not all retry at once.
     #[must_use]
-    pub fn jittered(self, failures: u32, jitter: f64) -> Duration {
+    pub(crate) fn jittered(self, failures: u32, jitter: f64) -> Duration {
         self.delay(failures).mul_f64(f64::midpoint(1.0, jitter))
     }
 }

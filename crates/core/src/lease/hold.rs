@@ -79,7 +79,7 @@ impl HoldAnnotations {
 
     /// The extension of this hold, if somebody asked for one that ends later than it does.
     #[must_use]
-    pub fn extension_of(&self, hold: &HeldDeletes) -> Option<&Extension> {
+    pub(crate) fn extension_of(&self, hold: &HeldDeletes) -> Option<&Extension> {
         self.extended.as_ref().filter(|wanted| wanted.hold == hold.since && wanted.until > hold.until)
     }
 
@@ -143,7 +143,7 @@ pub fn later(at: Timestamp, by: Duration) -> Timestamp {
 
 /// The time from `now` until `at`; zero if it is over, and never more than [`MAX_HOLD`].
 #[must_use]
-pub fn time_left(now: Timestamp, at: Timestamp) -> Duration {
+pub(crate) fn time_left(now: Timestamp, at: Timestamp) -> Duration {
     let left: SignedDuration = at.duration_since(now);
     Duration::try_from(left).unwrap_or_default().min(MAX_HOLD)
 }

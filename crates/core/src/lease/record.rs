@@ -114,7 +114,7 @@ impl LeaseRecord {
     /// Whether neither the holder nor another replica has written it since `known`. Metadata is left out: a Lease that
     /// somebody annotates every second must expire when its holder is dead.
     #[must_use]
-    pub fn is_unchanged_since(&self, known: &Self) -> bool {
+    pub(crate) fn is_unchanged_since(&self, known: &Self) -> bool {
         let ignore_metadata = |record: &Self| Self { metadata: LeaseMetadata::default(), ..record.clone() };
         self.is_deleted() == known.is_deleted() && ignore_metadata(self) == ignore_metadata(known)
     }

@@ -71,7 +71,7 @@ pub fn is_label_value(text: &str) -> bool {
 /// assert!(label_value_of(&"x".repeat(64)).starts_with("xxxx"));
 /// ```
 #[must_use]
-pub fn label_value_of(name: &str) -> Cow<'_, str> {
+pub(crate) fn label_value_of(name: &str) -> Cow<'_, str> {
     if is_label_value(name) {
         return Cow::Borrowed(name);
     }

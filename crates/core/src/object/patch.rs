@@ -26,7 +26,7 @@ pub fn test(path: &[&str], value: Value) -> PatchOperation {
 /// Makes the API server refuse the patch (409) for any other version of the object. A `test` that fails would read as
 /// an invalid request instead.
 #[must_use]
-pub fn only_if_version(resource_version: &str) -> PatchOperation {
+pub(crate) fn only_if_version(resource_version: &str) -> PatchOperation {
     PatchOperation::Replace(ReplaceOperation {
         path: pointer(&["metadata", "resourceVersion"]),
         value: Value::String(resource_version.to_owned()),

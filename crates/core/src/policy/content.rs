@@ -81,7 +81,7 @@ impl Content {
 
     /// The digest of an object's content, without a copy of it.
     #[must_use]
-    pub fn digest_of(object: &Object) -> Digest {
+    pub(crate) fn digest_of(object: &Object) -> Digest {
         let none = BTreeMap::new();
         let [data, binary] = [&object.data, &object.binary_data].map(|map| map.as_ref().unwrap_or(&none));
         digest(data, binary, object.type_.as_deref(), object.immutable.unwrap_or_default())
@@ -89,7 +89,7 @@ impl Content {
 
     /// A digest of the type alone. Kubernetes does not limit the length of a Secret's type.
     #[must_use]
-    pub fn type_digest(&self) -> Digest {
+    pub(crate) fn type_digest(&self) -> Digest {
         let mut hasher = Hasher::new();
         hasher.text("type", self.type_.as_deref().unwrap_or_default());
         hasher.finish()
@@ -122,7 +122,7 @@ impl Content {
 
 /// A map as JSON, to be spliced into requests.
 #[must_use]
-pub fn raw_json(map: &BTreeMap<String, String>) -> Box<RawValue> {
+pub(crate) fn raw_json(map: &BTreeMap<String, String>) -> Box<RawValue> {
     serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
 }
 

@@ -35,7 +35,7 @@ pub struct Defaults {
 
 /// Why the annotation cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum BadDefaults {
+pub(crate) enum BadDefaults {
     #[error("it is longer than {MAX_BYTES} bytes; only the guard writes it: remove it")]
     TooLong,
     #[error("only the guard writes it, and this is not what it writes: remove it ({0})")]
@@ -43,7 +43,7 @@ pub enum BadDefaults {
 }
 
 impl Defaults {
-    pub fn from_annotation(text: &str) -> Result<Self, BadDefaults> {
+    pub(crate) fn from_annotation(text: &str) -> Result<Self, BadDefaults> {
         if text.len() > MAX_BYTES {
             return Err(BadDefaults::TooLong);
         }
@@ -63,7 +63,7 @@ impl Defaults {
     }
 
     #[must_use]
-    pub fn has_targets(&self) -> bool {
+    pub(crate) fn has_targets(&self) -> bool {
         self.targets() != (None, None)
     }
 }

@@ -4,11 +4,11 @@
 //! is measured before anything of it is kept.
 
 /// The maximum length of an annotation with a list or a selector.
-pub const MAX_LIST_BYTES: usize = 8 * 1024;
+pub(crate) const MAX_LIST_BYTES: usize = 8 * 1024;
 /// The maximum of items in each list. Every item is compared with every namespace or label.
-pub const MAX_ITEMS: usize = 50;
+pub(crate) const MAX_ITEMS: usize = 50;
 /// The maximum of items in the `keys` annotation. There is no pattern that would replace a long list of keys.
-pub const MAX_KEYS: usize = 100;
+pub(crate) const MAX_KEYS: usize = 100;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadList {
@@ -23,7 +23,7 @@ pub enum BadList {
 }
 
 /// Fails for a text that is too long to be parsed.
-pub const fn check_length(text: &str) -> Result<(), BadList> {
+pub(crate) const fn check_length(text: &str) -> Result<(), BadList> {
     if text.len() > MAX_LIST_BYTES { Err(BadList::TooLong) } else { Ok(()) }
 }
 

@@ -19,14 +19,14 @@ const MAX_REMOVABLE_KEYS: usize = 200;
 
 /// The labels and annotations that a companion must have. Other people may add their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Marks {
+pub(crate) struct Marks {
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
 }
 
 /// Labels and annotations of a source that its companions have, too.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Copied {
+pub(crate) struct Copied {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
@@ -98,7 +98,7 @@ impl Marks {
 
     /// The digest of the marks that a backup of a companion has, too: all but the UID of the source.
     #[must_use]
-    pub fn digest_without_uid(&self, keys: &Keys) -> Digest {
+    pub(crate) fn digest_without_uid(&self, keys: &Keys) -> Digest {
         self.digest_with(|key| *key != keys.source_uid)
     }
 
@@ -110,7 +110,7 @@ impl Marks {
     }
 
     #[must_use]
-    pub fn removable_keys(&self, keys: &Keys) -> RemovableKeys {
+    pub(crate) fn removable_keys(&self, keys: &Keys) -> RemovableKeys {
         let first =
             |keys: &mut dyn Iterator<Item = &String>| keys.take(MAX_REMOVABLE_KEYS).cloned().collect();
         let always = [&keys.source, &keys.source_uid, &keys.source_checksum, &keys.protect];
@@ -144,7 +144,7 @@ impl Copied {
 }
 
 impl PackedCopied {
-    pub fn unpack(&self) -> serde_json::Result<Copied> {
+    pub(crate) fn unpack(&self) -> serde_json::Result<Copied> {
         let unpack = |raw: &Option<Box<RawValue>>| {
             raw.as_ref().map_or_else(|| Ok(BTreeMap::new()), |raw| serde_json::from_str(raw.get()))
         };
@@ -153,7 +153,7 @@ impl PackedCopied {
 
     /// How many bytes of text it has.
     #[must_use]
-    pub fn text_bytes(&self) -> usize {
+    pub(crate) fn text_bytes(&self) -> usize {
         [&self.labels, &self.annotations].into_iter().flatten().map(|raw| raw.get().len()).sum()
     }
 }
@@ -184,7 +184,7 @@ fn copied_annotation(labels: &BTreeMap<String, String>, annotations: &BTreeMap<S
 ///
 /// `blockOwnerDeletion` stays unset: setting it needs the `update` verb on the source's finalizers.
 #[must_use]
-pub fn expected_owners(
+pub(crate) fn expected_owners(
     source: &ObjectKey,
     uid: &str,
     when_removed: WhenRemoved,
@@ -205,7 +205,7 @@ pub fn expected_owners(
 
 /// A digest of all ownerReferences. An absent `blockOwnerDeletion` and a false one are the same.
 #[must_use]
-pub fn owners_digest(owners: &[OwnerReference]) -> Digest {
+pub(crate) fn owners_digest(owners: &[OwnerReference]) -> Digest {
     let mut hasher = Hasher::new();
     for owner in owners {
         hasher.text(&owner.kind, &owner.name);

@@ -39,7 +39,7 @@ impl Mistake {
 
     /// The first mistakes on a source.
     #[must_use]
-    pub fn on_source(keys: &Keys, meta: &Meta, policy: &Policy) -> Vec<Self> {
+    pub(crate) fn on_source(keys: &Keys, meta: &Meta, policy: &Policy) -> Vec<Self> {
         let known = Known {
             labels: &[&keys.managed],
             annotations: &keys.on_source(),
@@ -65,7 +65,7 @@ impl Mistake {
 
     /// The first mistake on a Namespace.
     #[must_use]
-    pub fn on_namespace(keys: &Keys, meta: &Meta) -> Option<Self> {
+    pub(crate) fn on_namespace(keys: &Keys, meta: &Meta) -> Option<Self> {
         let known = Known { labels: &[&keys.exclude], annotations: &keys.on_namespace(), others: &[] };
         let elsewhere = |key: &str| {
             (key == keys.managed || keys.on_source().contains(&key)).then_some("for ConfigMaps and Secrets")

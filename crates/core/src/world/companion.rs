@@ -70,7 +70,7 @@ pub struct ObservedCompanion {
 
 /// UIDs are compared as digests: there are as many as companions.
 #[must_use]
-pub fn uid_digest(uid: &str) -> Digest {
+pub(crate) fn uid_digest(uid: &str) -> Digest {
     let mut hasher = Hasher::new();
     hasher.text("uid", uid);
     hasher.finish()

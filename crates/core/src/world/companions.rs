@@ -51,7 +51,7 @@ impl Companions {
     }
 
     /// The lists that showed a companion last, and during which we wrote it last.
-    pub fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
+    pub(crate) fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
         if let Some(slot) = self.find(key) {
             let companion = &mut self.slots[slot as usize].1;
             (companion.epoch, companion.written_epoch) = (epoch, written_epoch);
@@ -74,7 +74,7 @@ impl Companions {
     }
 
     /// The sources that have a companion in a namespace, whether they exist or not.
-    pub fn sources_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn sources_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
         let in_here = move |(_, of): &(&ObjectKey, &OfSource)| {
             let namespace_of = |slot: Slot| &*self.slots[slot as usize].0.namespace;
             of.slots.binary_search_by(|slot| namespace_of(*slot).cmp(namespace)).is_ok()
@@ -88,7 +88,7 @@ impl Companions {
     }
 
     /// Whether a source has companions in other namespaces.
-    pub fn has_any_away(&self, source: &ObjectKey) -> bool {
+    pub(crate) fn has_any_away(&self, source: &ObjectKey) -> bool {
         self.by_source.get(source).is_some_and(|of| of.away > 0)
     }
 

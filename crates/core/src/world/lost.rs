@@ -11,7 +11,7 @@ use crate::{
 /// The maximum of places without a known UID that are kept for one source: those that it can list by name, and its own
 /// namespace. Each is kept until it has been read, and a pattern matches any number of namespaces; a source that is
 /// renamed while it is paused wants other places each time.
-pub const MAX_PLACES: usize = MAX_ITEMS + 1;
+pub(crate) const MAX_PLACES: usize = MAX_ITEMS + 1;
 
 /// What is known of a companion that no watch shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub enum SeenBy {
 
 /// Lost companions by name, one for each, and by source.
 #[derive(Debug, Default)]
-pub struct LostCompanions {
+pub(crate) struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
     /// How many of each source are in other namespaces and were found by a live read.
@@ -72,7 +72,7 @@ impl LostCompanion {
     }
 
     #[must_use]
-    pub const fn is_found(&self) -> bool {
+    pub(crate) const fn is_found(&self) -> bool {
         self.found
     }
 
@@ -89,7 +89,7 @@ impl LostCompanion {
     /// Whether an object is the lost companion by its UID. One without any mark may have been released: then it is not
     /// ours, although we know its UID.
     #[must_use]
-    pub fn has_uid_of(&self, object: &Companion) -> bool {
+    pub(crate) fn has_uid_of(&self, object: &Companion) -> bool {
         self.uid.as_ref() == Some(&object.uid) && (object.has_marks() || !self.maybe_released)
     }
 
@@ -127,7 +127,7 @@ impl LostCompanions {
     }
 
     /// The sources that have lost a companion in a namespace.
-    pub fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
         let in_here = move |(_, places): &(&ObjectKey, &BTreeSet<ObjectKey>)| {
             places.iter().any(|at| *at.namespace == *namespace)
         };
@@ -141,13 +141,13 @@ impl LostCompanions {
     }
 
     /// How many more places without a known UID may be kept for a source.
-    pub fn places_left(&self, source: &ObjectKey) -> usize {
+    pub(crate) fn places_left(&self, source: &ObjectKey) -> usize {
         let places = self.of(source).filter(|(_, lost)| lost.uid.is_none());
         MAX_PLACES.saturating_sub(places.count())
     }
 
     /// The sources with companions in other namespaces that a live read has found, and how many each has.
-    pub fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
+    pub(crate) fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
         self.found_away.iter().map(|(source, count)| (source, *count))
     }
 
@@ -171,7 +171,7 @@ impl LostCompanions {
     }
 
     /// Marks a lost companion as found, unless another one has taken its place since it was read.
-    pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
+    pub(crate) fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
             if lost.is_outside_home(at) {
@@ -186,7 +186,7 @@ impl LostCompanions {
     }
 
     /// Forgets those that are old, unless they are to be kept, and makes the others old.
-    pub fn retain_young(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
+    pub(crate) fn retain_young(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
         self.retain(|at, lost| !lost.aged || keep(at, lost));
         self.by_name.values_mut().for_each(|lost| lost.aged = true);
     }

@@ -165,7 +165,7 @@ impl Namespaces {
     /// The patterns and the selector of a source that match no namespace, or none that accepts the source if it needs
     /// consent.
     #[must_use]
-    pub fn unmatched(&self, home: &str, targets: &Targets) -> Vec<String> {
+    pub(crate) fn unmatched(&self, home: &str, targets: &Targets) -> Vec<String> {
         if !targets.has_patterns() {
             return Vec::new();
         }
@@ -222,7 +222,7 @@ impl Namespaces {
 
     /// Whether the `accept-from` of a namespace matches `home`.
     #[must_use]
-    pub fn accept_from_matches(&self, home: &str, name: &str) -> bool {
+    pub(crate) fn accept_from_matches(&self, home: &str, name: &str) -> bool {
         self.get(name).is_some_and(|known| known.accept_from.matches(home))
     }
 
@@ -240,7 +240,7 @@ impl Namespaces {
     /// Whether an object is deleted with its namespace. Nothing can be created in a terminating namespace: an object
     /// that is younger than the deletion is in a namespace of the same name that this watch has not shown yet.
     #[must_use]
-    pub fn is_terminating_with(&self, name: &str, object: &Meta) -> bool {
+    pub(crate) fn is_terminating_with(&self, name: &str, object: &Meta) -> bool {
         let Some(deleted) = self.get(name).and_then(|known| known.deletion_timestamp.as_ref()) else {
             return false;
         };
@@ -277,7 +277,7 @@ impl Namespaces {
     }
 
     /// A list has ended: removes the namespaces that it did not show.
-    pub fn retain_epoch(&mut self, epoch: u32) {
+    pub(crate) fn retain_epoch(&mut self, epoch: u32) {
         self.namespaces.retain(|_, known| known.epoch == epoch);
         self.accepting.retain(|name| self.namespaces.contains_key(name));
     }

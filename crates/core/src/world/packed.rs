@@ -44,7 +44,7 @@ pub enum Version {
 
 /// Keeps one copy of equal values. Those that nobody uses any more are dropped from time to time.
 #[derive(Debug)]
-pub struct Interner<T: ?Sized> {
+pub(crate) struct Interner<T: ?Sized> {
     values: HashSet<Arc<T>>,
     /// With so many values, it looks for those that nobody uses any more.
     limit: usize,
@@ -164,7 +164,7 @@ impl<T: ?Sized + Eq + Hash> Interner<T> {
     }
 
     /// The copy that is kept of a value: this one if there is none.
-    pub fn intern(&mut self, value: Arc<T>) -> Arc<T> {
+    pub(crate) fn intern(&mut self, value: Arc<T>) -> Arc<T> {
         if let Some(known) = self.values.get(&value) {
             return known.clone();
         }

@@ -23,7 +23,7 @@ pub struct Payload {
     pub copied: PackedCopied,
 }
 
-pub struct Payloads {
+pub(crate) struct Payloads {
     budget: usize,
     bytes: usize,
     kept: HashMap<ObjectKey, Kept>,

@@ -111,20 +111,20 @@ impl Source {
 
     /// The marks that its companions must have. A malformed source has none.
     #[must_use]
-    pub fn expected_marks(&self, keys: &Keys, copied: Copied) -> Option<Marks> {
+    pub(crate) fn expected_marks(&self, keys: &Keys, copied: Copied) -> Option<Marks> {
         let Desired { policy, content, .. } = self.desired.as_ref().ok()?;
         Some(Marks::expected(keys, &self.key, &self.uid, policy, content.checksum(), copied))
     }
 
     /// The ownerReferences that its companion in a namespace must have.
     #[must_use]
-    pub fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
+    pub(crate) fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
         marks::expected_owners(&self.key, &self.uid, self.when_removed().unwrap_or_default(), namespace)
     }
 
     /// A digest of [`Self::expected_owners`].
     #[must_use]
-    pub fn expected_owners_digest(&self, namespace: &str) -> Digest {
+    pub(crate) fn expected_owners_digest(&self, namespace: &str) -> Digest {
         /// That of no owners: most companions are in other namespaces than their source.
         static NONE: LazyLock<Digest> = LazyLock::new(|| marks::owners_digest(&[]));
         match &*self.expected_owners(namespace) {

@@ -103,7 +103,7 @@ impl World {
 
     /// A name or a namespace, shared with the objects that have it: there may be many more keys than names.
     #[must_use]
-    pub fn shared_name(&self, name: &str) -> Arc<str> {
+    pub(crate) fn shared_name(&self, name: &str) -> Arc<str> {
         self.names.get(name).unwrap_or_else(|| name.into())
     }
 
@@ -129,18 +129,18 @@ impl World {
     }
 
     /// The places at which a source had a companion that is lost, in order.
-    pub fn lost_of(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn lost_of(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
         self.lost.of(source).map(|(at, _)| at)
     }
 
     /// The lost companion of a source at a place that the source does not want, or not any more.
     #[must_use]
-    pub fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
+    pub(crate) fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
         self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))
     }
 
     /// The places at which a source had a companion that may still exist, without our label.
-    pub fn lost_with_known_uid(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn lost_with_known_uid(&self, source: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
         self.lost.of(source).filter(|(_, lost)| lost.uid.is_some()).map(|(at, _)| at)
     }
 
@@ -166,7 +166,7 @@ impl World {
     /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
     /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
     #[must_use]
-    pub fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
+    pub(crate) fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
         let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
         let present = source.filter(same).and_then(Source::when_removed);
         present.map_or(marked, |when_removed| when_removed == WhenRemoved::Keep)
@@ -190,14 +190,14 @@ impl World {
     /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
     /// said about consent is not known.
     #[must_use]
-    pub fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
+    pub(crate) fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
         let known = self.sources.get(source).map(|source| &**source);
         self.bars(&source.namespace, known, namespace)
     }
 
     /// As [`Self::is_barred`], for a source of namespace `home` in this state.
     #[must_use]
-    pub fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
+    pub(crate) fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
         let eligibility = match source {
             Some(source) => self.eligibility(source, namespace),
             None => self.namespaces.eligibility(home, namespace, &Targets::default()),
@@ -216,7 +216,7 @@ impl World {
 
     /// Counts the lists of a watch.
     #[must_use]
-    pub fn epoch(&self, watch: WatchId) -> u32 {
+    pub(crate) fn epoch(&self, watch: WatchId) -> u32 {
         self.progress.epoch(watch)
     }
 
@@ -245,7 +245,7 @@ impl World {
     /// The source, other than `asking`, that has this companion, or else the first that wants its name. A source that
     /// is being deleted does not count.
     #[must_use]
-    pub fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
+    pub(crate) fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
             self.sources.get(*source).is_some_and(|source| {
                 !source.terminating && self.eligibility(source, &at.namespace) == Eligibility::Eligible
@@ -260,14 +260,14 @@ impl World {
 
     /// Whether a companion vanished although its source wants it: creating it again is a heal.
     #[must_use]
-    pub fn was_lost(&self, at: &ObjectKey) -> bool {
+    pub(crate) fn was_lost(&self, at: &ObjectKey) -> bool {
         self.lost.get(at).is_some_and(|lost| lost.uid.is_some() && self.wants_at(&lost.source, at))
     }
 
     /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
     /// object that belongs to none of them.
     #[must_use]
-    pub fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+    pub(crate) fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.first_wanting(at, |source| !self.is_barred(source, &at.namespace)) == Some(source)
     }
 
@@ -304,7 +304,7 @@ impl World {
 
     /// Whether the mirror writes this companion for this source.
     #[must_use]
-    pub fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+    pub(crate) fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
             && self.sources.get(source).is_some_and(|source| {
                 source.active_policy().is_some()
@@ -536,13 +536,13 @@ impl World {
     // --- lost companions
 
     /// A live read has found this lost companion. Another one may have taken its place meanwhile.
-    pub fn lost_found(&mut self, at: &ObjectKey, lost: &LostCompanion) {
+    pub(crate) fn lost_found(&mut self, at: &ObjectKey, lost: &LostCompanion) {
         self.lost.set_found(at, lost);
     }
 
     /// A live read has shown that this lost companion does not exist, or we have deleted it. Another one may have taken
     /// its place meanwhile.
-    pub fn lost_gone(&mut self, at: &ObjectKey, lost: &LostCompanion) -> Effect {
+    pub(crate) fn lost_gone(&mut self, at: &ObjectKey, lost: &LostCompanion) -> Effect {
         if self.lost.get(at).is_some_and(|known| known.is_same(lost)) {
             self.lost.remove(at);
         }
@@ -617,7 +617,7 @@ impl World {
     }
 
     /// One of our own writes returned a companion. The watch may be behind that write or ahead of it.
-    pub fn companion_written(&mut self, observed: ObservedCompanion) -> Effect {
+    pub(crate) fn companion_written(&mut self, observed: ObservedCompanion) -> Effect {
         let (key, mut companion) = self.identify(observed);
         let kind = key.kind;
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
@@ -685,7 +685,7 @@ impl World {
     }
 
     /// A write of ours found that the companion does not exist (404).
-    pub fn companion_vanished(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+    pub(crate) fn companion_vanished(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         match self.companions.get(key) {
             Some(known) if known.uid == *uid => self.forget_companion(key, SeenBy::Watch),
             _ => Effect::default(),
@@ -693,12 +693,12 @@ impl World {
     }
 
     /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
-    pub fn companion_released(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+    pub(crate) fn companion_released(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         self.companion_removed(key, uid, |_| None)
     }
 
     /// We deleted the companion ourselves.
-    pub fn companion_deleted(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
+    pub(crate) fn companion_deleted(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
         self.companion_removed(key, uid, |known| known.source.clone())
     }
 

@@ -153,7 +153,7 @@ pub fn update(
 
 /// Marks a companion in a known state as one that stays when its source is gone.
 #[must_use]
-pub fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
+pub(crate) fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if !known.has_annotations {
         ops.push(patch::add(&["metadata", "annotations"], json!({})));
