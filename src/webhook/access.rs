@@ -89,7 +89,12 @@ impl AccessChecker {
     }
 
     /// Whether a user may read an object.
-    pub(crate) async fn check_get(&self, caller: Caller, user: &User, at: &ObjectKey) -> Result<(), AccessError> {
+    pub(crate) async fn check_get(
+        &self,
+        caller: Caller,
+        user: &User,
+        at: &ObjectKey,
+    ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
         let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
         check.check(Access { verb: "get", kind: at.kind, namespace, name }).await

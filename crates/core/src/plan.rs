@@ -235,7 +235,12 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
 
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
 #[must_use]
-pub(crate) fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
+pub(crate) fn plan_as(
+    world: &World,
+    key: &ObjectKey,
+    source: Option<&Source>,
+    in_step: Option<Digest>,
+) -> Plan {
     let (mut plan, home) = (Plan::default(), &*key.namespace);
     let present = source.filter(|source| !source.terminating);
     let policy = match present.map(|source| &source.desired) {

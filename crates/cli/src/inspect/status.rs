@@ -241,7 +241,11 @@ pub(crate) fn describe_targets(targets: &Targets) -> String {
 }
 
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub(crate) fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+pub(crate) fn source_status(
+    snapshot: &Snapshot,
+    key: &ObjectKey,
+    held_until: Option<Timestamp>,
+) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
         let plan = plan(world, key, None);

@@ -24,13 +24,17 @@ pub(crate) struct ListSplitter {
 
 /// A list without its objects.
 #[derive(Deserialize)]
-pub struct List {
+pub(crate) struct List {
     pub metadata: ListMeta,
 }
 
 impl ListSplitter {
     /// Takes the next bytes, and hands on each object that they complete.
-    pub fn push<T: DeserializeOwned>(&mut self, bytes: &[u8], mut sink: impl FnMut(Result<T, Undecodable>)) {
+    pub(crate) fn push<T: DeserializeOwned>(
+        &mut self,
+        bytes: &[u8],
+        mut sink: impl FnMut(Result<T, Undecodable>),
+    ) {
         let mut from = 0;
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -75,7 +79,7 @@ impl ListSplitter {
     }
 
     /// The list has ended: its metadata.
-    pub fn finish(self) -> Result<ListMeta, serde_json::Error> {
+    pub(crate) fn finish(self) -> Result<ListMeta, serde_json::Error> {
         serde_json::from_slice::<List>(&self.list).map(|list| list.metadata)
     }
 }

@@ -295,7 +295,7 @@ fn digests(list: &[u8]) -> Option<Vec<String>> {
 impl ParsedSecret {
     /// Ignores keys that are not ours.
     #[must_use]
-    pub fn parse(data: &SecretData) -> Self {
+    pub(crate) fn parse(data: &SecretData) -> Self {
         let mut fields = Fields { data, malformed: false };
         let (next, old, old_since) = (fields.next(), fields.old(), fields.time(OLD_SINCE));
         let revocation = Revocation {

@@ -49,7 +49,7 @@ pub struct RemovableKeys {
 impl Marks {
     /// The marks that companions of a source must have.
     #[must_use]
-    pub fn expected(
+    pub(crate) fn expected(
         keys: &Keys,
         source: &ObjectKey,
         uid: &str,
@@ -79,7 +79,7 @@ impl Marks {
 
     /// The marks that an object has: every key under our domain, and the keys that its `copied` annotation lists.
     #[must_use]
-    pub fn found(keys: &Keys, meta: &Meta) -> Self {
+    pub(crate) fn found(keys: &Keys, meta: &Meta) -> Self {
         let copied = meta.annotations.get(&keys.copied).map(String::as_str).unwrap_or_default();
         let copied: HashSet<&str> = copied.split(',').collect();
         let ours = |from: &BTreeMap<String, String>, tag: char| {
@@ -92,7 +92,7 @@ impl Marks {
     }
 
     #[must_use]
-    pub fn digest(&self) -> Digest {
+    pub(crate) fn digest(&self) -> Digest {
         self.digest_with(|_| true)
     }
 
@@ -125,7 +125,7 @@ impl Marks {
 impl Copied {
     /// What the policy of a source says about its labels and annotations.
     #[must_use]
-    pub fn of(keys: &Keys, source: &Meta, policy: &Policy) -> Self {
+    pub(crate) fn of(keys: &Keys, source: &Meta, policy: &Policy) -> Self {
         let copy = |from: &BTreeMap<String, String>, patterns: &Patterns| {
             let copied = policy::copied(keys, patterns, from);
             copied.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -137,7 +137,7 @@ impl Copied {
     }
 
     #[must_use]
-    pub fn pack(&self) -> PackedCopied {
+    pub(crate) fn pack(&self) -> PackedCopied {
         let pack = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
         PackedCopied { labels: pack(&self.labels), annotations: pack(&self.annotations) }
     }

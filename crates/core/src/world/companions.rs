@@ -14,7 +14,7 @@ use super::companion::Companion;
 use crate::object::ObjectKey;
 
 #[derive(Default)]
-pub struct Companions {
+pub(crate) struct Companions {
     slots: Slab<(ObjectKey, Companion)>,
     by_name: HashTable<Slot>,
     /// Tenants choose the names, so nobody may know which of them collide.
@@ -38,15 +38,15 @@ struct OfSource {
 }
 
 impl Companions {
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         self.slots.iter().map(|(_, (key, companion))| (key, companion))
     }
 
-    pub fn get(&self, key: &ObjectKey) -> Option<&Companion> {
+    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Companion> {
         self.find(key).map(|slot| &self.slots[slot as usize].1)
     }
 
@@ -59,17 +59,17 @@ impl Companions {
     }
 
     /// The companions of a source, in order of their namespaces, and in each of their names.
-    pub fn of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+    pub(crate) fn of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         let slots = self.by_source.get(source).map(|of| of.slots.as_slice()).unwrap_or_default();
         slots.iter().map(|slot| &self.slots[*slot as usize]).map(|(key, companion)| (key, companion))
     }
 
     /// The sources that have companions, whether they exist or not.
-    pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_source.keys()
     }
 
-    pub fn has_any(&self, source: &ObjectKey) -> bool {
+    pub(crate) fn has_any(&self, source: &ObjectKey) -> bool {
         self.by_source.contains_key(source)
     }
 
@@ -83,7 +83,7 @@ impl Companions {
     }
 
     /// How many companions are in other namespaces than their source, and how many sources have any there.
-    pub const fn away(&self) -> (usize, usize) {
+    pub(crate) const fn away(&self) -> (usize, usize) {
         (self.away, self.sources_away)
     }
 
@@ -93,7 +93,7 @@ impl Companions {
     }
 
     /// Adds a companion, or replaces the one that has its name.
-    pub fn put(&mut self, key: ObjectKey, companion: Companion) {
+    pub(crate) fn put(&mut self, key: ObjectKey, companion: Companion) {
         let hash = self.hasher.hash_one(&key);
         let Self { slots, by_name, hasher, .. } = self;
         let has_name = |slot: &Slot| slots[*slot as usize].0 == key;
@@ -124,7 +124,7 @@ impl Companions {
         }
     }
 
-    pub fn remove(&mut self, key: &ObjectKey) -> Option<Companion> {
+    pub(crate) fn remove(&mut self, key: &ObjectKey) -> Option<Companion> {
         let slot = self.find(key)?;
         if let Some(source) = self.slots[slot as usize].1.source.clone() {
             self.leave(&source, slot);

@@ -109,20 +109,23 @@ impl LostCompanion {
 }
 
 impl LostCompanions {
-    pub fn get(&self, at: &ObjectKey) -> Option<&LostCompanion> {
+    pub(crate) fn get(&self, at: &ObjectKey) -> Option<&LostCompanion> {
         self.by_name.get(at)
     }
 
-    pub fn of<'a>(&'a self, source: &ObjectKey) -> impl Iterator<Item = (&'a ObjectKey, &'a LostCompanion)> {
+    pub(crate) fn of<'a>(
+        &'a self,
+        source: &ObjectKey,
+    ) -> impl Iterator<Item = (&'a ObjectKey, &'a LostCompanion)> {
         let names = self.by_source.get(source).into_iter().flatten();
         names.filter_map(|at| self.by_name.get_key_value(at))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
         self.by_name.iter()
     }
 
-    pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_source.keys()
     }
 
@@ -134,7 +137,7 @@ impl LostCompanions {
         self.by_source.iter().filter(in_here).map(|(source, _)| source)
     }
 
-    pub fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {
+    pub(crate) fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {
         self.remove(&at);
         self.by_source.entry(lost.source.clone()).or_default().insert(at.clone());
         self.by_name.insert(at, lost);
@@ -151,7 +154,7 @@ impl LostCompanions {
         self.found_away.iter().map(|(source, count)| (source, *count))
     }
 
-    pub fn remove(&mut self, at: &ObjectKey) {
+    pub(crate) fn remove(&mut self, at: &ObjectKey) {
         let Some(lost) = self.by_name.remove(at) else { return };
         if let Some(places) = self.by_source.get_mut(&lost.source) {
             places.remove(at);
@@ -180,7 +183,7 @@ impl LostCompanions {
         }
     }
 
-    pub fn retain(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
         let gone = self.by_name.iter().filter(|(at, lost)| !keep(at, lost)).map(|(at, _)| at.clone());
         gone.collect::<Vec<_>>().iter().for_each(|at| self.remove(at));
     }

@@ -159,7 +159,7 @@ impl<T: ?Sized> Default for Interner<T> {
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
     /// The copy that is kept of a value, if there is one.
-    pub fn get(&self, value: &T) -> Option<Arc<T>> {
+    pub(crate) fn get(&self, value: &T) -> Option<Arc<T>> {
         self.values.get(value).cloned()
     }
 

@@ -65,24 +65,24 @@ impl fmt::Debug for Payload {
 impl Payloads {
     /// Keeps at most `budget` bytes.
     #[must_use]
-    pub fn new(budget: usize) -> Self {
+    pub(crate) fn new(budget: usize) -> Self {
         Self { budget, bytes: 0, kept: HashMap::new(), shares: HashMap::new(), by_bytes: BTreeSet::new() }
     }
 
     /// How many bytes are kept.
     #[must_use]
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The payload of a source in the state that has this digest, if it is kept.
     #[must_use]
-    pub fn get(&self, source: &ObjectKey, digest: Digest) -> Option<Arc<Payload>> {
+    pub(crate) fn get(&self, source: &ObjectKey, digest: Digest) -> Option<Arc<Payload>> {
         self.kept.get(source).filter(|kept| kept.digest == digest).map(|kept| kept.payload.clone())
     }
 
     /// Replaces the payload of a source, if the budget allows it.
-    pub fn put(&mut self, source: &ObjectKey, digest: Digest, payload: Arc<Payload>) {
+    pub(crate) fn put(&mut self, source: &ObjectKey, digest: Digest, payload: Arc<Payload>) {
         self.remove(source);
         let bytes = payload.bytes();
         if bytes > self.budget {
@@ -101,7 +101,7 @@ impl Payloads {
         }
     }
 
-    pub fn remove(&mut self, source: &ObjectKey) {
+    pub(crate) fn remove(&mut self, source: &ObjectKey) {
         let Some(Kept { bytes, .. }) = self.kept.remove(source) else { return };
         self.bytes -= bytes;
         self.change_share(&source.namespace, |share| {

@@ -34,7 +34,7 @@ impl WatchProgress {
         self.epochs.get(&watch).copied().unwrap_or_default()
     }
 
-    pub fn list_begins(&mut self, watch: WatchId) {
+    pub(crate) fn list_begins(&mut self, watch: WatchId) {
         *self.epochs.entry(watch).or_default() += 1;
         self.listing.insert(watch);
         if let WatchId::Companions(kind) = watch {
@@ -44,7 +44,7 @@ impl WatchProgress {
         }
     }
 
-    pub fn list_ends(&mut self, watch: WatchId) {
+    pub(crate) fn list_ends(&mut self, watch: WatchId) {
         self.listing.remove(&watch);
     }
 

@@ -7,7 +7,7 @@ use crate::object::{Kind, ObjectKey};
 
 /// Sources by the companion they want. One set for all: a set for each name, with one source in it, takes 600 bytes.
 #[derive(Debug, Default)]
-pub struct Wanted(BTreeSet<(DesiredName, ObjectKey)>);
+pub(crate) struct Wanted(BTreeSet<(DesiredName, ObjectKey)>);
 
 /// A companion's name and a namespace that the source lists; none if a pattern or a selector may match any.
 type DesiredName = (Kind, Option<Arc<str>>, Arc<str>);

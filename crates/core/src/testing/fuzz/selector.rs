@@ -43,7 +43,7 @@ const WORDS: &[&str] = &[
 ];
 
 /// A selector as text.
-pub fn render(selector: Selector) -> String {
+pub(crate) fn render(selector: Selector) -> String {
     let set = |values: BTreeSet<String>| values.into_iter().collect::<Vec<_>>().join(",");
     let requirement = |expression| match expression {
         Expression::In(key, values) => format!("{key} in ({})", set(values)),

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use crate::{object::names, testing::full};
 
 /// The longest message about one annotation: what it quotes is cut.
-pub const MAX_MESSAGE_CHARS: usize = 400;
+pub(crate) const MAX_MESSAGE_CHARS: usize = 400;
 
 /// The fields as annotations. The API server lets no other keys in.
-pub fn annotations(fields: Vec<(String, String)>) -> BTreeMap<String, String> {
+pub(crate) fn annotations(fields: Vec<(String, String)>) -> BTreeMap<String, String> {
     let fields = fields.into_iter().map(|(key, value)| (full(&key), value));
     fields.filter(|(key, _)| names::is_annotation_key(key)).collect()
 }
 
 /// Whether a pattern with `*` matches: which prefixes of the name each part of the pattern can match.
-pub fn glob(pattern: &str, name: &str) -> bool {
+pub(crate) fn glob(pattern: &str, name: &str) -> bool {
     let name: Vec<char> = name.chars().collect();
     let mut reached = vec![false; name.len() + 1];
     reached[0] = true;
