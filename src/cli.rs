@@ -93,8 +93,7 @@ fn abort_on_panic() {
 
 impl Cli {
     /// Parses the arguments of this process; ends it with a message if they are wrong.
-    #[must_use]
-    pub(crate) fn from_args() -> Self {
+    fn from_args() -> Self {
         let mut command = Self::command();
         let program = std::env::args_os().next().map(std::path::PathBuf::from);
         if program.is_some_and(|program| program.file_stem().is_some_and(|stem| stem == PLUGIN)) {

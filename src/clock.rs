@@ -5,27 +5,23 @@ use std::time::{Duration, Instant};
 use k8s_openapi::jiff::Timestamp;
 
 /// The monotonic clock. It is tokio's, which is the system's unless a test has paused it.
-#[must_use]
 pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
 /// How long ago an instant was.
-#[must_use]
 pub fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
 /// The time of day.
 #[cfg(not(test))]
-#[must_use]
 pub fn wall() -> Timestamp {
     Timestamp::now()
 }
 
 /// The time of day. It goes as [`now`] does.
 #[cfg(test)]
-#[must_use]
 pub fn wall() -> Timestamp {
     static START: std::sync::LazyLock<(Instant, Timestamp)> =
         std::sync::LazyLock::new(|| (Instant::now(), Timestamp::now()));

@@ -18,7 +18,7 @@ use lockstep_core::{
 
 /// The flags of `lockstep run`. Each is also an environment variable, `LOCKSTEP_…`.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Run {
+pub struct Run {
     /// Prefix of all labels and annotations; instances with different domains can share a cluster
     #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]
     pub domain: String,
@@ -186,7 +186,6 @@ pub(crate) struct Run {
 
 impl Run {
     /// What this instance watches.
-    #[must_use]
     pub fn scope(&self) -> Scope {
         let mut kinds: Vec<Kind> = self.kinds.iter().map(|kind| Kind::from(*kind)).collect();
         kinds.sort_unstable();
@@ -201,7 +200,6 @@ impl Run {
         }
     }
 
-    #[must_use]
     pub fn leader(&self, scope: &Scope) -> leader::ElectionConfig {
         leader::ElectionConfig {
             namespace: scope.rules.own_namespace.clone(),
@@ -213,7 +211,6 @@ impl Run {
         }
     }
 
-    #[must_use]
     pub fn published(&self) -> PublishedSettings {
         let plural = |kind: &KindName| Kind::from(*kind).plural().to_owned();
         PublishedSettings {
@@ -229,7 +226,6 @@ impl Run {
     }
 
     /// The rules of the guard. `identity` is the user of this process, which the guard does not restrict.
-    #[must_use]
     pub fn rules(&self, scope: &Scope, identity: String) -> Rules {
         let mut exempt = Subjects { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
         exempt.users.push(identity);
@@ -243,7 +239,6 @@ impl Run {
         }
     }
 
-    #[must_use]
     pub fn mirror(&self, scope: &Scope) -> mirror::Settings {
         mirror::Settings {
             keys: scope.keys.clone(),
@@ -255,7 +250,6 @@ impl Run {
         }
     }
 
-    #[must_use]
     pub fn certs(&self, scope: &Scope) -> CertSettings {
         CertSettings {
             keys: scope.keys.clone(),
@@ -265,8 +259,7 @@ impl Run {
     }
 
     /// The certificate to serve from files. With one, neither the Secret nor the webhook configurations are written.
-    #[must_use]
-    pub(crate) fn certificate_files(&self) -> Option<Files> {
+    pub fn certificate_files(&self) -> Option<Files> {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());
         files.map(|(certificate, key)| Files { certificate, key })
     }

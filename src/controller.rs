@@ -48,7 +48,7 @@ const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 const HOLD_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub struct Settings {
     pub keys: Arc<Keys>,
     /// Sources reconciled at a time.
     pub workers: usize,
@@ -117,7 +117,7 @@ impl Mirror {
 }
 
 /// What runs in a mirror, without end. Each task returns its name if it ends nevertheless.
-pub(crate) struct Tasks {
+pub struct Tasks {
     /// They start writes, and may be aborted at any time.
     pub workers: Vec<BoxFuture<'static, &'static str>>,
     pub others: Vec<BoxFuture<'static, &'static str>>,
@@ -205,7 +205,7 @@ async fn resync<A: CompanionApi>(
 
 /// What a replica without the mirror does, for ever: it looks for no lost companions, so it forgets them, or they would
 /// fill its memory.
-pub(crate) async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
+pub async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
     let mut ticks = tokio::time::interval(resync);
     loop {
         ticks.tick().await;

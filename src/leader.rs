@@ -5,8 +5,8 @@ pub(crate) mod candidate;
 mod claim;
 
 pub use annotations::LeaseAnnotations;
-pub use candidate::{Election, ElectionConfig, identity, start};
-pub use claim::Claim;
+pub(crate) use candidate::{Election, ElectionConfig, identity, start};
+pub(crate) use claim::Claim;
 
 #[cfg(test)]
 mod tests;

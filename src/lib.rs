@@ -16,13 +16,13 @@
 
 pub mod certs;
 pub mod cli;
-pub mod clock;
-pub mod config;
-pub mod controller;
+mod clock;
+mod config;
+mod controller;
 pub mod leader;
 pub mod manifests;
 pub mod ops;
-pub mod run;
+mod run;
 #[cfg(test)]
 pub mod testing;
 pub mod tls;

@@ -154,7 +154,6 @@ impl From<Installation> for Manifests {
 
 impl Manifests {
     /// All documents, as YAML.
-    #[must_use]
     pub fn render(&self) -> String {
         // The namespace comes first, because the other objects are created in it.
         let mut files: Vec<&str> = self.create_namespace.then_some(NAMESPACE_FILE).into_iter().collect();
@@ -171,7 +170,6 @@ impl Manifests {
     }
 
     /// The documents with the roles, as YAML.
-    #[must_use]
     pub fn rbac(&self) -> String {
         let mut files = vec![RBAC_FILE];
         files.extend(self.secrets.then_some(SECRETS_RBAC_FILE));

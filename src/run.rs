@@ -217,7 +217,7 @@ fn claim(
 }
 
 /// Serves the page of `lockstep ui` until the process ends.
-pub(crate) async fn serve_page(listener: TcpListener, router: Router, max_connections: usize) {
+pub async fn serve_page(listener: TcpListener, router: Router, max_connections: usize) {
     let server = Server {
         tls: None,
         router,

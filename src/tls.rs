@@ -35,7 +35,7 @@ pub mod client_ca;
 mod limiter;
 
 #[derive(Debug, Clone)]
-pub(crate) struct ConnectionLimits {
+pub struct ConnectionLimits {
     /// An API server needs one or two.
     pub max_connections: usize,
     /// Connections beyond `max_connections` that are being closed gracefully.
@@ -83,7 +83,7 @@ impl Default for Peer {
     }
 }
 
-pub(crate) struct Server {
+pub struct Server {
     /// None: plain HTTP/1.1.
     pub tls: Option<Tls>,
     pub router: Router,

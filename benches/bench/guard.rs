@@ -39,7 +39,7 @@ const ANSWER: &str =
     r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u","allowed":true}}"#;
 
 /// How many reviews each program answers in a second of CPU time.
-pub async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
+pub(crate) async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
     let cluster = Cluster::new("bench").await;
     let home = cluster.namespace("home").await;
     let (_installed, lockstep) = cluster.install_and_start(&[]).await;
@@ -126,7 +126,7 @@ async fn connect(server: &Peer) -> tokio_rustls::client::TlsStream<tokio::net::T
 }
 
 /// A patch of a source and of a companion, in turn with one of an equal object that the guard does not review.
-pub async fn share_in_a_patch(bench: &Bench, report: &mut Report) {
+pub(crate) async fn share_in_a_patch(bench: &Bench, report: &mut Report) {
     let cluster = Cluster::new("share").await;
     let (home, _, alice) = cluster.alice().await;
     let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
@@ -205,7 +205,7 @@ fn free_address() -> SocketAddr {
 }
 
 /// The floor: TLS and HTTP as Lockstep has them, and the same answer to everything.
-pub async fn serve_bare(address: &str, certificates: &Path) -> ! {
+pub(crate) async fn serve_bare(address: &str, certificates: &Path) -> ! {
     let certificate = CertificateDer::from_pem_file(certificates.join("tls.crt")).expect("a certificate");
     let key = PrivateKeyDer::from_pem_file(certificates.join("tls.key")).expect("a key");
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key);

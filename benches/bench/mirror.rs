@@ -32,7 +32,7 @@ fn put(row: &mut Row, who: Who, value: f64) {
 
 /// From the start of the process until thousands of sources that were there before all have their companion. The floor
 /// creates the same companions.
-pub async fn cold_start(bench: &Bench, report: &mut Report) {
+pub(crate) async fn cold_start(bench: &Bench, report: &mut Report) {
     let count = bench.scaled(5000, 500);
     let namespaces = bench.namespaces("cold", count / SOURCES_A_NAMESPACE).await;
     create_sources(bench, &namespaces).await;
@@ -84,7 +84,7 @@ async fn create_sources(bench: &Bench, namespaces: &[String]) {
 }
 
 /// One source into a thousand namespaces, and one change of it. The floor creates and patches the same companions.
-pub async fn fan_out(bench: &Bench, report: &mut Report) {
+pub(crate) async fn fan_out(bench: &Bench, report: &mut Report) {
     let count = bench.scaled(1000, 200);
     let namespaces = bench.namespaces("fan", count).await;
     let place = configmaps("default");
@@ -189,7 +189,7 @@ async fn bare_fan_out(bench: &Bench, companions: &[(String, Value)]) -> (Duratio
 
 /// A companion that is deleted or edited, until the watch shows it as it was. The floor is a task that watches and
 /// writes what it is told to.
-pub async fn heal(bench: &Bench, report: &mut Report) {
+pub(crate) async fn heal(bench: &Bench, report: &mut Report) {
     let count = bench.scaled(50, 20);
     let namespaces = bench.namespaces("heal", 1).await;
     let place = configmaps(&namespaces[0]);
@@ -272,7 +272,7 @@ async fn bare_heals(bench: Api, place: String, bodies: Arc<HashMap<String, Value
 
 /// One change of a source among many, alone and while another source is written to a thousand namespaces again and again.
 /// The floor is the same without the other one.
-pub async fn beside_fan_out(bench: &Bench, report: &mut Report) {
+pub(crate) async fn beside_fan_out(bench: &Bench, report: &mut Report) {
     let (count, fan) = (bench.scaled(10_000, 1000), bench.scaled(1000, 200));
     let changes = bench.scaled(60, 20);
     let homes = bench.namespaces("many", count / SOURCES_A_NAMESPACE).await;

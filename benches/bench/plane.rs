@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 /// Longer than anything that is measured.
-pub const DEADLINE: Duration = Duration::from_secs(300);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
 /// How many writes the floor, the peer and Lockstep have on the way at a time.
-pub const WRITES: usize = 64;
-pub const COMPANIONS: &str = "workshop.io/companion";
+pub(crate) const WRITES: usize = 64;
+pub(crate) const COMPANIONS: &str = "workshop.io/companion";
 const SERVICE_ACCOUNT: (&str, &str) = ("lockstep-system", "lockstep");
 
-pub struct Bench {
+pub(crate) struct Bench {
     plane: &'static ControlPlane,
     api: Api,
     peer: Option<PathBuf>,
@@ -35,7 +35,7 @@ pub struct Bench {
 
 /// Requests as Lockstep's ServiceAccount: the API server queues them as it does those of Lockstep.
 #[derive(Clone)]
-pub struct Api(Client);
+pub(crate) struct Api(Client);
 
 impl std::ops::Deref for Bench {
     type Target = Api;
@@ -47,27 +47,27 @@ impl std::ops::Deref for Bench {
 
 /// What a measurement compares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Who {
+pub(crate) enum Who {
     Floor,
     Lockstep,
     Peer,
 }
 
 /// A running mirror.
-pub enum Mirror {
+pub(crate) enum Mirror {
     Lockstep(LockstepProcess),
     Peer(Program),
 }
 
 /// A process that ends when this is dropped.
-pub struct Program(Child);
+pub(crate) struct Program(Child);
 
 impl Program {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
     }
 
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.0.id()
     }
 }
@@ -81,14 +81,14 @@ impl Drop for Program {
 
 /// What a watch shows.
 #[derive(Deserialize)]
-pub struct Seen {
+pub(crate) struct Seen {
     #[serde(rename = "type")]
     pub event: String,
     pub object: SeenObject,
 }
 
 #[derive(Deserialize, Clone)]
-pub struct SeenObject {
+pub(crate) struct SeenObject {
     pub metadata: SeenMeta,
     #[serde(default)]
     pub data: BTreeMap<String, String>,
@@ -96,17 +96,17 @@ pub struct SeenObject {
 
 #[derive(Deserialize, Clone)]
 #[serde(rename_all = "camelCase")]
-pub struct SeenMeta {
+pub(crate) struct SeenMeta {
     pub name: String,
     pub namespace: String,
     pub resource_version: String,
 }
 
 /// A watch that is read all the time.
-pub struct Watch(mpsc::UnboundedReceiver<Seen>);
+pub(crate) struct Watch(mpsc::UnboundedReceiver<Seen>);
 
 impl Watch {
-    pub async fn next(&mut self) -> Seen {
+    pub(crate) async fn next(&mut self) -> Seen {
         tokio::time::timeout(DEADLINE, self.0.recv())
             .await
             .expect("an event in time")
@@ -114,14 +114,14 @@ impl Watch {
     }
 
     /// Waits for so many events of this type.
-    pub async fn count(&mut self, event: &str, count: usize) {
+    pub(crate) async fn count(&mut self, event: &str, count: usize) {
         for _ in 0..count {
             while self.next().await.event != event {}
         }
     }
 
     /// Waits for an event about this object that is as wanted.
-    pub async fn until(&mut self, name: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
+    pub(crate) async fn until(&mut self, name: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
         loop {
             let seen = self.next().await;
             if seen.object.metadata.name == name && wanted(&seen) {
@@ -132,7 +132,7 @@ impl Watch {
 }
 
 impl Bench {
-    pub async fn start(quick: bool) -> Self {
+    pub(crate) async fn start(quick: bool) -> Self {
         let plane = crate::harness::shared();
         let (namespace, name) = SERVICE_ACCOUNT;
         // The peer updates where Lockstep patches, and the floor creates what either does.
@@ -146,7 +146,7 @@ impl Bench {
 
     /// What can be compared here: the peer needs Go. Each repetition begins with another one, because the API server still
     /// works on what the one before has deleted.
-    pub fn compared(&self, repetition: usize) -> Vec<Who> {
+    pub(crate) fn compared(&self, repetition: usize) -> Vec<Who> {
         let mut compared: Vec<Who> =
             [Who::Floor, Who::Lockstep].into_iter().chain(self.peer.as_ref().map(|_| Who::Peer)).collect();
         let first = repetition % compared.len();
@@ -154,34 +154,34 @@ impl Bench {
         compared
     }
 
-    pub fn repetitions(&self) -> usize {
+    pub(crate) fn repetitions(&self) -> usize {
         if self.quick { 2 } else { 7 }
     }
 
     /// This many, or fewer if there is little time.
-    pub fn scaled(&self, full: usize, quick: usize) -> usize {
+    pub(crate) fn scaled(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 
-    pub fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         let (namespace, name) = SERVICE_ACCOUNT;
         self.plane.service_account(namespace, name).expect("a kubeconfig")
     }
 
     /// The requests alone, for a task of its own.
-    pub fn api(&self) -> Api {
+    pub(crate) fn api(&self) -> Api {
         self.api.clone()
     }
 
     /// Starts the peer; none without Go.
-    pub fn spawn_peer(&self, flags: &[&OsStr]) -> Option<Program> {
+    pub(crate) fn spawn_peer(&self, flags: &[&OsStr]) -> Option<Program> {
         let mut command = Command::new(self.peer.as_ref()?);
         command.args(["-writes", &WRITES.to_string()]).args(flags).env("KUBECONFIG", self.kubeconfig());
         Some(Program::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())))
     }
 
     /// Starts a mirror, and does not wait until it is ready.
-    pub fn spawn(&self, who: Who) -> Mirror {
+    pub(crate) fn spawn(&self, who: Who) -> Mirror {
         match who {
             Who::Floor => unreachable!("the floor is this process"),
             Who::Lockstep => Mirror::Lockstep(self.spawn_lockstep(&["--no-webhook"])),
@@ -189,13 +189,13 @@ impl Bench {
         }
     }
 
-    pub fn spawn_lockstep(&self, flags: &[&str]) -> LockstepProcess {
+    pub(crate) fn spawn_lockstep(&self, flags: &[&str]) -> LockstepProcess {
         let program = Path::new(env!("CARGO_BIN_EXE_lockstep"));
         LockstepProcess::start(program, &self.kubeconfig(), flags).expect("lockstep starts")
     }
 
     /// Starts Lockstep without the guard, and waits until it is ready.
-    pub async fn lockstep(&self, flags: &[&str]) -> LockstepProcess {
+    pub(crate) async fn lockstep(&self, flags: &[&str]) -> LockstepProcess {
         let mut lockstep = self.spawn_lockstep(&[&["--no-webhook"], flags].concat());
         lockstep.wait_ready(DEADLINE).await.expect("lockstep becomes ready");
         lockstep
@@ -203,7 +203,7 @@ impl Bench {
 }
 
 impl Api {
-    pub async fn send(&self, method: &str, path: &str, kind: &str, body: &Value) {
+    pub(crate) async fn send(&self, method: &str, path: &str, kind: &str, body: &Value) {
         let bytes = serde_json::to_vec(body).expect("JSON");
         let request = http::Request::builder().method(method).uri(path).header("content-type", kind);
         let request = request.body(bytes).expect("a request");
@@ -211,31 +211,31 @@ impl Api {
         answer.unwrap_or_else(|error| panic!("{method} {path}: {error}"));
     }
 
-    pub async fn post(&self, path: &str, body: &Value) {
+    pub(crate) async fn post(&self, path: &str, body: &Value) {
         self.send("POST", path, "application/json", body).await;
     }
 
-    pub async fn merge(&self, path: &str, body: &Value) {
+    pub(crate) async fn merge(&self, path: &str, body: &Value) {
         self.send("PATCH", path, "application/merge-patch+json", body).await;
     }
 
-    pub async fn delete(&self, path: &str) {
+    pub(crate) async fn delete(&self, path: &str) {
         self.send("DELETE", path, "application/json", &json!({})).await;
     }
 
-    pub async fn get(&self, path: &str) -> Value {
+    pub(crate) async fn get(&self, path: &str) -> Value {
         let request = http::Request::get(path).body(Vec::new()).expect("a request");
         self.0.request(request).await.unwrap_or_else(|error| panic!("GET {path}: {error}"))
     }
 
     /// Creates everything, and returns how long that took.
-    pub async fn create_all(&self, objects: &[(String, Value)]) -> Duration {
+    pub(crate) async fn create_all(&self, objects: &[(String, Value)]) -> Duration {
         let start = Instant::now();
         stream::iter(objects).for_each_concurrent(WRITES, |(path, body)| self.post(path, body)).await;
         start.elapsed()
     }
 
-    pub async fn namespaces(&self, prefix: &str, count: usize) -> Vec<String> {
+    pub(crate) async fn namespaces(&self, prefix: &str, count: usize) -> Vec<String> {
         let names: Vec<String> = (0..count).map(|n| format!("{prefix}-{n}")).collect();
         let bodies: Vec<_> = names
             .iter()
@@ -246,7 +246,7 @@ impl Api {
     }
 
     /// All companions, as they can be created again.
-    pub async fn companions(&self) -> Vec<(String, Value)> {
+    pub(crate) async fn companions(&self) -> Vec<(String, Value)> {
         let mut found = Vec::new();
         let mut next = String::new();
         loop {
@@ -269,7 +269,7 @@ impl Api {
     }
 
     /// Deletes what has this label in these namespaces, and waits until it is gone.
-    pub async fn delete_all(&self, namespaces: &[String], label: &str) {
+    pub(crate) async fn delete_all(&self, namespaces: &[String], label: &str) {
         let delete = async |namespace: &String| {
             self.delete(&format!("{}?labelSelector={label}", configmaps(namespace))).await;
         };
@@ -277,7 +277,7 @@ impl Api {
     }
 
     /// Watches ConfigMaps with a label, from now on.
-    pub async fn watch(&self, label: &str) -> Watch {
+    pub(crate) async fn watch(&self, label: &str) -> Watch {
         let path = format!("/api/v1/configmaps?labelSelector={label}");
         let list = self.get(&format!("{path}&limit=1")).await;
         let version = list["metadata"]["resourceVersion"].as_str().expect("a version");
@@ -299,7 +299,7 @@ impl Api {
 
 impl Mirror {
     /// SIGTERM, so that Lockstep gives its Lease back.
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         match self {
             Self::Lockstep(mut process) => drop(process.stop(DEADLINE).await.expect("lockstep ends")),
             // The peer has nothing to give back.
@@ -330,11 +330,11 @@ fn build_peer() -> Option<PathBuf> {
     }
 }
 
-pub fn configmaps(namespace: &str) -> String {
+pub(crate) fn configmaps(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 
-pub fn source(name: &str, targets: &str, data: &Value) -> Value {
+pub(crate) fn source(name: &str, targets: &str, data: &Value) -> Value {
     json!({
         "metadata": {
             "name": name,
@@ -346,7 +346,7 @@ pub fn source(name: &str, targets: &str, data: &Value) -> Value {
 }
 
 /// The CPU time that a process has used.
-pub fn cpu(pid: u32) -> Duration {
+pub(crate) fn cpu(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
     // The second field may have spaces, in parentheses.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
@@ -356,7 +356,7 @@ pub fn cpu(pid: u32) -> Duration {
 }
 
 /// Waits until a metric has reached a value.
-pub async fn wait_metric(lockstep: &LockstepProcess, name: &str, value: f64) {
+pub(crate) async fn wait_metric(lockstep: &LockstepProcess, name: &str, value: f64) {
     let start = Instant::now();
     while lockstep.metric(name) < value {
         assert!(start.elapsed() < DEADLINE, "{name} is {} instead of {value}", lockstep.metric(name));

@@ -19,7 +19,7 @@ use lockstep_core::{
     writes::write_request::{self, Content},
 };
 
-pub fn run() {
+pub(crate) fn run() {
     divan::Divan::default().run_benches();
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// A figure that was measured several times, in turn with its floor and with the peer.
 #[derive(Default)]
-pub struct Row {
+pub(crate) struct Row {
     what: String,
     /// The most, in times the floor, that it may be; the least if more is better.
     goal: Option<f64>,
@@ -18,26 +18,26 @@ pub struct Row {
 }
 
 /// A figure without a floor.
-pub struct Figure {
+pub(crate) struct Figure {
     what: String,
     goal: String,
     measured: String,
 }
 
 #[derive(Default)]
-pub struct Report {
+pub(crate) struct Report {
     pub rows: Vec<Row>,
     figures: Vec<Figure>,
 }
 
 impl Row {
     /// A time, in milliseconds: less is better.
-    pub fn time(what: impl Into<String>, goal: impl Into<Option<f64>>) -> Self {
+    pub(crate) fn time(what: impl Into<String>, goal: impl Into<Option<f64>>) -> Self {
         Self { what: what.into(), goal: goal.into(), unit: "ms", ..Self::default() }
     }
 
     /// How many of something in a second: more is better.
-    pub fn rate(what: impl Into<String>, goal: impl Into<Option<f64>>, unit: &'static str) -> Self {
+    pub(crate) fn rate(what: impl Into<String>, goal: impl Into<Option<f64>>, unit: &'static str) -> Self {
         Self { what: what.into(), goal: goal.into(), unit, more_is_better: true, ..Self::default() }
     }
 
@@ -78,12 +78,17 @@ impl Row {
 
 impl Report {
     /// Adds a row, and prints it: a run takes long.
-    pub fn add(&mut self, row: Row) {
+    pub(crate) fn add(&mut self, row: Row) {
         println!("{}", row.line());
         self.rows.push(row);
     }
 
-    pub fn figure(&mut self, what: impl Into<String>, goal: impl Into<String>, measured: impl Into<String>) {
+    pub(crate) fn figure(
+        &mut self,
+        what: impl Into<String>,
+        goal: impl Into<String>,
+        measured: impl Into<String>,
+    ) {
         let figure = Figure { what: what.into(), goal: goal.into(), measured: measured.into() };
         println!("| {} | {} | {} |", figure.what, figure.goal, figure.measured);
         self.figures.push(figure);
@@ -112,7 +117,7 @@ impl Report {
     }
 
     /// Writes `table.md`, `results.json` and `ratios.svg`, and prints the tables once more.
-    pub fn write(&self, to: &Path) -> std::io::Result<()> {
+    pub(crate) fn write(&self, to: &Path) -> std::io::Result<()> {
         fs::create_dir_all(to)?;
         let tables = self.tables();
         println!("\n{tables}");
@@ -187,16 +192,16 @@ impl Report {
     }
 }
 
-pub fn millis(duration: Duration) -> f64 {
+pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-pub fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     quantile(values, 50)
 }
 
 /// The value below which so many per cent of the others are.
-pub fn quantile(values: &[f64], per_cent: usize) -> f64 {
+pub(crate) fn quantile(values: &[f64], per_cent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().saturating_sub(1) * per_cent / 100).copied().unwrap_or(f64::NAN)

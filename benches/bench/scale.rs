@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// From the start of the process until it is ready, on a cluster without sources; and the size of the binary.
-pub async fn start_and_binary(bench: &Bench, report: &mut Report) {
+pub(crate) async fn start_and_binary(bench: &Bench, report: &mut Report) {
     let mut times = Vec::new();
     for _ in 0..bench.repetitions() {
         let start = Instant::now();
@@ -32,7 +32,7 @@ pub async fn start_and_binary(bench: &Bench, report: &mut Report) {
 }
 
 /// What Lockstep needs with more and more companions: ten of each source, of 1 KiB each.
-pub async fn sizes(bench: &Bench, report: &mut Report) {
+pub(crate) async fn sizes(bench: &Bench, report: &mut Report) {
     let steps: &[usize] = if bench.quick { &[200] } else { &[1000, 3000, 10_000] };
     let groups = bench.namespaces("size", 10).await;
     let text = "x".repeat(1000);
@@ -139,7 +139,7 @@ async fn new_namespace(bench: &Bench, report: &mut Report, sources: usize) {
 }
 
 /// What a review and a reconcile cost with more and more namespaces that match nothing.
-pub async fn namespaces(bench: &Bench, report: &mut Report) {
+pub(crate) async fn namespaces(bench: &Bench, report: &mut Report) {
     let steps = if bench.quick { [50, 500] } else { [100, 10_000] };
     let cluster = Cluster::new("names").await;
     let home = cluster.namespace("home").await;

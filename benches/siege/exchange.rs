@@ -10,7 +10,7 @@ use tokio_rustls::client::TlsStream;
 use crate::{harness::Cluster, peer::review_of};
 
 /// A review, and whether the guard must allow it.
-pub struct Expected {
+pub(crate) struct Expected {
     pub body: String,
     pub uid: String,
     pub allowed: bool,
@@ -18,7 +18,7 @@ pub struct Expected {
 
 /// What an API server sends: mostly changes of sources that touch no right, some edits of companions, a few new sources
 /// for which the guard asks about rights.
-pub fn reviews(cluster: &Cluster, home: &str) -> Vec<Expected> {
+pub(crate) fn reviews(cluster: &Cluster, home: &str) -> Vec<Expected> {
     let object = |name: &str, label: &str, annotations: Value, turn: &str| {
         json!({
             "apiVersion": "v1", "kind": "ConfigMap",
@@ -55,10 +55,10 @@ pub fn reviews(cluster: &Cluster, home: &str) -> Vec<Expected> {
     all.into_iter().enumerate().map(expected).collect()
 }
 
-pub type Connection = BufStream<TlsStream<TcpStream>>;
+pub(crate) type Connection = BufStream<TlsStream<TcpStream>>;
 
 /// Sends a review and reads the answer; the connection stays open.
-pub async fn exchange(connection: &mut Connection, body: &str) -> std::io::Result<(u16, Vec<u8>)> {
+pub(crate) async fn exchange(connection: &mut Connection, body: &str) -> std::io::Result<(u16, Vec<u8>)> {
     let head = format!(
         "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
@@ -87,7 +87,7 @@ pub async fn exchange(connection: &mut Connection, body: &str) -> std::io::Resul
 }
 
 /// Whether an answer is what the review must have.
-pub fn is_right(expected: &Expected, status: u16, answer: &[u8]) -> bool {
+pub(crate) fn is_right(expected: &Expected, status: u16, answer: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let response = &answer["response"];
     status == 200 && response["uid"] == *expected.uid && response["allowed"] == expected.allowed

@@ -208,7 +208,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
 }
 
 /// Returns the errors that are the guard's fault.
-pub async fn run(cluster: &Arc<Cluster>, home: &str, tenant: &Client) -> usize {
+pub(crate) async fn run(cluster: &Arc<Cluster>, home: &str, tenant: &Client) -> usize {
     cluster.source(home, "shades").create().await;
     cluster.wait_data(home, "shades-synced", json!({"sky": "blue"})).await;
     let expected = Arc::new(reviews(cluster, home));

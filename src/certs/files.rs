@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A certificate chain and its key.
 #[derive(Debug, Clone)]
-pub(crate) struct Files {
+pub struct Files {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }

@@ -22,7 +22,6 @@ impl Resolver {
     }
 
     /// The chain that is being served.
-    #[must_use]
     pub fn chain(&self) -> Option<Vec<CertificateDer<'static>>> {
         self.get().map(|pair| pair.cert.clone())
     }

@@ -22,7 +22,7 @@ use lockstep_core::{
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What [`super::apply`] needs of the API server; tests have one in memory.
-pub(crate) trait CompanionApi: Send + Sync + 'static {
+pub trait CompanionApi: Send + Sync + 'static {
     /// Returns the object as it is stored; of a delete, any object.
     fn send(
         &self,
@@ -32,29 +32,27 @@ pub(crate) trait CompanionApi: Send + Sync + 'static {
 }
 
 /// Another API, for as long as this replica leads.
-pub(crate) struct WhileLeading<A> {
+pub struct WhileLeading<A> {
     api: A,
     claim: Claim,
 }
 
 /// The API server, for as long as this replica leads.
-pub(crate) type KubeApi = WhileLeading<KubeCalls>;
+pub type KubeApi = WhileLeading<KubeCalls>;
 
 /// The API server, whether this replica leads or not.
-pub(crate) struct KubeCalls {
+pub struct KubeCalls {
     client: Client,
     keys: Arc<Keys>,
 }
 
 impl KubeApi {
-    #[must_use]
     pub const fn new(client: Client, keys: Arc<Keys>, claim: Claim) -> Self {
         Self::of(KubeCalls { client, keys }, claim)
     }
 }
 
 impl<A: CompanionApi> WhileLeading<A> {
-    #[must_use]
     pub const fn of(api: A, claim: Claim) -> Self {
         Self { api, claim }
     }

@@ -26,7 +26,7 @@ use lockstep_core::{
 /// received and as it is parsed, so four reads of 1.5 MiB hold 18 MiB.
 const MAX_CONCURRENT_READS: usize = 4;
 
-pub(crate) struct Applier<A> {
+pub struct Applier<A> {
     api: A,
     keys: Arc<Keys>,
     rules: NamespaceRules,
@@ -40,7 +40,6 @@ pub(crate) struct Applier<A> {
 }
 
 impl<A: CompanionApi> Applier<A> {
-    #[must_use]
     pub fn new(
         api: A,
         keys: Arc<Keys>,
@@ -126,7 +125,6 @@ impl<A: CompanionApi> Applier<A> {
     }
 
     /// How many permits a write of the content of a source takes.
-    #[must_use]
     pub fn permits_for(&self, source: &Source) -> usize {
         permits_for(source, self.max_permits)
     }

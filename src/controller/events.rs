@@ -56,7 +56,7 @@ const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NewEvent {
+pub struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
     pub uid: String,
@@ -95,7 +95,7 @@ impl NewEvent {
 
 /// Accepts Events from anywhere; an [`EventWriter`] writes them.
 #[derive(Clone)]
-pub(crate) struct EventRecorder {
+pub struct EventRecorder {
     pending: mpsc::Sender<(NewEvent, Instant)>,
     limit: Arc<Mutex<RateLimit>>,
     metrics: Metrics,
@@ -126,7 +126,6 @@ impl RateLimit {
 }
 
 impl EventRecorder {
-    #[must_use]
     pub fn new(client: Client, keys: &Keys, metrics: Metrics) -> (Self, EventWriter) {
         let (pending, events) = mpsc::channel(MAX_PENDING);
         let writer = EventWriter {
@@ -142,7 +141,7 @@ impl EventRecorder {
 
     /// Counts the Events and writes none.
     #[cfg(test)]
-    pub(crate) fn discarding(metrics: Metrics) -> Self {
+    pub fn discarding(metrics: Metrics) -> Self {
         Self { pending: mpsc::channel(1).0, limit: Arc::default(), metrics }
     }
 
@@ -156,7 +155,7 @@ impl EventRecorder {
     }
 }
 
-pub(crate) struct EventWriter {
+pub struct EventWriter {
     /// With when each was recorded.
     events: mpsc::Receiver<(NewEvent, Instant)>,
     client: Client,

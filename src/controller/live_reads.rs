@@ -10,13 +10,12 @@ use lockstep_core::{object::ObjectKey, policy::content::Digest, world::Payload};
 /// The payload of one source in the state of this digest, for as long as a write uses it. It is locked while it is read,
 /// so that one write reads it for all: a source with a thousand targets is not read a thousand times.
 #[derive(Default)]
-pub(crate) struct LiveRead(Option<(Digest, Weak<Payload>)>);
+pub struct LiveRead(Option<(Digest, Weak<Payload>)>);
 
 #[derive(Default)]
-pub(crate) struct LiveReads(Mutex<HashMap<ObjectKey, Arc<tokio::sync::Mutex<LiveRead>>>>);
+pub struct LiveReads(Mutex<HashMap<ObjectKey, Arc<tokio::sync::Mutex<LiveRead>>>>);
 
 impl LiveRead {
-    #[must_use]
     pub fn get(&self, digest: Digest) -> Option<Arc<Payload>> {
         self.0.as_ref().filter(|(known, _)| *known == digest)?.1.upgrade()
     }
@@ -32,7 +31,6 @@ impl LiveRead {
 
 impl LiveReads {
     /// What was read of a source. There are no more of these than writes in flight.
-    #[must_use]
     pub fn of(&self, source: &ObjectKey) -> Arc<tokio::sync::Mutex<LiveRead>> {
         let mut reads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         reads.retain(|_, read| {

@@ -16,7 +16,7 @@ const IDLE_CAPACITY: usize = 64;
 
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
 #[derive(Debug)]
-pub(crate) struct Schedule<K> {
+struct Schedule<K> {
     /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
     ready: VecDeque<K>,
@@ -79,7 +79,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     }
 
     /// Enqueues a key for later; the earlier of two times counts.
-    pub(crate) fn push_at(&mut self, key: K, when: Instant) {
+    pub fn push_at(&mut self, key: K, when: Instant) {
         if !self.open {
             return;
         }
@@ -129,20 +129,18 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
         }
     }
 
-    #[must_use]
-    pub(crate) fn next_due(&self) -> Option<Instant> {
+    pub fn next_due(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|((when, _), _)| *when)
     }
 
     /// How many keys are due and not yet running.
-    #[must_use]
     pub fn depth(&self) -> usize {
         self.ready.len()
     }
 }
 
 /// A [`Schedule`] that workers can wait on.
-pub(crate) struct Queue<K> {
+pub struct Queue<K> {
     schedule: Mutex<Schedule<K>>,
     wake: Notify,
     /// When keys were pushed that no worker has taken up since.
@@ -187,7 +185,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     /// When a key was first pushed since the last time that this was asked; none if only its time has come.
-    pub(crate) fn take_pushed(&self, key: &K) -> Option<Instant> {
+    pub fn take_pushed(&self, key: &K) -> Option<Instant> {
         let mut pushed = self.pushed();
         let when = pushed.remove(key);
         if pushed.is_empty() {
@@ -196,7 +194,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         when
     }
 
-    pub(crate) fn push_at(&self, key: K, when: Instant) {
+    pub fn push_at(&self, key: K, when: Instant) {
         self.lock().push_at(key, when);
         self.wake.notify_one();
     }
@@ -206,7 +204,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.wake.notify_one();
     }
 
-    #[must_use]
     pub fn depth(&self) -> usize {
         self.lock().depth()
     }

@@ -51,7 +51,7 @@ const RESYNC_CHUNK: usize = 100;
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Cheap to clone.
-pub(crate) struct Reconciler<A>(Arc<Inner<A>>);
+pub struct Reconciler<A>(Arc<Inner<A>>);
 
 struct Inner<A> {
     world: SharedWorld,
@@ -171,7 +171,6 @@ impl<A> Clone for Reconciler<A> {
 }
 
 impl<A: CompanionApi> Reconciler<A> {
-    #[must_use]
     pub fn new(
         settings: &Settings,
         api: A,
@@ -197,7 +196,7 @@ impl<A: CompanionApi> Reconciler<A> {
     }
 
     /// Reconciles one source after the other, for ever. Safe to abort: it waits for nothing but the next source.
-    pub(crate) async fn reconcile_all(&self) {
+    pub async fn reconcile_all(&self) {
         let mut claim = self.0.claim.clone();
         loop {
             claim.acquired().await;
@@ -255,7 +254,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
     /// remembers the hold of the leader.
-    pub(crate) fn sync_hold(&self, annotations: &LeaseAnnotations) {
+    pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
         let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
         let update = lock(&self.0.brake).sync(leads, &observed, read_clocks());
         log_notes(&update);
@@ -266,7 +265,6 @@ impl<A: CompanionApi> Reconciler<A> {
     }
 
     /// The writes that run or wait.
-    #[must_use]
     pub fn writes(&self) -> Arc<WriteQueue<impl QueuedRequest + Send + 'static>> {
         self.0.writes.clone()
     }

@@ -16,7 +16,7 @@ use lockstep_core::{
 };
 
 /// A trouble that lasts gets a new Event before the API server deletes the old one (after an hour).
-pub(crate) const REPEAT_AFTER: Duration = Duration::from_secs(1800);
+pub const REPEAT_AFTER: Duration = Duration::from_secs(1800);
 /// Troubles that affect other places than those reported get a new Event after this time.
 const CHANGES_REPEAT_AFTER: Duration = Duration::from_secs(60);
 /// A summary names so many companions of each kind.
@@ -30,14 +30,14 @@ const CONFLICT: &str = "conflict";
 
 /// The source that a report is about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct About<'a> {
+pub struct About<'a> {
     pub key: &'a ObjectKey,
     pub uid: &'a str,
 }
 
 /// The troubles of one source that were reported, by label.
 #[derive(Debug, Default)]
-pub(crate) struct Reported(BTreeMap<&'static str, ReportedTroubles>);
+pub struct Reported(BTreeMap<&'static str, ReportedTroubles>);
 
 /// Troubles with the same label, which were reported together.
 #[derive(Debug)]
@@ -56,15 +56,14 @@ struct Group<'a> {
 
 /// What one reconcile has written so far: how many companions, and the first of them by name.
 #[derive(Debug, Default)]
-pub(crate) struct Summary(BTreeMap<Applied, (usize, Vec<String>)>);
+pub struct Summary(BTreeMap<Applied, (usize, Vec<String>)>);
 
-pub(crate) struct Reporter {
+pub struct Reporter {
     recorder: EventRecorder,
     metrics: Metrics,
 }
 
 impl Reporter {
-    #[must_use]
     pub const fn new(recorder: EventRecorder, metrics: Metrics) -> Self {
         Self { recorder, metrics }
     }
@@ -142,7 +141,7 @@ impl Reporter {
     }
 
     /// Takes the troubles of a source out of the gauges: this replica no longer reports them.
-    pub(crate) fn withdraw(&self, reported: &mut Reported) {
+    pub fn withdraw(&self, reported: &mut Reported) {
         std::mem::take(&mut reported.0)
             .into_iter()
             .for_each(|(label, known)| self.count(label, -known.count));
@@ -217,7 +216,6 @@ impl About<'_> {
 }
 
 impl Reported {
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -240,7 +238,6 @@ impl Summary {
         });
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

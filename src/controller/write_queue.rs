@@ -8,14 +8,13 @@ use crate::clock;
 use lockstep_core::writes::fair_queue::{FairQueue, QueuedRequest, Running};
 
 /// A [`FairQueue`] that workers can wait on.
-pub(crate) struct WriteQueue<T> {
+pub struct WriteQueue<T> {
     queue: Mutex<FairQueue<T>>,
     pushed: Notify,
     idle: Notify,
 }
 
 impl<T: QueuedRequest> WriteQueue<T> {
-    #[must_use]
     pub fn new(permits: usize) -> Self {
         Self { queue: Mutex::new(FairQueue::new(permits)), pushed: Notify::new(), idle: Notify::new() }
     }
@@ -55,7 +54,6 @@ impl<T: QueuedRequest> WriteQueue<T> {
         self.pushed.notify_one();
     }
 
-    #[must_use]
     pub fn depth(&self) -> usize {
         self.lock().depth()
     }

@@ -16,11 +16,10 @@ pub struct LeaseAnnotations {
     wanted: watch::Sender<Changes>,
 }
 
-pub(crate) type Changes = BTreeMap<String, Option<String>>;
+pub type Changes = BTreeMap<String, Option<String>>;
 
 impl LeaseAnnotations {
     /// All annotations of the Lease; empty until it has been read.
-    #[must_use]
     pub fn observed(&self) -> watch::Receiver<BTreeMap<String, String>> {
         self.observed.subscribe()
     }
@@ -34,7 +33,7 @@ impl LeaseAnnotations {
         });
     }
 
-    pub(crate) fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
+    pub fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
         self.observed.send_if_modified(|known| {
             let changed = annotations.map_or(!known.is_empty(), |found| found != known);
             if changed {
@@ -45,7 +44,7 @@ impl LeaseAnnotations {
     }
 
     /// The changes to write.
-    pub(crate) fn wanted(&self) -> Changes {
+    pub fn wanted(&self) -> Changes {
         self.wanted.borrow().clone()
     }
 

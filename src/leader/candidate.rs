@@ -37,7 +37,7 @@ const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
 #[derive(Debug, Clone)]
-pub(crate) struct ElectionConfig {
+pub struct ElectionConfig {
     pub namespace: String,
     /// The name of the Lease.
     pub name: String,
@@ -58,7 +58,6 @@ pub struct Election {
 }
 
 /// Starts to compete for the Lease.
-#[must_use]
 pub fn start(
     client: Client,
     config: ElectionConfig,
@@ -82,7 +81,7 @@ impl Election {
 }
 
 /// What the election needs of the API server; the simulation has one in memory.
-pub(crate) trait LeaseApi: Send + Sync + 'static {
+pub trait LeaseApi: Send + Sync + 'static {
     /// `Ok(None)`: there is no Lease.
     fn get(&self, timeout: Duration) -> impl Future<Output = Result<Option<LeaseRecord>, Failure>> + Send;
 
@@ -107,7 +106,7 @@ impl LeaseApi for LeaseClient {
     }
 }
 
-pub(crate) struct Candidate<L> {
+pub struct Candidate<L> {
     leases: L,
     config: ElectionConfig,
     lease: ObservedLease,
@@ -129,7 +128,7 @@ pub(crate) struct Candidate<L> {
 
 impl<L: LeaseApi> Candidate<L> {
     /// A replica that has not read the Lease yet, and its claim.
-    pub(crate) fn new(
+    pub fn new(
         leases: L,
         config: ElectionConfig,
         annotations: LeaseAnnotations,
@@ -157,7 +156,7 @@ impl<L: LeaseApi> Candidate<L> {
     }
 
     /// Competes for the Lease until `stop` turns true, then gives it back.
-    pub(crate) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut annotated = self.annotations.wakes();
         loop {
             // Not cancelled by a stop: a write that succeeds unseen leaves a Lease that is never released.
@@ -352,7 +351,6 @@ impl<L: LeaseApi> Candidate<L> {
 }
 
 /// The hostname, which is the name of the pod, and a random number.
-#[must_use]
 pub fn identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{:016x}", host.trim(), fastrand::u64(..))

@@ -8,12 +8,11 @@ use crate::clock;
 
 /// The right to write. It expires by itself; each renewal of the Lease extends it.
 #[derive(Clone)]
-pub(crate) struct Claim(watch::Receiver<Option<Instant>>);
+pub struct Claim(watch::Receiver<Option<Instant>>);
 
 impl Claim {
     /// A claim without an election: for `--no-leader-elect`.
-    #[must_use]
-    pub(crate) fn permanent() -> Self {
+    pub fn permanent() -> Self {
         // Thirty years, because an `Instant` cannot be infinite.
         let deadline = clock::now() + Duration::from_hours(24 * 365 * 30);
         // A receiver keeps the last value after its sender is dropped.
@@ -21,18 +20,17 @@ impl Claim {
     }
 
     /// A claim until the deadline that was sent last.
-    pub(crate) const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
+    pub const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
         Self(receiver)
     }
 
     /// Whether this replica may write now.
-    #[must_use]
     pub fn is_held(&self) -> bool {
         self.0.borrow().is_some_and(|deadline| clock::now() < deadline)
     }
 
     /// Waits until this replica may write.
-    pub(crate) async fn acquired(&mut self) {
+    pub async fn acquired(&mut self) {
         while !self.is_held() {
             if self.0.changed().await.is_err() {
                 std::future::pending::<()>().await;

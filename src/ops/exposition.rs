@@ -13,7 +13,6 @@ const OPENMETRICS: &str = "application/openmetrics-text";
 impl Format {
     /// The format that a client prefers, by the values of its `Accept` headers. OpenMetrics is only for those that name
     /// it: `*/*` means that a client does not know either.
-    #[must_use]
     pub fn accepted<'a>(accept: impl IntoIterator<Item = &'a str>) -> Self {
         let (mut open_metrics, mut text) = (0.0_f64, 0.0_f64);
         for range in accept.into_iter().flat_map(|value| value.split(',')) {
@@ -29,7 +28,6 @@ impl Format {
         if open_metrics > 0.0 && open_metrics >= text { Self::OpenMetrics } else { Self::Text }
     }
 
-    #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -41,8 +39,7 @@ impl Format {
 /// Writes OpenMetrics in the text format. In OpenMetrics, the help and type of a counter name it without `_total`; in the
 /// text format, they name its series, and a reader would take them for those of another metric. `# EOF` and `# UNIT`
 /// have no meaning there.
-#[must_use]
-pub(crate) fn as_plain_text(open_metrics: &str) -> String {
+pub fn as_plain_text(open_metrics: &str) -> String {
     let (mut text, mut help) = (String::with_capacity(open_metrics.len()), None);
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

@@ -54,7 +54,6 @@ struct ReadinessState {
 
 impl Readiness {
     /// All of these are false at first; a condition that is not among them is true.
-    #[must_use]
     pub fn new(conditions: impl IntoIterator<Item = Condition>) -> Self {
         let unmet: BTreeSet<Condition> = conditions.into_iter().collect();
         let watch = |condition: &Condition| match condition {
@@ -80,13 +79,11 @@ impl Readiness {
         self.0.send_if_modified(|state| state.unmet.insert(condition));
     }
 
-    #[must_use]
     pub(crate) fn is_false(&self, condition: Condition) -> bool {
         self.0.borrow().unmet.contains(&condition)
     }
 
     /// The conditions that are false.
-    #[must_use]
     pub fn unmet(&self) -> Vec<Condition> {
         self.0.borrow().unmet.iter().copied().collect()
     }
@@ -106,7 +103,6 @@ impl Readiness {
     }
 
     /// How long ago each watch received anything.
-    #[must_use]
     pub(crate) fn watch_ages(&self) -> Vec<(&'static str, Duration)> {
         let state = self.0.borrow();
         state.last_received.iter().map(|(watch, at)| (*watch, clock::elapsed(*at))).collect()

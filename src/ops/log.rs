@@ -20,7 +20,6 @@ pub enum Format {
 
 /// A filter with these levels in which some crates stay silent: kube-client logs whole responses that it cannot decode,
 /// Secrets included, and hyper logs what it reads.
-#[must_use]
 pub fn filter(levels: &str) -> Targets {
     const SILENT_CRATES: [&str; 6] = ["kube_client", "kube", "hyper", "hyper_util", "rustls", "tower"];
     let levels = levels.parse().unwrap_or_else(|_| Targets::new().with_default(LevelFilter::INFO));

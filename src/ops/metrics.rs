@@ -78,7 +78,7 @@ struct BuildLabel {
 
 /// How an admission review ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReviewResult {
+pub enum ReviewResult {
     Allowed,
     /// The stamped defaults of a source were changed.
     Stamped,
@@ -100,17 +100,17 @@ pub enum Role {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct ResultLabel {
+pub struct ResultLabel {
     pub result: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct ActionLabel {
+pub struct ActionLabel {
     pub action: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct ReasonLabel {
+pub struct ReasonLabel {
     pub reason: &'static str,
 }
 
@@ -147,7 +147,6 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
         // The names of these are the same for every program.
@@ -304,7 +303,6 @@ impl Metrics {
     }
 
     /// For [`lockstep_cluster::client::build`].
-    #[must_use]
     pub(crate) fn count_calls(&self) -> impl CountCall {
         let metrics = self.clone();
         move |verb, status| metrics.api_call(verb, status)
@@ -342,13 +340,11 @@ impl Metrics {
     }
 
     /// The response body of `/metrics` for clients that ask for no other format.
-    #[must_use]
     pub fn render(&self) -> String {
         self.render_as(Format::Text)
     }
 
     /// The response body of `/metrics` in this format.
-    #[must_use]
     pub(crate) fn render_as(&self, format: Format) -> String {
         let mut text = String::new();
         match (encode(&mut text, &self.registry), format) {

@@ -14,7 +14,7 @@ const TICKS: f64 = 100.0;
 
 /// Reads them on every scrape.
 #[derive(Debug)]
-pub(crate) struct ProcessMetrics;
+pub struct ProcessMetrics;
 
 /// What `/proc` says about this process.
 #[derive(Debug, PartialEq)]

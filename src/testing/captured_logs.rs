@@ -14,7 +14,6 @@ use crate::ops::log::filter;
 pub struct CapturedLogs(Arc<Mutex<Vec<u8>>>);
 
 impl CapturedLogs {
-    #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
@@ -24,7 +23,6 @@ impl CapturedLogs {
     }
 
     /// Captures the log of this thread at these levels until the guard is dropped.
-    #[must_use]
     pub fn start(&self, levels: &str) -> DefaultGuard {
         let writer = self.clone();
         let subscriber = fmt().with_max_level(LevelFilter::TRACE).with_ansi(false);

@@ -58,7 +58,6 @@ type Field = (&'static str, String);
 
 impl Place {
     /// The namespace that an object is in; of a namespace, itself.
-    #[must_use]
     pub fn namespace(&self) -> &str {
         match self {
             Self::Namespace(name) => name,
@@ -77,7 +76,6 @@ impl fmt::Display for Place {
 }
 
 impl Store {
-    #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
     }
@@ -91,7 +89,6 @@ impl Store {
         std::mem::take(&mut self.changes)
     }
 
-    #[must_use]
     pub fn get(&self, at: &Place) -> Option<&Arc<Object>> {
         self.objects.get(at).map(|stored| &stored.object)
     }
@@ -100,7 +97,6 @@ impl Store {
         self.objects.iter().map(|(at, stored)| (at, &stored.object))
     }
 
-    #[must_use]
     pub fn namespace(&self, name: &str) -> Option<&Arc<Object>> {
         self.get(&Place::Namespace(name.into()))
     }

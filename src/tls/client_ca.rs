@@ -22,7 +22,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} cannot be used: {why}; --client-ca must be a PEM file with CA certificates", path.display())]
-pub(crate) struct UnusableClientCa {
+pub struct UnusableClientCa {
     path: PathBuf,
     why: String,
 }
@@ -75,7 +75,7 @@ impl ClientCa {
 }
 
 /// The configuration for new connections. It changes with the CA of clients, if there is one.
-pub(crate) fn server_configs(
+pub fn server_configs(
     tasks: &mut JoinSet<&'static str>,
     resolver: Arc<dyn ResolvesServerCert>,
     clients: Option<ClientCa>,

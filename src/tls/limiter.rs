@@ -20,7 +20,7 @@ use tokio::{
 use super::ConnectionLimits;
 
 /// The open connections of a listener. Only its accept loop uses it.
-pub(crate) struct ConnectionLimiter {
+pub struct ConnectionLimiter {
     limits: ConnectionLimits,
     open: HashMap<Id, OpenConnection>,
 }
@@ -45,7 +45,7 @@ pub struct Connection {
 }
 
 /// A request without an answer, or a body that is not complete, until it is dropped.
-pub(crate) type InProgress = Arc<()>;
+type InProgress = Arc<()>;
 
 /// In the order in which connections are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ impl ConnectionLimiter {
     /// Makes room for a new connection. At the limit, another connection is closed. One that waits for an answer is
     /// closed only if its peer has more connections than any other, and at least two more than the newcomer's peer.
     /// False: there is no such connection, so the newcomer is refused.
-    pub(crate) fn admit(&mut self, newcomer: IpAddr) -> bool {
+    pub fn admit(&mut self, newcomer: IpAddr) -> bool {
         let counted = || self.open.iter().filter(|(_, open)| !open.closing);
         if counted().count() < self.limits.max_connections {
             return true;
@@ -105,7 +105,7 @@ impl ConnectionLimiter {
     }
 
     /// Closes connections that were unused or idle for too long.
-    pub(crate) fn close_expired(&mut self) {
+    pub fn close_expired(&mut self) {
         let expired = |connection: &Connection| match connection.phase() {
             Phase::Unused => connection.quiet_since().elapsed() >= self.limits.first_request_timeout,
             Phase::Idle => connection.quiet_since().elapsed() >= self.limits.idle_timeout,
@@ -117,7 +117,7 @@ impl ConnectionLimiter {
     }
 
     /// Closes all connections, once their requests are answered.
-    pub(crate) fn close_all_gracefully(&mut self) {
+    pub fn close_all_gracefully(&mut self) {
         for open in self.open.values_mut() {
             open.closing = true;
             if open.connection.phase() == Phase::Unused {
@@ -167,7 +167,7 @@ impl Connection {
 
     /// Waits until the connection has to be closed gracefully. A request to close it that comes
     /// earlier is not lost: `Notify` stores it.
-    pub(crate) async fn close_requested(&self) {
+    pub async fn close_requested(&self) {
         self.close.notified().await;
     }
 
@@ -195,7 +195,7 @@ impl Connection {
 }
 
 /// A request body that is in progress until it was read to its end.
-pub(crate) struct TrackedBody<B> {
+pub struct TrackedBody<B> {
     body: B,
     in_progress: Option<InProgress>,
 }

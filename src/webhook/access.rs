@@ -31,7 +31,7 @@ const MAX_CONCURRENT_CALLS: usize = 32;
 /// sent.
 const MAX_CONCURRENT_CALLS_PER_REQUEST: usize = 6;
 
-pub(crate) struct AccessChecker {
+pub struct AccessChecker {
     client: Client,
     calls: FairSemaphore,
     /// Whether it is allowed, and when the API server said so; by user and access.
@@ -42,12 +42,10 @@ pub(crate) struct AccessChecker {
 type Cache = HashMap<(Digest, Access), (bool, Instant)>;
 
 impl AccessChecker {
-    #[must_use]
     pub fn new(client: Client, metrics: Metrics) -> Self {
         Self { client, calls: FairSemaphore::new(MAX_CONCURRENT_CALLS), cache: Mutex::default(), metrics }
     }
 
-    #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }

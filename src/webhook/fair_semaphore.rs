@@ -12,14 +12,14 @@ use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Caller {
+pub enum Caller {
     Peer(IpAddr),
     /// A user that a verified API server has authenticated. Anybody else may write any name into a review.
     User(String),
 }
 
 #[derive(Clone)]
-pub(crate) struct FairSemaphore(Arc<Mutex<State>>);
+pub struct FairSemaphore(Arc<Mutex<State>>);
 
 struct State {
     free: usize,
@@ -47,7 +47,7 @@ struct Waiting {
 }
 
 /// The permits of one request, until they are dropped.
-pub(crate) struct Permits {
+pub struct Permits {
     semaphore: FairSemaphore,
     caller: Caller,
     id: u64,
@@ -57,7 +57,6 @@ pub(crate) struct Permits {
 }
 
 impl FairSemaphore {
-    #[must_use]
     pub fn new(permits: usize) -> Self {
         let state = State { free: permits, next_id: 0, callers: HashMap::new(), revoked: None };
         Self(Arc::new(Mutex::new(state)))
@@ -72,8 +71,7 @@ impl FairSemaphore {
 
     /// No permits yet. Those that it grows to may be revoked until [`Permits::keep`]: `revoke` must end the task that holds
     /// them, so that they are dropped.
-    #[must_use]
-    pub(crate) fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
+    pub fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
         let permits = self.none(caller);
         self.state().share(&permits.caller).revocable.insert(permits.rank(), revoke);
         permits
@@ -141,7 +139,7 @@ impl Permits {
     }
 
     /// Waits until there are so many.
-    pub(crate) async fn grow_to(&mut self, permits: usize) {
+    pub async fn grow_to(&mut self, permits: usize) {
         if permits <= self.held {
             return;
         }
@@ -174,7 +172,6 @@ impl Permits {
     }
 
     /// From now on, they are not revoked. False if they have been.
-    #[must_use]
     pub fn keep(&self) -> bool {
         self.semaphore.state().share(&self.caller).revocable.remove(&self.rank()).is_some()
     }

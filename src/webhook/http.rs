@@ -103,7 +103,6 @@ pub fn routes(guard: Arc<Guard>) -> Router {
 }
 
 impl Guard {
-    #[must_use]
     pub fn new(
         rules: Rules,
         world: SharedWorld,

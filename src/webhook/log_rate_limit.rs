@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 const MAX_LINES_PER_SECOND: u32 = 20;
 
 #[derive(Debug, Default)]
-pub(crate) struct LogRateLimit {
+pub struct LogRateLimit {
     window_start: Option<Instant>,
     lines: u32,
     suppressed: u64,
@@ -13,7 +13,7 @@ pub(crate) struct LogRateLimit {
 
 impl LogRateLimit {
     /// None if the line must be suppressed; otherwise, how many lines were suppressed since the last one.
-    pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
+    pub fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.window_start.is_none_or(|start| now.duration_since(start) >= Duration::from_secs(1)) {
             (self.window_start, self.lines) = (Some(now), 0);
         }

@@ -32,14 +32,13 @@ const MAX_NAMED: usize = 5;
 const MAX_CHARS: usize = 900;
 
 /// A source as it would be, without content; none if the object would be no source any more.
-pub(crate) struct Preview {
+pub struct Preview {
     key: ObjectKey,
     source: Option<Source>,
 }
 
 impl Preview {
     /// Hashes the content, so large objects are read off the worker threads.
-    #[must_use]
     pub fn of(
         keys: &Keys,
         rules: &NamespaceRules,
@@ -59,21 +58,18 @@ impl Preview {
 
     /// Whether planning for the source looks only at namespaces that it lists, or at others that its author has the
     /// rights for. Anybody may ask for consent, so nothing is expanded for that.
-    #[must_use]
-    pub(crate) fn is_bounded(&self, has_rights: bool) -> bool {
+    pub fn is_bounded(&self, has_rights: bool) -> bool {
         let desired = self.source.as_ref().and_then(|source| source.desired.as_ref().ok());
         let targets = desired.map(|desired| &desired.policy.targets);
         targets.is_none_or(|targets| !targets.has_patterns() || (has_rights && !targets.needs_consent))
     }
 
-    #[must_use]
     pub fn plan(&self, world: &World) -> Outcome {
         Outcome::of(world, &self.key, self.source.as_ref())
     }
 
     /// Sorts out the creates that meet an object, and tells what happens. `found`: whether an object has the name, where
     /// that is known.
-    #[must_use]
     pub fn warning(&self, world: &World, mut outcome: Outcome, found: &HashMap<ObjectKey, bool>) -> String {
         let adopts = self.source.as_ref().and_then(Source::active_policy).is_some_and(|policy| policy.adopt);
         let home = &self.key.namespace;
@@ -123,13 +119,12 @@ fn describe(outcome: &Outcome) -> String {
 }
 
 /// Reads whether objects exist.
-pub(crate) struct Lookups {
+pub struct Lookups {
     client: Client,
     calls: FairSemaphore,
 }
 
 impl Lookups {
-    #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client, calls: FairSemaphore::new(MAX_CONCURRENT_LOOKUPS) }
     }

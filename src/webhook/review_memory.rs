@@ -17,7 +17,7 @@ const MAX_BODY_BYTES: usize = 20 << 20;
 /// All bodies together.
 const BODIES_BYTES: usize = 32 << 20;
 /// What a review takes at least, for as long as it has no answer.
-pub(crate) const MIN_REVIEW_BYTES: usize = 4 << 10;
+pub const MIN_REVIEW_BYTES: usize = 4 << 10;
 /// The most memory that a byte of JSON takes once it is parsed: a map entry such as `"a":"",` becomes two strings in a
 /// node of a tree.
 const PARSED_BYTES_PER_BYTE: usize = 16;
@@ -33,7 +33,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why a body was not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BodyError {
+pub enum BodyError {
     #[error("too many requests at a time: try again")]
     Overloaded,
     #[error("an AdmissionReview has at most {} MiB", MAX_BODY_BYTES >> 20)]
@@ -44,14 +44,14 @@ pub(crate) enum BodyError {
     Late,
 }
 
-pub(crate) struct ReviewMemory {
+pub struct ReviewMemory {
     bodies: FairSemaphore,
     small: FairSemaphore,
     large: FairSemaphore,
 }
 
 /// A body, and its shares of the memory.
-pub(crate) struct ReceivedBody {
+pub struct ReceivedBody {
     pub bytes: Vec<u8>,
     /// Of the body. What is left of it after parsing is that of the user.
     pub share: Permits,
@@ -82,7 +82,7 @@ impl ReviewMemory {
 
     /// Receives a body, and waits until there is memory to parse it. Until then, it may be given up for bodies of callers
     /// that hold less, and for smaller ones of the same caller: a peer that sends slowly cannot keep others out.
-    pub(crate) async fn receive(&self, caller: Caller, body: Body) -> Result<ReceivedBody, BodyError> {
+    pub async fn receive(&self, caller: Caller, body: Body) -> Result<ReceivedBody, BodyError> {
         if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
             return Err(BodyError::TooLarge);
         }
@@ -131,7 +131,7 @@ async fn read(body: Body, share: &mut Permits) -> Result<Vec<u8>, BodyError> {
 
 impl ReceivedBody {
     /// Whether handling it would keep others waiting.
-    pub(crate) fn is_large(&self) -> bool {
+    pub fn is_large(&self) -> bool {
         is_large(&self.bytes)
     }
 }

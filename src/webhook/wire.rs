@@ -178,7 +178,6 @@ fn json_error(error: &serde_json::Error) -> Malformed {
 pub type Denied = (&'static str, String);
 
 /// The answer to a review: allowed with warnings, or denied. `patch` is a serialized JSON patch.
-#[must_use]
 pub fn answer(uid: &str, outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Vec<u8> {
     let mut response = json!({"uid": uid, "allowed": outcome.is_ok()});
     match outcome {
@@ -212,7 +211,6 @@ fn shorten_warnings(mut warnings: Vec<String>) -> Vec<String> {
 }
 
 /// A text that users may have chosen, as one line without control characters and of bounded length.
-#[must_use]
 pub(crate) fn single_line(text: &str) -> String {
     let line = lockstep_core::text::shorten(text, MAX_MESSAGE_CHARS);
     line.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()

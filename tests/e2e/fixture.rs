@@ -9,14 +9,14 @@ use crate::{
 
 impl Cluster {
     /// Creates the namespaces `home` and `away`, and Alice, who may write in both.
-    pub async fn alice(&self) -> (String, String, User) {
+    pub(crate) async fn alice(&self) -> (String, String, User) {
         let (home, away) = (self.namespace("home").await, self.namespace("away").await);
         let alice = self.editor("alice", &["developers"], &[&home, &away]).await;
         (home, away, alice)
     }
 
     /// Creates the sources `colors`, with both namespaces as targets, and the Secret `key`, with these annotations.
-    pub async fn make_sources(&self, home: &str, away: &str, annotations: &[(&str, &str)]) {
+    pub(crate) async fn make_sources(&self, home: &str, away: &str, annotations: &[(&str, &str)]) {
         let colors = self.source(home, "colors").annotate("target-namespaces", &format!(".,{away}"));
         let key = self.source(home, "key").secret("Opaque", json!({"key": "YmFzZTY0"}));
         for source in [colors, key] {
@@ -29,7 +29,7 @@ impl Cluster {
     }
 
     /// Waits for the companions of these sources.
-    pub async fn wait_companions(&self, home: &str, away: &str) {
+    pub(crate) async fn wait_companions(&self, home: &str, away: &str) {
         for namespace in [home, away] {
             self.wait_data(namespace, "colors-synced", json!({"sky": "blue"})).await;
         }

@@ -19,35 +19,35 @@ use serde_json::{Value, json};
 
 /// How long a test waits for a condition, unless it says [`within`]. Lockstep acts within a second; the rest is for
 /// machines that are busy. A wake-up that is lost must not pass: no resync comes to the rescue, see [`Lockstep::spawn`].
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// For what controllers of Kubernetes do: they collect garbage, empty namespaces, count quotas and serve new kinds.
-pub const CONTROLLERS: Duration = Duration::from_secs(60);
+pub(crate) const CONTROLLERS: Duration = Duration::from_secs(60);
 /// Until another replica leads, if the leader did not release its Lease of four seconds.
-pub const TAKEOVER: Duration = Duration::from_secs(20);
+pub(crate) const TAKEOVER: Duration = Duration::from_secs(20);
 /// For a write that is retried "at least once a minute", because no watch shows when it would succeed.
-pub const RETRY: Duration = Duration::from_secs(90);
+pub(crate) const RETRY: Duration = Duration::from_secs(90);
 /// Until an API server that was away is back, and Lockstep's watches with it.
-pub const OUTAGE: Duration = Duration::from_secs(60);
+pub(crate) const OUTAGE: Duration = Duration::from_secs(60);
 /// For a companion that was healed more than a few times: its heals back off. A delete with `--cascade` is two heals, of the
 /// finalizer and of the deleted companion.
-pub const MANY_HEALS: Duration = Duration::from_secs(60);
+pub(crate) const MANY_HEALS: Duration = Duration::from_secs(60);
 /// Until a process that was asked to stop has finished its writes and ended.
 const SHUTDOWN: Duration = Duration::from_secs(30);
 /// How long a hundred megabytes may take on a busy machine.
-pub const LARGE_DEADLINE: Duration = Duration::from_secs(240);
+pub(crate) const LARGE_DEADLINE: Duration = Duration::from_secs(240);
 
 /// A mirror without leader election and guard: it needs no permissions on objects named after a test's instance.
-pub const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
+pub(crate) const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
 
 /// The control plane for all tests that do not stop or reconfigure it.
-pub fn shared() -> &'static ControlPlane {
+pub(crate) fn shared() -> &'static ControlPlane {
     static PLANE: OnceLock<ControlPlane> = OnceLock::new();
     PLANE.get_or_init(|| boot(&[]))
 }
 
 /// Boots a control plane with Lockstep's RBAC. Webhooks and policy are cluster-wide, so each test that needs them
 /// installs its own with [`Cluster::install`].
-pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
+pub(crate) fn boot(apiserver_flags: &[&str]) -> ControlPlane {
     let plane = ControlPlane::start_with(apiserver_flags).unwrap_or_else(|error| panic!("{error}"));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
     let mut apply = plane.kubectl();
@@ -60,7 +60,7 @@ pub fn boot(apiserver_flags: &[&str]) -> ControlPlane {
 }
 
 /// A control plane for one test, which may stop and start it; `None` on an existing cluster.
-pub fn dedicated_control_plane(apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
+pub(crate) fn dedicated_control_plane(apiserver_flags: &[&str]) -> Option<&'static ControlPlane> {
     if shared().is_existing() {
         skip("it stops and starts a control plane, and LOCKSTEP_TEST_KUBECONFIG is set");
         return None;
@@ -69,21 +69,21 @@ pub fn dedicated_control_plane(apiserver_flags: &[&str]) -> Option<&'static Cont
 }
 
 /// Runs a command that must succeed, and returns its output.
-pub fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// As [`run`], with this standard input.
-pub fn pipe(command: &mut Command, input: &str) -> String {
+pub(crate) fn pipe(command: &mut Command, input: &str) -> String {
     let output = output(command, input);
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Runs a command with this standard input.
-pub fn output(command: &mut Command, input: &str) -> Output {
+pub(crate) fn output(command: &mut Command, input: &str) -> Output {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     child.stdin.take().unwrap().write_all(input.as_bytes()).expect("the command reads its input");
@@ -91,7 +91,7 @@ pub fn output(command: &mut Command, input: &str) -> Output {
 }
 
 /// What `lockstep manifests` prints.
-pub fn manifests(flags: &[&str]) -> String {
+pub(crate) fn manifests(flags: &[&str]) -> String {
     manifests_of(program(), flags)
 }
 
@@ -109,23 +109,26 @@ tokio::task_local! {
 }
 
 /// Lets each wait in `work` last this long instead of [`DEADLINE`].
-pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> T {
     LIMIT.scope(limit, work).await
 }
 
 /// How long a wait may last here.
-pub fn deadline() -> Duration {
+pub(crate) fn deadline() -> Duration {
     LIMIT.try_with(|limit| *limit).unwrap_or(DEADLINE)
 }
 
 /// Waits for a condition: `None` means not yet.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, condition: impl FnMut() -> F) -> T {
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    condition: impl FnMut() -> F,
+) -> T {
     let limit = deadline();
     poll(limit, condition).await.unwrap_or_else(|| panic!("not within {limit:?}: {what}"))
 }
 
 /// A client for a kubeconfig.
-pub async fn client_for(kubeconfig: &Path) -> Client {
+pub(crate) async fn client_for(kubeconfig: &Path) -> Client {
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).expect("a kubeconfig");
     let options = KubeConfigOptions::default();
@@ -134,7 +137,7 @@ pub async fn client_for(kubeconfig: &Path) -> Client {
 }
 
 /// One test's share of the cluster: its own domain and namespaces, and an admin's client.
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub plane: &'static ControlPlane,
     /// Unique to the test: the domain is `<id>.test` unless the test chooses another, namespaces start with `<id>-`.
     pub id: String,
@@ -147,11 +150,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub async fn new(test: &str) -> Self {
+    pub(crate) async fn new(test: &str) -> Self {
         Self::on(shared(), test).await
     }
 
-    pub async fn on(plane: &'static ControlPlane, test: &str) -> Self {
+    pub(crate) async fn on(plane: &'static ControlPlane, test: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unique = (std::process::id() * 1000 + NEXT.fetch_add(1, Ordering::Relaxed)) % 1_000_000;
         let id = format!("{test}-{unique}");
@@ -169,7 +172,7 @@ impl Cluster {
     }
 
     /// As [`Self::new`], for a test that reads the audit log; `None` on an existing cluster.
-    pub async fn audited(test: &str) -> Option<Self> {
+    pub(crate) async fn audited(test: &str) -> Option<Self> {
         if shared().is_existing() {
             skip("it reads the audit log, and LOCKSTEP_TEST_KUBECONFIG is set");
             return None;
@@ -177,36 +180,36 @@ impl Cluster {
         Some(Self::new(test).await)
     }
 
-    pub fn domain(&self) -> String {
+    pub(crate) fn domain(&self) -> String {
         self.domain.clone()
     }
 
     /// With this domain, for a test that has the control plane to itself.
     #[must_use]
-    pub fn with_domain(self, domain: &str) -> Self {
+    pub(crate) fn with_domain(self, domain: &str) -> Self {
         Self { domain: domain.to_owned(), ..self }
     }
 
     /// The URL at which the API server reaches the test's guard.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    pub fn key(&self, name: &str) -> String {
+    pub(crate) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.domain())
     }
 
     /// The full name of one of the test's namespaces.
-    pub fn ns(&self, name: &str) -> String {
+    pub(crate) fn ns(&self, name: &str) -> String {
         format!("{}-{name}", self.id)
     }
 
     /// Creates one of the test's namespaces and returns its full name.
-    pub async fn namespace(&self, name: &str) -> String {
+    pub(crate) async fn namespace(&self, name: &str) -> String {
         self.namespace_with(name, json!({}), json!({})).await
     }
 
-    pub async fn namespace_with(&self, name: &str, labels: Value, annotations: Value) -> String {
+    pub(crate) async fn namespace_with(&self, name: &str, labels: Value, annotations: Value) -> String {
         let name = self.ns(name);
         self.post(
             "/api/v1/namespaces",
@@ -218,7 +221,7 @@ impl Cluster {
 
     // --- raw API access, as the admin
 
-    pub async fn try_request(
+    pub(crate) async fn try_request(
         &self,
         method: &str,
         path: &str,
@@ -234,7 +237,7 @@ impl Cluster {
 
     /// As [`Self::try_request`], but with any body, with the message of a refusal, and with the answer as it is: an object
     /// may be nested more deeply than a [`Value`] can be.
-    pub async fn try_text(
+    pub(crate) async fn try_text(
         &self,
         method: &str,
         path: &str,
@@ -255,11 +258,11 @@ impl Cluster {
             .unwrap_or_else(|code| panic!("{method} {path}: {code} for {body:?}"))
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Value {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Value {
         self.request("POST", path, Some(("application/json", body))).await
     }
 
-    pub async fn get(&self, path: &str) -> Option<Value> {
+    pub(crate) async fn get(&self, path: &str) -> Option<Value> {
         match self.try_request("GET", path, None).await {
             Ok(value) => Some(value),
             Err(404) => None,
@@ -268,16 +271,16 @@ impl Cluster {
     }
 
     /// A merge patch, under the field manager `tester`.
-    pub async fn merge(&self, path: &str, patch: &Value) -> Value {
+    pub(crate) async fn merge(&self, path: &str, patch: &Value) -> Value {
         let path = format!("{path}?fieldManager=tester");
         self.request("PATCH", &path, Some(("application/merge-patch+json", patch))).await
     }
 
-    pub async fn delete(&self, path: &str) {
+    pub(crate) async fn delete(&self, path: &str) {
         self.delete_with(path, "Background").await;
     }
 
-    pub async fn delete_with(&self, path: &str, propagation: &str) {
+    pub(crate) async fn delete_with(&self, path: &str, propagation: &str) {
         let options = json!({"propagationPolicy": propagation});
         self.request("DELETE", path, Some(("application/json", &options))).await;
     }
@@ -285,7 +288,7 @@ impl Cluster {
     // --- sources and companions
 
     /// A source of this test's domain, not yet created.
-    pub fn source(&self, namespace: &str, name: &str) -> Source<'_> {
+    pub(crate) fn source(&self, namespace: &str, name: &str) -> Source<'_> {
         Source {
             cluster: self,
             secret: false,
@@ -301,12 +304,12 @@ impl Cluster {
         }
     }
 
-    pub async fn configmap(&self, namespace: &str, name: &str) -> Option<Value> {
+    pub(crate) async fn configmap(&self, namespace: &str, name: &str) -> Option<Value> {
         self.get(&configmap(namespace, name)).await
     }
 
     /// Waits until a ConfigMap exists and matches.
-    pub async fn wait(
+    pub(crate) async fn wait(
         &self,
         namespace: &str,
         name: &str,
@@ -320,23 +323,23 @@ impl Cluster {
     }
 
     /// Waits until a ConfigMap has exactly this data.
-    pub async fn wait_data(&self, namespace: &str, name: &str, data: Value) -> Value {
+    pub(crate) async fn wait_data(&self, namespace: &str, name: &str, data: Value) -> Value {
         self.wait(namespace, name, &data.to_string(), |object| object["data"] == data).await
     }
 
     /// Waits until Lockstep has deleted an object.
-    pub async fn wait_gone(&self, path: &str) {
+    pub(crate) async fn wait_gone(&self, path: &str) {
         eventually(&format!("{path} is gone"), || async { self.get(path).await.is_none().then_some(()) })
             .await;
     }
 
     /// Waits until Kubernetes has deleted an object: the garbage collector with its owner, or the namespace controller.
-    pub async fn wait_collected(&self, path: &str) {
+    pub(crate) async fn wait_collected(&self, path: &str) {
         within(CONTROLLERS, self.wait_gone(path)).await;
     }
 
     /// Waits for an Event with this reason on a source, and returns its note.
-    pub async fn wait_event(&self, namespace: &str, source: &str, reason: &str) -> String {
+    pub(crate) async fn wait_event(&self, namespace: &str, source: &str, reason: &str) -> String {
         eventually(&format!("an Event {reason} on {namespace}/{source}"), || async {
             self.events(namespace, source)
                 .await
@@ -348,7 +351,7 @@ impl Cluster {
     }
 
     /// Reason and note of all Events on an object.
-    pub async fn events(&self, namespace: &str, name: &str) -> Vec<(String, String)> {
+    pub(crate) async fn events(&self, namespace: &str, name: &str) -> Vec<(String, String)> {
         let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
         let list = self.get(&path).await.expect("events");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -361,7 +364,7 @@ impl Cluster {
     }
 
     /// The audit log since the test started; the last line may be incomplete.
-    pub fn audit_log(&self) -> String {
+    pub(crate) fn audit_log(&self) -> String {
         let mut log = File::open(self.plane.audit_log().expect("an audit log")).expect("the audit log");
         log.seek(SeekFrom::Start(self.audit_start)).expect("the audit log");
         let mut bytes = Vec::new();
@@ -370,7 +373,7 @@ impl Cluster {
     }
 
     /// The requests of Lockstep's ServiceAccount in one of the test's namespaces: verb, name, code.
-    pub fn audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
+    pub(crate) fn audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
         self.audit_log()
             .lines()
             .filter(|line| {
@@ -395,7 +398,7 @@ impl Cluster {
     /// As [`Self::audit`], with every request that was answered before this call. The log is written a moment after the
     /// response, so a test that looks for what must not be there has to wait. A companion can be seen before the write of it
     /// is answered: a test that counts this write waits first until it is in [`Self::audit`].
-    pub async fn complete_audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
+    pub(crate) async fn complete_audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let marker = format!("{}-marker-{}", self.id, NEXT.fetch_add(1, Ordering::Relaxed));
         assert_eq!(self.get(&format!("/api/v1/namespaces/{marker}")).await, None);
@@ -407,7 +410,7 @@ impl Cluster {
     }
 
     /// As [`Self::audit`], once there are this many entries: the log is written shortly after the response.
-    pub async fn audit_of(&self, namespace: &str, entries: usize) -> Vec<(String, String, u64)> {
+    pub(crate) async fn audit_of(&self, namespace: &str, entries: usize) -> Vec<(String, String, u64)> {
         eventually(&format!("{entries} entries for {namespace} in the audit log"), || async {
             Some(self.audit(namespace)).filter(|audit| audit.len() >= entries)
         })
@@ -415,7 +418,7 @@ impl Cluster {
     }
 
     /// Applies what `lockstep manifests` prints for this test's domain; dropping the result deletes it.
-    pub fn install(&self, flags: &[&str]) -> InstalledManifests {
+    pub(crate) fn install(&self, flags: &[&str]) -> InstalledManifests {
         let installed =
             InstalledManifests { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
         self.apply(flags);
@@ -423,7 +426,7 @@ impl Cluster {
     }
 
     /// As [`Self::install`], with the timeouts that users have.
-    pub fn install_unchanged(&self, flags: &[&str]) -> InstalledManifests {
+    pub(crate) fn install_unchanged(&self, flags: &[&str]) -> InstalledManifests {
         let installed =
             InstalledManifests { plane: self.plane, instance: format!("lockstep.{}", self.domain()) };
         pipe(self.plane.kubectl().args(["apply", "-f", "-"]), &self.manifests_of(program(), flags));
@@ -431,17 +434,17 @@ impl Cluster {
     }
 
     /// Applies the manifests again with other flags.
-    pub fn apply(&self, flags: &[&str]) {
+    pub(crate) fn apply(&self, flags: &[&str]) {
         self.apply_those_of(program(), flags);
     }
 
     /// As [`Self::apply`], with the manifests that another build of Lockstep prints.
-    pub fn apply_those_of(&self, program: &Path, flags: &[&str]) {
+    pub(crate) fn apply_those_of(&self, program: &Path, flags: &[&str]) {
         self.apply_text(&self.manifests_of(program, flags));
     }
 
     /// As [`Self::apply`], after the test has edited the manifests.
-    pub fn apply_edited(&self, flags: &[&str], edit: impl FnOnce(String) -> String) {
+    pub(crate) fn apply_edited(&self, flags: &[&str], edit: impl FnOnce(String) -> String) {
         self.apply_text(&edit(self.manifests_of(program(), flags)));
     }
 
@@ -456,23 +459,23 @@ impl Cluster {
     }
 
     /// Starts a mirror for this test and waits until it is ready.
-    pub async fn start_mirror(&self) -> Lockstep {
+    pub(crate) async fn start_mirror(&self) -> Lockstep {
         self.start_mirror_with(&[]).await
     }
 
     /// As [`Self::start_mirror`], with more flags.
-    pub async fn start_mirror_with(&self, flags: &[&str]) -> Lockstep {
+    pub(crate) async fn start_mirror_with(&self, flags: &[&str]) -> Lockstep {
         self.start(&[MIRROR_ONLY, flags].concat()).await
     }
 
     /// Installs the webhook configurations for this test, and starts mirror and guard with these flags.
-    pub async fn install_and_start(&self, flags: &[&str]) -> (InstalledManifests, Lockstep) {
+    pub(crate) async fn install_and_start(&self, flags: &[&str]) -> (InstalledManifests, Lockstep) {
         let installed = self.install(&["--webhook-url", &self.url()]);
         (installed, self.start_guard(flags).await)
     }
 
     /// As [`Self::install_and_start`], in a process that can allocate no more than this many bytes.
-    pub async fn install_and_start_within(&self, bytes: u64) -> (InstalledManifests, Lockstep) {
+    pub(crate) async fn install_and_start_within(&self, bytes: u64) -> (InstalledManifests, Lockstep) {
         let installed = self.install(&["--webhook-url", &self.url()]);
         let mut lockstep = self.spawn(&["--webhook-bind", &self.address]);
         lockstep.0.limit_memory(bytes).expect("lockstep runs");
@@ -482,14 +485,14 @@ impl Cluster {
     }
 
     /// Starts mirror and guard, where the webhook configurations are installed.
-    pub async fn start_guard(&self, flags: &[&str]) -> Lockstep {
+    pub(crate) async fn start_guard(&self, flags: &[&str]) -> Lockstep {
         let lockstep = self.start(&[&["--webhook-bind", &self.address], flags].concat()).await;
         self.wait_webhook().await;
         lockstep
     }
 
     /// Waits until the API server calls the guard: it sees the CA bundle a moment after it is published.
-    pub async fn wait_webhook(&self) {
+    pub(crate) async fn wait_webhook(&self) {
         let path = "/api/v1/namespaces/default/configmaps?dryRun=All";
         let object = |key: &str| json!({"metadata": {"name": "x", "labels": {self.key(key): "true"}}});
         let (forged, mut source) = (object("companion"), object("managed"));
@@ -519,7 +522,7 @@ impl Cluster {
 }
 
 /// The manifests that a test has applied. Dropping it deletes all but what tests share: namespace and ServiceAccount.
-pub struct InstalledManifests {
+pub(crate) struct InstalledManifests {
     plane: &'static ControlPlane,
     instance: String,
 }
@@ -573,16 +576,16 @@ fn assert_documented(series: &str) {
 }
 
 /// The path of a ConfigMap.
-pub fn configmap(namespace: &str, name: &str) -> String {
+pub(crate) fn configmap(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/{name}")
 }
 
-pub fn secret(namespace: &str, name: &str) -> String {
+pub(crate) fn secret(namespace: &str, name: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/secrets/{name}")
 }
 
 /// Builds a source.
-pub struct Source<'a> {
+pub(crate) struct Source<'a> {
     cluster: &'a Cluster,
     secret: bool,
     object: Value,
@@ -590,27 +593,27 @@ pub struct Source<'a> {
 
 impl Source<'_> {
     /// Sets one of Lockstep's annotations.
-    pub fn annotate(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn annotate(mut self, key: &str, value: &str) -> Self {
         self.object["metadata"]["annotations"][self.cluster.key(key)] = json!(value);
         self
     }
 
     /// Sets any field, by JSON pointer, as in `/metadata/labels/team`.
-    pub fn with(mut self, pointer: &str, value: Value) -> Self {
+    pub(crate) fn with(mut self, pointer: &str, value: Value) -> Self {
         let (parent, field) = pointer.rsplit_once('/').unwrap();
         let field = field.replace("~1", "/");
         self.object.pointer_mut(parent).unwrap()[field] = value;
         self
     }
 
-    pub fn secret(mut self, type_: &str, data: Value) -> Self {
+    pub(crate) fn secret(mut self, type_: &str, data: Value) -> Self {
         self.secret = true;
         self.object["type"] = json!(type_);
         self.object["data"] = data;
         self
     }
 
-    pub async fn create(self) -> Value {
+    pub(crate) async fn create(self) -> Value {
         let kind = if self.secret { "secrets" } else { "configmaps" };
         let namespace = self.object["metadata"]["namespace"].as_str().unwrap();
         self.cluster.post(&format!("/api/v1/namespaces/{namespace}/{kind}"), &self.object).await
@@ -618,11 +621,11 @@ impl Source<'_> {
 }
 
 /// A running Lockstep. It is killed when dropped; a test that fails shows its log.
-pub struct Lockstep(pub LockstepProcess);
+pub(crate) struct Lockstep(pub(crate) LockstepProcess);
 
 impl Lockstep {
     /// Starts it without resyncs, which would hide that an event enqueues nothing, unless a flag asks for them.
-    pub fn spawn(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn spawn(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
         let resync: &[&str] = if flags.contains(&"--resync") { &[] } else { &["--resync", "1h"] };
         let all = [&["--domain", domain, "--kinds", "configmaps,secrets"], resync, flags].concat();
         let process = LockstepProcess::start(program(), kubeconfig, &all);
@@ -630,35 +633,35 @@ impl Lockstep {
     }
 
     /// As users start it: with resyncs, and with a drain when it is asked to stop.
-    pub fn spawn_with_defaults(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn spawn_with_defaults(domain: &str, kubeconfig: &Path, flags: &[&str]) -> Self {
         let all = [&["--domain", domain, "--kinds", "configmaps,secrets"], flags].concat();
         let process = LockstepProcess::start_behind_a_service(program(), kubeconfig, &all);
         Self(process.expect("lockstep starts"))
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.0.log()
     }
 
-    pub async fn wait_log(&self, text: &str) {
+    pub(crate) async fn wait_log(&self, text: &str) {
         self.wait_log_after(0, text).await;
     }
 
     /// Waits for a text after this many bytes of the log.
-    pub async fn wait_log_after(&self, bytes: usize, text: &str) {
+    pub(crate) async fn wait_log_after(&self, bytes: usize, text: &str) {
         eventually(&format!("`{text}` in the log"), || async {
             self.log()[bytes..].contains(text).then_some(())
         })
         .await;
     }
 
-    pub async fn wait_ready(&mut self) {
+    pub(crate) async fn wait_ready(&mut self) {
         // Everything is listed first.
         self.0.wait_ready(LARGE_DEADLINE).await.unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Where it serves health and metrics, whether or not it is ready.
-    pub fn ops_address(&self) -> String {
+    pub(crate) fn ops_address(&self) -> String {
         let find = || {
             let log = self.log();
             let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -672,47 +675,47 @@ impl Lockstep {
         address.unwrap_or_else(|| panic!("lockstep does not say where it serves metrics:\n{}", self.log()))
     }
 
-    pub fn readyz(&self) -> String {
+    pub(crate) fn readyz(&self) -> String {
         self.0.http_get("/readyz")
     }
 
-    pub fn metrics(&self) -> String {
+    pub(crate) fn metrics(&self) -> String {
         self.0.http_get("/metrics")
     }
 
     /// The value of a metric, with its labels as they are printed; zero if there is no such series.
-    pub fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         assert_documented(name);
         self.0.metric(name)
     }
 
-    pub async fn wait_metric(&self, name: &str, value: f64) {
+    pub(crate) async fn wait_metric(&self, name: &str, value: f64) {
         eventually(&format!("{name} is {value}"), || async { (self.metric(name) == value).then_some(()) })
             .await;
     }
 
     /// The most memory that it has had resident so far, in bytes.
-    pub fn peak_memory(&self) -> u64 {
+    pub(crate) fn peak_memory(&self) -> u64 {
         self.0.memory_kib("VmHWM") << 10
     }
 
     /// SIGKILL: it neither finishes its work nor releases the Lease.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         self.0.signal(Signal::KILL).expect("lockstep runs");
     }
 
     /// SIGSTOP: its connections stay open, and it answers nobody.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         self.0.signal(Signal::STOP).expect("lockstep runs");
     }
 
     /// SIGCONT.
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.0.signal(Signal::CONT).expect("lockstep runs");
     }
 
     /// SIGTERM; returns its exit status.
-    pub async fn stop(&mut self) -> ExitStatus {
+    pub(crate) async fn stop(&mut self) -> ExitStatus {
         self.0.stop(SHUTDOWN).await.unwrap_or_else(|error| panic!("{error}"))
     }
 }

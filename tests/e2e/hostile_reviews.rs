@@ -23,7 +23,7 @@ fn source(cluster: &Cluster, home: &str, annotations: Value) -> Value {
 }
 
 /// Reviews of many megabytes, in shapes that take much more memory once parsed.
-pub fn hostile(cluster: &Cluster, home: &str) -> Vec<(&'static str, String)> {
+pub(crate) fn hostile(cluster: &Cluster, home: &str) -> Vec<(&'static str, String)> {
     const MEGABYTE: usize = 1 << 20;
     let plain = source(cluster, home, json!({}));
     let create = |object: &Value| review_of("CREATE", home, "mallory", &Value::Null, object).to_string();

@@ -22,7 +22,7 @@ use tokio_rustls::{
 
 use crate::harness::Cluster;
 
-pub struct Peer {
+pub(crate) struct Peer {
     address: String,
     config: Arc<ClientConfig>,
     /// Whom the server's certificate must be for; none for the host of the address.
@@ -33,12 +33,12 @@ pub struct Peer {
 
 impl Cluster {
     /// A peer that trusts the guard as the API server does: by the `caBundle` of the webhook configuration.
-    pub async fn peer(&self) -> Peer {
+    pub(crate) async fn peer(&self) -> Peer {
         self.peer_with(None).await
     }
 
     /// As [`Self::peer`], with a client certificate and its key, both PEM.
-    pub async fn peer_with(&self, identity: Option<(&str, &str)>) -> Peer {
+    pub(crate) async fn peer_with(&self, identity: Option<(&str, &str)>) -> Peer {
         let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
         let path = format!("{path}/lockstep.{}", self.domain());
         let configuration = self.get(&path).await.expect("the webhook configuration");
@@ -51,7 +51,7 @@ impl Cluster {
 impl Peer {
     /// A peer that trusts these certificates, which are PEM, of a server at this address. It may have a client
     /// certificate and its key.
-    pub fn trusting(bundle: &[u8], address: &str, identity: Option<(&str, &str)>) -> Self {
+    pub(crate) fn trusting(bundle: &[u8], address: &str, identity: Option<(&str, &str)>) -> Self {
         let mut roots = RootCertStore::empty();
         for root in CertificateDer::pem_slice_iter(bundle) {
             roots.add(root.expect("a certificate")).expect("a certificate");
@@ -70,17 +70,17 @@ impl Peer {
     }
 
     /// Expects a certificate for this name, as the API server does of a Service.
-    pub fn expecting(self, server: &str) -> Self {
+    pub(crate) fn expecting(self, server: &str) -> Self {
         Self { server: Some(server.to_owned()), ..self }
     }
 
     /// As another host, which has this address.
-    pub fn at(self, address: Ipv4Addr) -> Self {
+    pub(crate) fn at(self, address: Ipv4Addr) -> Self {
         Self { from: Some(address), ..self }
     }
 
     /// Connects without TLS.
-    pub async fn connect_plain(&self) -> std::io::Result<TcpStream> {
+    pub(crate) async fn connect_plain(&self) -> std::io::Result<TcpStream> {
         match self.from {
             None => TcpStream::connect(&self.address).await,
             Some(from) => {
@@ -91,7 +91,7 @@ impl Peer {
         }
     }
 
-    pub async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn connect(&self) -> std::io::Result<TlsStream<TcpStream>> {
         let host = || self.address.rsplit_once(':').expect("a port").0.to_owned();
         let name = ServerName::try_from(self.server.clone().unwrap_or_else(host)).expect("a host");
         let stream = self.connect_plain().await?;
@@ -100,7 +100,12 @@ impl Peer {
     }
 
     /// Sends one request on a new connection; the status and the body of the answer.
-    pub async fn request(&self, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+    pub(crate) async fn request(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> std::io::Result<(u16, String)> {
         let mut stream = self.connect().await?;
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
@@ -123,7 +128,7 @@ impl Peer {
     }
 
     /// Sends a review whose second half follows later, and waits for the answer.
-    pub async fn slow_review(&self, body: &str, pause: std::time::Duration) {
+    pub(crate) async fn slow_review(&self, body: &str, pause: std::time::Duration) {
         let mut stream = self.connect().await.expect("a connection");
         let (first, second) = body.split_at(body.len() / 2);
         let head = format!(
@@ -138,13 +143,13 @@ impl Peer {
         drop(stream.read_to_end(&mut Vec::new()).await);
     }
 
-    pub async fn review(&self, review: &str) -> std::io::Result<(u16, String)> {
+    pub(crate) async fn review(&self, review: &str) -> std::io::Result<(u16, String)> {
         self.request("POST", "/validate", review).await
     }
 }
 
 /// A review of this operation, as any peer can write it.
-pub fn review_of(operation: &str, namespace: &str, user: &str, old: &Value, new: &Value) -> Value {
+pub(crate) fn review_of(operation: &str, namespace: &str, user: &str, old: &Value, new: &Value) -> Value {
     json!({
         "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
         "request": {

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::harness::Cluster;
 
-pub struct TcpProxy {
+pub(crate) struct TcpProxy {
     backends: Vec<Backend>,
     next: AtomicUsize,
     accepted: AtomicUsize,
@@ -38,7 +38,7 @@ struct Backend {
 impl Cluster {
     /// A proxy to the API server, and a kubeconfig for Lockstep's ServiceAccount that uses it; `None` if the API server
     /// is not on this machine.
-    pub async fn api_server_proxy(&self) -> Option<(Arc<TcpProxy>, PathBuf)> {
+    pub(crate) async fn api_server_proxy(&self) -> Option<(Arc<TcpProxy>, PathBuf)> {
         if self.plane.is_existing() {
             controlplane::skip("it needs an API server on this machine, and LOCKSTEP_TEST_KUBECONFIG is set");
             return None;
@@ -63,7 +63,7 @@ impl Cluster {
 
 impl TcpProxy {
     /// Listens at an address. No backend is ready yet.
-    pub async fn start(address: &str, backends: &[String]) -> Arc<Self> {
+    pub(crate) async fn start(address: &str, backends: &[String]) -> Arc<Self> {
         let listener = TcpListener::bind(address).await.expect("an address");
         let backend = |address: &String| Backend {
             address: address.clone(),
@@ -120,20 +120,20 @@ impl TcpProxy {
         Some((ready[index].address.clone(), ready[index].cuts.subscribe()))
     }
 
-    pub fn set_ready(&self, backend: usize, ready: bool) {
+    pub(crate) fn set_ready(&self, backend: usize, ready: bool) {
         self.backends[backend].ready.store(ready, Ordering::SeqCst);
     }
 
     /// How many connections it has accepted. For tests/e2e.
     #[allow(dead_code)]
-    pub fn accepted(&self) -> usize {
+    pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
 
     /// Ends all connections as a server does that closes idle ones, and waits until the clients have closed them, too. No
     /// request may be in flight. For tests/e2e.
     #[allow(dead_code)]
-    pub async fn end_connections(&self) {
+    pub(crate) async fn end_connections(&self) {
         let connections = std::mem::take(&mut *self.connections.lock().expect("a lock"));
         self.ends.send_modify(|ends| *ends += 1);
         connections.join_all().await;
@@ -141,18 +141,18 @@ impl TcpProxy {
 
     /// Sends nothing more to a backend, and closes its connections. For tests/histories.
     #[allow(dead_code)]
-    pub fn remove(&self, backend: usize) {
+    pub(crate) fn remove(&self, backend: usize) {
         self.set_ready(backend, false);
         self.backends[backend].cuts.send_modify(|cuts| *cuts += 1);
     }
 
     /// Stops forwarding without closing any connection.
-    pub fn stall(&self) {
+    pub(crate) fn stall(&self) {
         self.stalled.send_replace(true);
     }
 
     /// Forwards new connections again.
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.stalled.send_replace(false);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Cluster, eventually, output, run};
 
-pub struct User {
+pub(crate) struct User {
     plane: &'static ControlPlane,
     kubeconfig: PathBuf,
     /// The user name in the API server.
@@ -19,7 +19,7 @@ pub struct User {
 
 impl Cluster {
     /// A user with all verbs on ConfigMaps and Secrets in these namespaces, and no other permission.
-    pub async fn editor(&self, name: &str, groups: &[&str], namespaces: &[&str]) -> User {
+    pub(crate) async fn editor(&self, name: &str, groups: &[&str], namespaces: &[&str]) -> User {
         let user = self.user(name, groups);
         for namespace in namespaces {
             self.grant(&user.name, &user.subject(), Some(namespace), json!([all_verbs()])).await;
@@ -28,14 +28,14 @@ impl Cluster {
     }
 
     /// A user with all verbs on ConfigMaps and Secrets in all namespaces, and no other permission.
-    pub async fn cluster_editor(&self, name: &str, groups: &[&str]) -> User {
+    pub(crate) async fn cluster_editor(&self, name: &str, groups: &[&str]) -> User {
         let user = self.user(name, groups);
         self.grant(&user.name, &user.subject(), None, json!([all_verbs()])).await;
         user
     }
 
     /// A user who may create ConfigMaps in a namespace, and has all verbs on those with these names.
-    pub async fn named_object_editor(&self, name: &str, namespace: &str, objects: &[&str]) -> User {
+    pub(crate) async fn named_object_editor(&self, name: &str, namespace: &str, objects: &[&str]) -> User {
         let user = self.user(name, &[]);
         let mut named = all_verbs();
         named["resourceNames"] = json!(objects);
@@ -45,14 +45,14 @@ impl Cluster {
     }
 
     /// A user without permissions.
-    pub fn user(&self, name: &str, groups: &[&str]) -> User {
+    pub(crate) fn user(&self, name: &str, groups: &[&str]) -> User {
         let name = format!("{name}-{}", self.id);
         let kubeconfig = self.plane.user(&name, groups).expect("a kubeconfig");
         User { plane: self.plane, kubeconfig, name }
     }
 
     /// A ServiceAccount without permissions.
-    pub async fn service_account(&self, namespace: &str, name: &str) -> User {
+    pub(crate) async fn service_account(&self, namespace: &str, name: &str) -> User {
         let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
         self.post(&accounts, &json!({"metadata": {"name": name}})).await;
         let kubeconfig = self.plane.service_account(namespace, name).expect("a kubeconfig");
@@ -61,7 +61,7 @@ impl Cluster {
     }
 
     /// Creates a role of this name and binds it, in one namespace or cluster-wide.
-    pub async fn grant(&self, name: &str, subject: &Value, namespace: Option<&str>, rules: Value) {
+    pub(crate) async fn grant(&self, name: &str, subject: &Value, namespace: Option<&str>, rules: Value) {
         let rbac = "/apis/rbac.authorization.k8s.io/v1";
         let (path, kind) = match namespace {
             Some(namespace) => (format!("{rbac}/namespaces/{namespace}/"), "Role"),
@@ -99,28 +99,28 @@ impl Cluster {
     }
 
     /// The admin of the cluster.
-    pub fn admin(&self) -> User {
+    pub(crate) fn admin(&self) -> User {
         User { plane: self.plane, kubeconfig: self.plane.admin(), name: "admin".to_owned() }
     }
 }
 
 /// A rule for every verb on the kinds that can be mirrored.
-pub fn all_verbs() -> Value {
+pub(crate) fn all_verbs() -> Value {
     json!({"apiGroups": [""], "resources": ["configmaps", "secrets"], "verbs": ["*"]})
 }
 
 impl User {
-    pub fn kubeconfig(&self) -> &std::path::Path {
+    pub(crate) fn kubeconfig(&self) -> &std::path::Path {
         &self.kubeconfig
     }
 
     /// The subject for a role binding.
-    pub fn subject(&self) -> Value {
+    pub(crate) fn subject(&self) -> Value {
         json!({"kind": "User", "name": self.name})
     }
 
     /// A kubectl command; its arguments must not contain spaces.
-    pub fn kubectl(&self, line: &str) -> Command {
+    pub(crate) fn kubectl(&self, line: &str) -> Command {
         let mut command = self.plane.kubectl_as(&self.kubeconfig);
         // `kubectl edit` keeps the file that it could not save.
         command.args(line.split_whitespace()).env("TMPDIR", self.plane.data_dir());
@@ -128,7 +128,7 @@ impl User {
     }
 
     /// Runs a command line of kubectl or lockstep that somebody pasted into a shell. An editor saves what it was given.
-    pub fn shell(&self, line: &str) -> Output {
+    pub(crate) fn shell(&self, line: &str) -> Output {
         let kubectl = self.plane.kubectl();
         let bin = std::path::Path::new(kubectl.get_program()).parent().expect("a directory");
         let lockstep = std::path::Path::new(env!("CARGO_BIN_EXE_lockstep")).parent().expect("a directory");
@@ -140,35 +140,35 @@ impl User {
     }
 
     /// A command of `lockstep` that uses the user's kubeconfig.
-    pub fn lockstep(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn lockstep(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
         command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
         command
     }
 
     /// Runs a command that must succeed, and returns its output.
-    pub fn succeeds(&self, line: &str) -> String {
+    pub(crate) fn succeeds(&self, line: &str) -> String {
         run(&mut self.kubectl(line))
     }
 
     /// As [`Self::succeeds`], with a manifest for `-f -`.
-    pub fn succeeds_with(&self, line: &str, file: &str) -> String {
+    pub(crate) fn succeeds_with(&self, line: &str, file: &str) -> String {
         crate::harness::pipe(&mut self.kubectl(line), file)
     }
 
     /// Runs a command that must fail, and returns its error output.
-    pub fn fails(&self, line: &str) -> String {
+    pub(crate) fn fails(&self, line: &str) -> String {
         error_output(line, &self.kubectl(line).output().expect("kubectl"))
     }
 
     /// As [`Self::fails`], with a manifest for `-f -`.
-    pub fn fails_with(&self, line: &str, file: &str) -> String {
+    pub(crate) fn fails_with(&self, line: &str, file: &str) -> String {
         error_output(line, &output(&mut self.kubectl(line), file))
     }
 }
 
 /// A manifest for `-f -`.
-pub fn manifest(kind: &str, metadata: &Value, rest: &Value) -> String {
+pub(crate) fn manifest(kind: &str, metadata: &Value, rest: &Value) -> String {
     let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": metadata});
     object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
     object.to_string()

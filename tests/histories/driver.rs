@@ -18,20 +18,20 @@ use crate::{
 };
 
 /// How long Lockstep may take to catch up after a fault: longer than its longest backoff of a minute.
-pub const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(100);
+pub(crate) const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(100);
 /// The longest pause of people between two steps.
 const MAX_PAUSE_MILLIS: u64 = 120;
 
 /// Steps of people, and what goes wrong meanwhile.
 #[derive(Debug, Clone)]
-pub struct Round {
+pub(crate) struct Round {
     pub faults: Vec<Fault>,
     pub steps: Vec<Step>,
 }
 
 /// How a round ended.
 #[derive(Debug, Clone)]
-pub struct RoundOutcome {
+pub(crate) struct RoundOutcome {
     pub faults: Vec<Fault>,
     /// From the end of the last fault, or from the last step if that was later, until everything was right. After an
     /// outage it includes the time until people can change a source again.
@@ -39,7 +39,7 @@ pub struct RoundOutcome {
 }
 
 /// How a history ended.
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub rounds: Vec<RoundOutcome>,
     pub operations: u64,
     pub refused: u64,
@@ -50,7 +50,7 @@ pub struct Outcome {
     pub failure: Option<Failure>,
 }
 
-pub struct Failure {
+pub(crate) struct Failure {
     pub violations: Vec<String>,
     /// Everything that happened.
     pub events: Vec<String>,
@@ -59,12 +59,12 @@ pub struct Failure {
 }
 
 /// The names of the history with this seed: no other history on the control plane has them.
-pub fn names(seed: u64) -> Names {
+pub(crate) fn names(seed: u64) -> Names {
     Names::new(&format!("h{seed}.test"), &format!("h{seed}-"))
 }
 
 /// Splits a history into one round for each list of faults.
-pub fn rounds(history: &History, faults: &[Vec<Fault>]) -> Vec<Round> {
+pub(crate) fn rounds(history: &History, faults: &[Vec<Fault>]) -> Vec<Round> {
     let steps = history.steps.len().div_ceil(faults.len().max(1)).max(1);
     let mut chunks = history.steps.chunks(steps);
     let mut round = |faults: &Vec<Fault>| Round {
@@ -75,7 +75,7 @@ pub fn rounds(history: &History, faults: &[Vec<Fault>]) -> Vec<Round> {
 }
 
 /// The history with this seed: so many steps for each list of faults.
-pub fn history(seed: u64, steps_a_round: usize, faults: &[Vec<Fault>]) -> History {
+pub(crate) fn history(seed: u64, steps_a_round: usize, faults: &[Vec<Fault>]) -> History {
     let names = names(seed);
     let mut history = generate(seed, steps_a_round * faults.len(), &names);
     for (round, steps) in history.steps.chunks_mut(steps_a_round).enumerate() {
@@ -86,7 +86,7 @@ pub fn history(seed: u64, steps_a_round: usize, faults: &[Vec<Fault>]) -> Histor
 
 /// Whatever is random, there is something to catch up with: a source changes when a fault is about to begin and to end,
 /// and the namespaces that it reaches are there.
-pub fn prepare(names: &Names, round: usize, steps: &mut [Step]) {
+pub(crate) fn prepare(names: &Names, round: usize, steps: &mut [Step]) {
     let (middle, last) = (steps.len() / 2 - 1, steps.len() - 1);
     for (index, short) in ["home", "away"].into_iter().enumerate() {
         let op = Op::Put(Draft::default());
@@ -109,7 +109,7 @@ fn probe(names: &Names, value: usize) -> Step {
 }
 
 /// Runs a history from the beginning to the end.
-pub async fn run(
+pub(crate) async fn run(
     plane: &'static ControlPlane,
     feed: &Arc<Feed>,
     history: &History,
@@ -157,7 +157,7 @@ pub async fn run(
 
 /// After the last round: everything is right, and then a new replica of each of these builds writes nothing. Returns what is
 /// not right in the end.
-pub async fn end(scene: &mut Scene, builds: &[Build]) -> Vec<String> {
+pub(crate) async fn end(scene: &mut Scene, builds: &[Build]) -> Vec<String> {
     // A namespace that is still being deleted takes sources with it, and that is a reason to write.
     scene.finish_deletions().await;
     if let Err(wrong) = scene.converge(CONVERGENCE_TIMEOUT).await {
@@ -170,7 +170,7 @@ pub async fn end(scene: &mut Scene, builds: &[Build]) -> Vec<String> {
 }
 
 /// Plays one round; what is wrong if Lockstep does not catch up in time.
-pub async fn play(
+pub(crate) async fn play(
     scene: &mut Scene,
     round: &Round,
     random: &mut Rng,
@@ -257,7 +257,7 @@ async fn pause(scene: &mut Scene, active: &mut [Active], pause: Duration) {
 }
 
 impl Failure {
-    pub fn report(&self, history: &History, faults: &[Vec<Fault>]) -> String {
+    pub(crate) fn report(&self, history: &History, faults: &[Vec<Fault>]) -> String {
         let mut text = String::new();
         let _ = writeln!(
             text,

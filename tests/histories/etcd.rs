@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 /// The flag of the API server that makes what it stores readable.
-pub const STORES_JSON: &str = "--storage-media-type=application/json";
+pub(crate) const STORES_JSON: &str = "--storage-media-type=application/json";
 /// How long a request may take that is no watch.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first key, which as the end of a range stands for all keys.
@@ -23,13 +23,13 @@ const ALL_KEYS: &str = "AA==";
 
 /// etcd's JSON API, on its socket.
 #[derive(Clone)]
-pub struct Etcd {
+pub(crate) struct Etcd {
     socket: PathBuf,
 }
 
 /// A change of one key.
 #[derive(Debug, Clone)]
-pub struct Stored {
+pub(crate) struct Stored {
     pub key: String,
     pub revision: u64,
     /// `None` if the key was deleted.
@@ -58,19 +58,19 @@ impl KeyValue {
 }
 
 impl Etcd {
-    pub fn at(socket: PathBuf) -> Self {
+    pub(crate) fn at(socket: PathBuf) -> Self {
         Self { socket }
     }
 
     /// The number of the last change.
-    pub async fn revision(&self) -> io::Result<u64> {
+    pub(crate) async fn revision(&self) -> io::Result<u64> {
         let answer =
             self.call("/v3/kv/range", &json!({"key": ALL_KEYS, "limit": 1, "keys_only": true})).await?;
         number(&answer["header"]["revision"])
     }
 
     /// Everything that was stored as of a revision.
-    pub async fn read(&self, revision: u64) -> io::Result<Vec<Stored>> {
+    pub(crate) async fn read(&self, revision: u64) -> io::Result<Vec<Stored>> {
         let range = json!({"key": ALL_KEYS, "range_end": ALL_KEYS, "revision": revision.to_string()});
         let mut answer = self.call("/v3/kv/range", &range).await?;
         let stored =
@@ -79,13 +79,13 @@ impl Etcd {
     }
 
     /// Forgets everything that was replaced or deleted before this revision.
-    pub async fn compact(&self, revision: u64) -> io::Result<()> {
+    pub(crate) async fn compact(&self, revision: u64) -> io::Result<()> {
         let request = json!({"revision": revision.to_string(), "physical": true});
         self.call("/v3/kv/compaction", &request).await.map(drop)
     }
 
     /// Hands on every change from a revision on, until the connection breaks.
-    pub async fn watch(&self, from: u64, mut sink: impl FnMut(Stored)) -> io::Result<()> {
+    pub(crate) async fn watch(&self, from: u64, mut sink: impl FnMut(Stored)) -> io::Result<()> {
         let request = json!({"create_request": {
             "key": ALL_KEYS, "range_end": ALL_KEYS, "start_revision": from.to_string(),
         }});
@@ -138,7 +138,7 @@ impl Etcd {
 }
 
 /// The next frame of a body.
-pub async fn next_frame<B: http_body::Body + Unpin>(
+pub(crate) async fn next_frame<B: http_body::Body + Unpin>(
     body: &mut B,
 ) -> Option<Result<http_body::Frame<B::Data>, B::Error>> {
     std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await

@@ -25,7 +25,7 @@ const REVISION_BUMP: u64 = 1_000_000_000;
 const CLOCK_MINUTES: i32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Fault {
+pub(crate) enum Fault {
     KillLeader,
     KillStandby,
     KillAll,
@@ -57,7 +57,7 @@ pub enum Fault {
 }
 
 /// A fault that has begun.
-pub struct Active {
+pub(crate) struct Active {
     pub fault: Fault,
     victim: usize,
     began: Instant,
@@ -67,7 +67,7 @@ pub struct Active {
 }
 
 impl Fault {
-    pub const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::KillLeader,
         Self::KillStandby,
         Self::KillAll,
@@ -95,10 +95,10 @@ impl Fault {
         Self::RestoreBackup,
     ];
     /// Those of [`Build::Previous`] beside this one. They are not in [`Self::ALL`], because they need another program.
-    pub const OF_VERSIONS: [Self; 3] = [Self::Update, Self::Rollback, Self::Swap];
+    pub(crate) const OF_VERSIONS: [Self; 3] = [Self::Update, Self::Rollback, Self::Swap];
 
     /// Its name in reports.
-    pub const fn describe(self) -> &'static str {
+    pub(crate) const fn describe(self) -> &'static str {
         match self {
             Self::KillLeader => "leader killed (SIGKILL) and restarted",
             Self::KillStandby => "standby killed and restarted",
@@ -132,22 +132,22 @@ impl Fault {
     }
 
     /// Whether replicas of two versions meet.
-    pub fn is_of_versions(self) -> bool {
+    pub(crate) fn is_of_versions(self) -> bool {
         Self::OF_VERSIONS.contains(&self)
     }
 
     /// Whether it disturbs everybody on the control plane.
-    pub const fn needs_own_plane(self) -> bool {
+    pub(crate) const fn needs_own_plane(self) -> bool {
         matches!(self, Self::KillApiServer | Self::KillEtcd | Self::Compact | Self::RestoreBackup)
     }
 
     /// Whether people cannot work before it has ended.
-    pub const fn is_outage(self) -> bool {
+    pub(crate) const fn is_outage(self) -> bool {
         self.needs_own_plane() || matches!(self, Self::KillAll)
     }
 
     /// Whether it ends the process of a replica.
-    pub const fn ends_replicas(self) -> bool {
+    pub(crate) const fn ends_replicas(self) -> bool {
         matches!(
             self,
             Self::KillLeader
@@ -164,7 +164,7 @@ impl Fault {
     }
 
     /// Why this machine cannot have it.
-    pub fn missing(self) -> Option<&'static str> {
+    pub(crate) fn missing(self) -> Option<&'static str> {
         match self {
             Self::ClockAhead | Self::ClockBehind if libfaketime().is_none() => {
                 Some("libfaketime is not installed (Debian: faketime)")
@@ -208,13 +208,13 @@ impl std::str::FromStr for Fault {
 
 impl Active {
     /// Whether it has lasted long enough.
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.began.elapsed() >= self.lasts
     }
 }
 
 impl Scene {
-    pub async fn begin(&mut self, fault: Fault, random: &mut Rng) -> Active {
+    pub(crate) async fn begin(&mut self, fault: Fault, random: &mut Rng) -> Active {
         self.recorder.note(format!("FAULT {fault} begins"));
         let leader = self.traffic.leader().unwrap_or_else(|| random.usize(0..2));
         let victim = if fault == Fault::KillStandby { 1 - leader } else { leader };
@@ -280,14 +280,14 @@ impl Scene {
     }
 
     /// Goes on with a fault that has begun.
-    pub fn go_on(&self, active: &mut Active) {
+    pub(crate) fn go_on(&self, active: &mut Active) {
         if active.fault == Fault::CutConnections && active.ticked.elapsed() >= CUT_INTERVAL {
             active.ticked = Instant::now();
             self.replicas.iter().for_each(|replica| replica.proxy.cut());
         }
     }
 
-    pub async fn end(&mut self, active: Active) {
+    pub(crate) async fn end(&mut self, active: Active) {
         let Active { fault, victim, .. } = active;
         match fault {
             Fault::KillLeader | Fault::KillStandby | Fault::KillAll | Fault::TerminateLeader => {

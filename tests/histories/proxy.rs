@@ -40,7 +40,7 @@ const LIST_ENDS: &[u8] = b"k8s.io/initial-events-end";
 
 /// What the proxy does to requests and answers.
 #[derive(Debug, Clone, Default)]
-pub struct Disturbance {
+pub(crate) struct Disturbance {
     /// Nothing passes. Connections stay open, and are closed in the end: what was sent meanwhile is lost.
     pub partition: bool,
     /// What watches have to say waits until this ends.
@@ -57,7 +57,7 @@ pub struct Disturbance {
     pub refuse: Option<(u16, u8)>,
 }
 
-pub struct Proxy {
+pub(crate) struct Proxy {
     replica: usize,
     address: SocketAddr,
     upstream: kube::Client,
@@ -69,7 +69,7 @@ pub struct Proxy {
 
 impl Proxy {
     /// `upstream` has the credentials that the replica's requests get.
-    pub async fn start(
+    pub(crate) async fn start(
         replica: usize,
         upstream: kube::Client,
         traffic: Arc<Traffic>,
@@ -96,7 +96,7 @@ impl Proxy {
     }
 
     /// The kubeconfig of the replica.
-    pub fn kubeconfig(&self) -> serde_json::Value {
+    pub(crate) fn kubeconfig(&self) -> serde_json::Value {
         let named = |kind: &str, content: serde_json::Value| json!([{"name": "proxy", kind: content}]);
         json!({
             "apiVersion": "v1",
@@ -108,12 +108,12 @@ impl Proxy {
         })
     }
 
-    pub fn disturb(&self, change: impl FnOnce(&mut Disturbance)) {
+    pub(crate) fn disturb(&self, change: impl FnOnce(&mut Disturbance)) {
         self.disturbance.send_modify(change);
     }
 
     /// Closes all connections.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 

@@ -26,7 +26,7 @@ const MAX_KEPT_CHANGES: usize = 4000;
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One watch of etcd, for all histories on a control plane.
-pub struct Feed {
+pub(crate) struct Feed {
     pub etcd: Etcd,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Message>>>,
     /// Where the watch begins; another value ends it and begins another. There is none during a restore.
@@ -42,7 +42,7 @@ enum Message {
 }
 
 impl Feed {
-    pub async fn start(etcd: Etcd) -> Arc<Self> {
+    pub(crate) async fn start(etcd: Etcd) -> Arc<Self> {
         let revision = etcd.revision().await.expect("etcd answers");
         let feed = Arc::new(Self {
             etcd,
@@ -82,12 +82,12 @@ impl Feed {
     }
 
     /// etcd is about to be restored from a backup.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.from.send_replace(None);
     }
 
     /// etcd was restored and began with this revision.
-    pub async fn restored(&self, now: u64) {
+    pub(crate) async fn restored(&self, now: u64) {
         let stored = self.etcd.read(now).await.expect("etcd answers");
         self.send(&Message::Restored(Arc::new(stored), now));
         self.from.send_replace(Some(now + 1));
@@ -100,7 +100,7 @@ impl Feed {
 }
 
 /// What has happened to the objects of one history.
-pub struct Recorder {
+pub(crate) struct Recorder {
     feed: Arc<Feed>,
     names: Names,
     requests: Arc<Requests>,
@@ -120,7 +120,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    pub fn start(feed: &Arc<Feed>, names: &Names, requests: Arc<Requests>) -> Arc<Self> {
+    pub(crate) fn start(feed: &Arc<Feed>, names: &Names, requests: Arc<Requests>) -> Arc<Self> {
         let (messages, received) = mpsc::unbounded_channel();
         feed.subscribers.lock().expect("no panic").push(messages.clone());
         let recorder = Arc::new(Self {
@@ -231,17 +231,17 @@ impl Recorder {
     }
 
     /// A replica has started, or lists everything again.
-    pub fn memory_lost(&self) {
+    pub(crate) fn memory_lost(&self) {
         drop(self.messages.send(Message::MemoryLost));
     }
 
-    pub fn violation(&self, text: String) {
+    pub(crate) fn violation(&self, text: String) {
         self.note(format!("VIOLATION {text}"));
         self.other.lock().expect("no panic").push(Violation(text));
     }
 
     /// Notes what happened, for the report of a failure.
-    pub fn note(&self, text: String) {
+    pub(crate) fn note(&self, text: String) {
         let mut changes = self.changes.lock().expect("no panic");
         if changes.len() >= MAX_KEPT_CHANGES {
             changes.drain(..MAX_KEPT_CHANGES / 2);
@@ -251,7 +251,7 @@ impl Recorder {
     }
 
     /// Waits until the judge knows everything that etcd has stored so far.
-    pub async fn catch_up(&self) {
+    pub(crate) async fn catch_up(&self) {
         let stored = loop {
             match self.feed.etcd.revision().await {
                 Ok(revision) => break revision,
@@ -266,23 +266,23 @@ impl Recorder {
     }
 
     /// What would be wrong if the cluster stayed as it is.
-    pub async fn unsettled(&self) -> Vec<Violation> {
+    pub(crate) async fn unsettled(&self) -> Vec<Violation> {
         self.catch_up().await;
         self.judge().unsettled()
     }
 
     /// What was wrong at any moment so far.
-    pub fn violations(&self) -> Vec<Violation> {
+    pub(crate) fn violations(&self) -> Vec<Violation> {
         let mut violations = self.judge().violations().to_vec();
         violations.extend(self.other.lock().expect("no panic").iter().cloned());
         violations
     }
 
-    pub fn changes(&self) -> Vec<String> {
+    pub(crate) fn changes(&self) -> Vec<String> {
         self.changes.lock().expect("no panic").clone()
     }
 
-    pub fn judge(&self) -> MutexGuard<'_, Judge> {
+    pub(crate) fn judge(&self) -> MutexGuard<'_, Judge> {
         self.judge.lock().expect("no panic")
     }
 }

@@ -17,7 +17,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A build of Lockstep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Build {
+pub(crate) enum Build {
     /// This one.
     Current,
     /// The one that users had before: `make test-skew` builds it.
@@ -25,14 +25,14 @@ pub enum Build {
 }
 
 impl Build {
-    pub fn program(self) -> PathBuf {
+    pub(crate) fn program(self) -> PathBuf {
         match self {
             Self::Current => PathBuf::from(env!("CARGO_BIN_EXE_lockstep")),
             Self::Previous => previous().expect("LOCKSTEP_PREVIOUS_BINARY"),
         }
     }
 
-    pub const fn other(self) -> Self {
+    pub(crate) const fn other(self) -> Self {
         match self {
             Self::Current => Self::Previous,
             Self::Previous => Self::Current,
@@ -41,11 +41,11 @@ impl Build {
 }
 
 /// The program of the previous build, if there is one.
-pub fn previous() -> Option<PathBuf> {
+pub(crate) fn previous() -> Option<PathBuf> {
     env::var_os("LOCKSTEP_PREVIOUS_BINARY").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-pub struct Replica {
+pub(crate) struct Replica {
     index: usize,
     pub proxy: Arc<Proxy>,
     traffic: Arc<Traffic>,
@@ -65,7 +65,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub fn new(
+    pub(crate) fn new(
         index: usize,
         proxy: Arc<Proxy>,
         traffic: Arc<Traffic>,
@@ -88,12 +88,12 @@ impl Replica {
         }
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.ready
     }
 
     /// Starts it, unless it runs.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         if self.process.is_some() {
             return;
         }
@@ -115,7 +115,7 @@ impl Replica {
     }
 
     /// Looks whether it has become ready, and whether it still runs.
-    pub async fn tick(&mut self) {
+    pub(crate) async fn tick(&mut self) {
         let Some(process) = self.process.as_mut().filter(|_| !self.paused) else { return };
         if let Ok(Some(status)) = process.has_ended() {
             let log = process.log();
@@ -127,7 +127,7 @@ impl Replica {
     }
 
     /// SIGKILL.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.note("is killed");
         if let Some(process) = &self.process {
             drop(process.signal(Signal::KILL));
@@ -136,7 +136,7 @@ impl Replica {
     }
 
     /// SIGTERM.
-    pub async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.resume();
         self.note("is stopped");
         if let Some(process) = &mut self.process {
@@ -152,7 +152,7 @@ impl Replica {
     }
 
     /// SIGSTOP.
-    pub fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         if let Some(process) = &self.process {
             drop(process.signal(Signal::STOP));
             self.paused = true;
@@ -161,7 +161,7 @@ impl Replica {
     }
 
     /// SIGCONT.
-    pub fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         if let Some(process) = self.process.as_ref().filter(|_| self.paused) {
             self.traffic.resumed(self.index);
             drop(process.signal(Signal::CONT));
@@ -171,16 +171,16 @@ impl Replica {
     }
 
     /// Resident memory in KiB; `None` if it does not run.
-    pub fn memory_kib(&self) -> Option<u64> {
+    pub(crate) fn memory_kib(&self) -> Option<u64> {
         self.process.as_ref().map(|process| process.memory_kib("VmRSS"))
     }
 
-    pub fn metric(&self, name: &str) -> Option<f64> {
+    pub(crate) fn metric(&self, name: &str) -> Option<f64> {
         self.process.as_ref().filter(|_| self.ready && !self.paused).map(|process| process.metric(name))
     }
 
     /// No value is in its metrics and its log.
-    pub fn check_output(&self) {
+    pub(crate) fn check_output(&self) {
         let Some(process) = &self.process else { return };
         let metrics = if self.ready && !self.paused { process.http_get("/metrics") } else { String::new() };
         for (what, text) in [("log", process.log()), ("metrics", metrics)] {
@@ -194,7 +194,7 @@ impl Replica {
     }
 
     /// Its log, if it runs.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.process.as_ref().map(LockstepProcess::log).unwrap_or_default()
     }
 
@@ -211,7 +211,7 @@ impl Replica {
 }
 
 /// The library that gives a process another clock, if it is installed.
-pub fn libfaketime() -> Option<PathBuf> {
+pub(crate) fn libfaketime() -> Option<PathBuf> {
     let directories = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     let library = |directory: &&str| Path::new(directory).join("faketime/libfaketime.so.1");
     directories.iter().map(library).find(|library| library.exists())

@@ -17,7 +17,7 @@ const MAX_POINTS: usize = 300;
 
 /// How long it took to catch up, by what went wrong.
 #[derive(Default)]
-pub struct Convergence(BTreeMap<Situation, Vec<Duration>>);
+pub(crate) struct Convergence(BTreeMap<Situation, Vec<Duration>>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Situation {
@@ -27,10 +27,10 @@ enum Situation {
 }
 
 /// Resident memory of both replicas: when, in seconds, and how much, in KiB.
-pub type Memory = Vec<(f64, [Option<u64>; 2])>;
+pub(crate) type Memory = Vec<(f64, [Option<u64>; 2])>;
 
 impl Convergence {
-    pub fn add(&mut self, faults: &[Fault], took: Duration) {
+    pub(crate) fn add(&mut self, faults: &[Fault], took: Duration) {
         let situation = match faults {
             [] => Situation::NoFault,
             [fault] => Situation::Alone(*fault),
@@ -40,7 +40,7 @@ impl Convergence {
     }
 
     /// As Markdown.
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut text = "| fault | times | p50 | p99 | max |\n| --- | --- | --- | --- | --- |\n".to_owned();
         for (situation, times) in &self.0 {
             let mut times = times.clone();
@@ -60,7 +60,7 @@ impl Convergence {
 }
 
 /// A plot of memory over time, in colours that can be read on light and dark pages.
-pub fn plot(memory: &Memory) -> String {
+pub(crate) fn plot(memory: &Memory) -> String {
     let end = memory.last().map_or(1.0, |(seconds, _)| seconds.max(1.0));
     let most =
         memory.iter().flat_map(|(_, both)| both).flatten().max().map_or(1.0, |kib| *kib as f64 / 1024.0);

@@ -16,7 +16,7 @@ const MAX_REMEMBERED: usize = 100;
 const MAX_LATENESS: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sender {
+pub(crate) enum Sender {
     /// With the guard in force, or without it.
     Person(Actor, Reviewed),
     Replica(usize),
@@ -24,14 +24,14 @@ pub enum Sender {
 
 /// Whether the API server asks the guard about a request that concerns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reviewed {
+pub(crate) enum Reviewed {
     Yes,
     No,
 }
 
 /// Requests that write ConfigMaps, Secrets and Namespaces, by the URL path of the object.
 #[derive(Default)]
-pub struct Requests {
+pub(crate) struct Requests {
     sent: Mutex<HashMap<String, Vec<Sent>>>,
     /// Changes with every answer.
     answered: watch::Sender<u64>,
@@ -47,7 +47,7 @@ struct Sent {
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// It has changed nothing.
     Refused,
     /// It has stored the object as of this revision.
@@ -60,7 +60,7 @@ pub enum Answer {
 
 impl Answer {
     /// Reads the answer of the API server; `None` if there is none.
-    pub fn read(status: Option<u16>, body: &Value) -> Self {
+    pub(crate) fn read(status: Option<u16>, body: &Value) -> Self {
         let version = body["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
         match (status, version, body["details"]["uid"].as_str()) {
             (Some(200..300), Some(version), _) => Self::Stored(version),
@@ -75,7 +75,7 @@ impl Answer {
 }
 
 /// A request that has no answer yet. If it is dropped, its outcome is unknown.
-pub struct Ticket<'a> {
+pub(crate) struct Ticket<'a> {
     requests: &'a Requests,
     path: String,
     id: u64,
@@ -83,7 +83,7 @@ pub struct Ticket<'a> {
 
 impl Requests {
     /// Notes a request that is about to be sent.
-    pub fn begin(&self, path: &str, by: Sender) -> Ticket<'_> {
+    pub(crate) fn begin(&self, path: &str, by: Sender) -> Ticket<'_> {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let id = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut sent = self.sent();
@@ -97,7 +97,7 @@ impl Requests {
 
     /// Who has stored this object as of this revision, or has deleted the object that had this UID; `None` if it was
     /// neither a person nor a replica. Waits for the answers to requests that began before this change `arrived`.
-    pub async fn sender_of(
+    pub(crate) async fn sender_of(
         &self,
         path: &str,
         revision: u64,
@@ -151,7 +151,7 @@ impl Requests {
     }
 
     /// Forgets all answers: after a restore, etcd counts the same revisions again.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.sent().values_mut().for_each(|sent| sent.retain(|sent| sent.answer.is_none()));
     }
 
@@ -161,7 +161,7 @@ impl Requests {
 }
 
 impl Ticket<'_> {
-    pub fn end(self, answer: Answer) {
+    pub(crate) fn end(self, answer: Answer) {
         self.settle(answer);
     }
 

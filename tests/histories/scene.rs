@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Short, so that a takeover is quick.
-pub const LEASE_DURATION: Duration = Duration::from_secs(4);
+pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(4);
 /// How long a request of a person may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a read may take: it fails when etcd is down.
@@ -44,9 +44,9 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long it may take until everything of a history is deleted.
 const CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time between two looks at the cluster.
-pub const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-pub struct Scene {
+pub(crate) struct Scene {
     pub plane: &'static ControlPlane,
     pub cluster: Cluster,
     pub names: Names,
@@ -73,7 +73,7 @@ pub struct Scene {
 
 /// What became of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Performed {
+pub(crate) enum Performed {
     /// It is about an object that is not there, for example.
     Nothing,
     Accepted,
@@ -89,7 +89,7 @@ struct Deferred {
 
 impl Scene {
     /// Creates the namespaces that exist at first, and starts both replicas with these flags.
-    pub async fn set(
+    pub(crate) async fn set(
         plane: &'static ControlPlane,
         feed: &Arc<Feed>,
         names: &Names,
@@ -165,7 +165,7 @@ impl Scene {
     }
 
     /// Starts the replicas that do not run, and waits until both are ready.
-    pub async fn start_all(&mut self) {
+    pub(crate) async fn start_all(&mut self) {
         self.replicas.iter_mut().for_each(Replica::start);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.replicas.iter().all(Replica::is_ready) {
@@ -181,7 +181,7 @@ impl Scene {
     }
 
     /// Looks after the replicas, as a kubelet does.
-    pub async fn tick(&mut self) {
+    pub(crate) async fn tick(&mut self) {
         for (index, replica) in self.replicas.iter_mut().enumerate() {
             let was_ready = replica.is_ready();
             replica.tick().await;
@@ -199,7 +199,7 @@ impl Scene {
     // --- what people do
 
     /// Performs a step, if there is anything to do.
-    pub async fn perform(&mut self, step: &Step) -> Performed {
+    pub(crate) async fn perform(&mut self, step: &Step) -> Performed {
         let (status, now) = self.send("admin", "GET", &step.at.path(), None).await;
         let now = match status {
             Some(200) => Some(Object::from_json(&now)),
@@ -233,7 +233,7 @@ impl Scene {
 
     /// Removes the finalizers that keep namespaces from being deleted, and waits until these are gone: otherwise, ever fewer
     /// steps of a long history would have an effect.
-    pub async fn finish_deletions(&mut self) {
+    pub(crate) async fn finish_deletions(&mut self) {
         self.recorder.catch_up().await;
         let (held, ending) = {
             let judge = self.recorder.judge();
@@ -260,7 +260,7 @@ impl Scene {
     }
 
     /// Repeats the last step until the API server accepts it, after an outage.
-    pub async fn wait_performed(&mut self, steps: &[Step]) {
+    pub(crate) async fn wait_performed(&mut self, steps: &[Step]) {
         let deadline = Instant::now() + OUTAGE_TIMEOUT;
         while let Some(step) = steps.last()
             && self.perform(step).await == Performed::Refused
@@ -297,7 +297,7 @@ impl Scene {
     }
 
     /// Creates the namespaces that are gone now and were to be created again. Returns whether none is left.
-    pub async fn recreate_namespaces(&mut self) -> bool {
+    pub(crate) async fn recreate_namespaces(&mut self) -> bool {
         for deferred in std::mem::take(&mut self.deferred) {
             let gone = self.send("admin", "GET", &deferred.step.at.path(), None).await.0 == Some(404);
             if gone {
@@ -344,7 +344,7 @@ impl Scene {
 
     // --- the webhooks
 
-    pub fn remove_webhooks(&mut self) {
+    pub(crate) fn remove_webhooks(&mut self) {
         self.reviewed = Reviewed::No;
         for kind in ["validating", "mutating"] {
             let name = format!("lockstep.{}", self.cluster.domain());
@@ -353,18 +353,18 @@ impl Scene {
         }
     }
 
-    pub fn restore_webhooks(&mut self) {
+    pub(crate) fn restore_webhooks(&mut self) {
         self.apply_manifests(self.replicas[0].build);
     }
 
     /// Applies the manifests that a build prints.
-    pub fn apply_manifests(&self, build: Build) {
+    pub(crate) fn apply_manifests(&self, build: Build) {
         let flags: Vec<&str> = self.manifest_flags.iter().map(String::as_str).collect();
         self.cluster.apply_those_of(&build.program(), &flags);
     }
 
     /// Whether the API server asks the guard again.
-    pub async fn wait_reviewed(&mut self) {
+    pub(crate) async fn wait_reviewed(&mut self) {
         self.cluster.wait_webhook().await;
         self.reviewed = Reviewed::Yes;
     }
@@ -372,7 +372,7 @@ impl Scene {
     // --- the end
 
     /// Waits until Lockstep has caught up, and returns when it had; what is wrong if it has not after `timeout`.
-    pub async fn converge(&mut self, timeout: Duration) -> Result<Instant, Vec<Violation>> {
+    pub(crate) async fn converge(&mut self, timeout: Duration) -> Result<Instant, Vec<Violation>> {
         let deadline = Instant::now() + timeout;
         loop {
             self.tick().await;
@@ -390,7 +390,7 @@ impl Scene {
 
     /// A replica of this build that starts anew and looks at every source again and again writes nothing: everything is
     /// right.
-    pub async fn check_resync(&mut self, build: Build) {
+    pub(crate) async fn check_resync(&mut self, build: Build) {
         for replica in &mut self.replicas {
             replica.stop().await;
         }
@@ -429,7 +429,7 @@ impl Scene {
     }
 
     /// Deletes everything that the history has left.
-    pub async fn clean_up(mut self) {
+    pub(crate) async fn clean_up(mut self) {
         for replica in &mut self.replicas {
             replica.stop().await;
         }

@@ -6,21 +6,21 @@ use model::History;
 use crate::{driver, faults::Fault};
 
 /// Seeds below this have been run from the first day on: together they meet every fault alone.
-pub const FIXED_SEEDS: u64 = 6;
+pub(crate) const FIXED_SEEDS: u64 = 6;
 /// One seed in so many needs a control plane of its own.
 const OWN_PLANE_EVERY: u64 = 6;
 const STEPS_A_ROUND: usize = 60;
 
 /// A history, and the faults of each of its rounds.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub history: History,
     pub faults: Vec<Vec<Fault>>,
 }
 
 /// What a control plane is shared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Group {
+pub(crate) enum Group {
     /// Several histories at a time.
     Shared,
     /// One history at a time, because it disturbs everybody.
@@ -30,18 +30,18 @@ pub enum Group {
 }
 
 /// Whether the history with this seed disturbs everybody on its control plane.
-pub const fn needs_own_plane(seed: u64) -> bool {
+pub(crate) const fn needs_own_plane(seed: u64) -> bool {
     seed % OWN_PLANE_EVERY == OWN_PLANE_EVERY - 1
 }
 
 impl Plan {
     /// What a seed means.
-    pub fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64) -> Self {
         Self::with_faults(seed, faults(seed))
     }
 
     /// What a seed means for replicas of two versions. It begins and ends with this one.
-    pub fn across_versions(seed: u64) -> Self {
+    pub(crate) fn across_versions(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         // None that ends replicas: that of another version shall go on.
         let quiet = Fault::ALL.into_iter().filter(|fault| !fault.needs_own_plane() && !fault.ends_replicas());
@@ -60,11 +60,11 @@ impl Plan {
         Self::with_faults(seed, faults)
     }
 
-    pub fn with_faults(seed: u64, faults: Vec<Vec<Fault>>) -> Self {
+    pub(crate) fn with_faults(seed: u64, faults: Vec<Vec<Fault>>) -> Self {
         Self { history: driver::history(seed, STEPS_A_ROUND, &faults), faults }
     }
 
-    pub fn group(&self) -> Group {
+    pub(crate) fn group(&self) -> Group {
         let has = |which: fn(Fault) -> bool| self.faults.iter().flatten().any(|fault| which(*fault));
         match (has(Fault::is_of_versions), has(Fault::needs_own_plane)) {
             (true, _) => Group::Versions,
@@ -74,14 +74,14 @@ impl Plan {
     }
 
     /// Reads what [`Self::to_text`] wrote.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (first, history) = text.split_once('\n').ok_or("an empty file")?;
         let faults = first.strip_prefix("faults:").ok_or("the first line does not begin with `faults:`")?;
         Ok(Self { history: History::parse(history)?, faults: parse_faults(faults)? })
     }
 
     /// `faults: A; B,C` and then the history.
-    pub fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let round =
             |faults: &Vec<Fault>| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let rounds: Vec<String> = self.faults.iter().map(round).collect();
@@ -90,7 +90,7 @@ impl Plan {
 }
 
 /// Reads faults: those of one round are separated by commas, rounds by semicolons.
-pub fn parse_faults(text: &str) -> Result<Vec<Vec<Fault>>, String> {
+pub(crate) fn parse_faults(text: &str) -> Result<Vec<Vec<Fault>>, String> {
     let round = |round: &str| {
         let names = round.split(',').map(str::trim).filter(|name| !name.is_empty());
         names.map(str::parse).collect::<Result<Vec<Fault>, String>>()
@@ -125,7 +125,7 @@ fn faults(seed: u64) -> Vec<Vec<Fault>> {
 }
 
 /// Three different faults.
-pub fn three(from: &[Fault], random: &mut Rng) -> Vec<Fault> {
+pub(crate) fn three(from: &[Fault], random: &mut Rng) -> Vec<Fault> {
     random.choose_multiple(from.iter().copied(), 3)
 }
 

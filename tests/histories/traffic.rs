@@ -25,7 +25,7 @@ const READING_ERROR: Duration = Duration::from_secs(1);
 const AFTER_PAUSE: Duration = Duration::from_millis(300);
 
 /// The traffic of all replicas of one history.
-pub struct Traffic {
+pub(crate) struct Traffic {
     pub requests: Arc<Requests>,
     pub recorder: Arc<Recorder>,
     names: Names,
@@ -47,7 +47,7 @@ struct Election {
 }
 
 /// A request of a replica that is no read.
-pub struct Write<'a> {
+pub(crate) struct Write<'a> {
     traffic: &'a Traffic,
     by: usize,
     sent: Instant,
@@ -62,7 +62,7 @@ enum Kind<'a> {
 }
 
 impl Traffic {
-    pub fn new(
+    pub(crate) fn new(
         requests: Arc<Requests>,
         recorder: Arc<Recorder>,
         names: Names,
@@ -79,19 +79,19 @@ impl Traffic {
     }
 
     /// The replica that holds the Lease, as far as anybody knows.
-    pub fn leader(&self) -> Option<usize> {
+    pub(crate) fn leader(&self) -> Option<usize> {
         let election = self.election.lock().expect("no panic");
         let holder = election.holder?;
         election.renewed[holder].filter(|renewed| renewed.elapsed() < self.lease_duration)?;
         Some(holder)
     }
 
-    pub fn resumed(&self, replica: usize) {
+    pub(crate) fn resumed(&self, replica: usize) {
         self.election.lock().expect("no panic").resumed[replica] = Some(Instant::now());
     }
 
     /// A new process has another identity: it does not hold the Lease of its predecessor.
-    pub fn started(&self, replica: usize) {
+    pub(crate) fn started(&self, replica: usize) {
         let mut election = self.election.lock().expect("no panic");
         election.renewed[replica] = None;
         if election.holder == Some(replica) {
@@ -100,7 +100,7 @@ impl Traffic {
     }
 
     /// A replica sends a request that is no read.
-    pub fn write(&self, by: usize, method: &Method, path: &str, body: &[u8]) -> Write<'_> {
+    pub(crate) fn write(&self, by: usize, method: &Method, path: &str, body: &[u8]) -> Write<'_> {
         let sent = Instant::now();
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
         let lease = format!("/leases/{}", self.names.manager());
@@ -166,7 +166,7 @@ impl Traffic {
 
 impl Write<'_> {
     /// The API server has answered, or never will.
-    pub fn end(self, status: Option<u16>, body: &[u8]) {
+    pub(crate) fn end(self, status: Option<u16>, body: &[u8]) {
         let Self { traffic, by, sent, kind, path } = self;
         let accepted = status.is_some_and(|status| status < 300);
         match kind {

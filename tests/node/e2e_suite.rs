@@ -7,7 +7,7 @@ use controlplane::Node;
 use crate::{installation::Installation, report};
 
 /// For an existing cluster, the environment says how it reaches this machine.
-pub fn run(installation: &Installation, node: Option<&Node>) {
+pub(crate) fn run(installation: &Installation, node: Option<&Node>) {
     report("the end-to-end tests on this cluster:");
     let mut suite = Command::new(env!("CARGO"));
     suite.args(["test", "--locked", "--workspace", "--test", "e2e"]);

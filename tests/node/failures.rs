@@ -21,7 +21,7 @@ const LEASE_DURATION: Duration = Duration::from_secs(15);
 const MAX_TAKEOVER: Duration = Duration::from_secs(2);
 
 /// Deletes the leader's pod and the standby's. Meanwhile companions are healed, and no request fails.
-pub async fn delete_each_pod(installation: &Installation) {
+pub(crate) async fn delete_each_pod(installation: &Installation) {
     let namespace = installation.cluster.namespace("pods").await;
     let traffic = Traffic::start(installation, "deleted").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {
@@ -49,7 +49,7 @@ pub async fn delete_each_pod(installation: &Installation) {
 }
 
 /// Kills the leader's container and the standby's with SIGKILL. The kubelet restarts it; meanwhile the other replica works.
-pub async fn kill_each_container(installation: &Installation, node: &Node) {
+pub(crate) async fn kill_each_container(installation: &Installation, node: &Node) {
     let namespace = installation.cluster.namespace("killed").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {
         let pod = installation.leader_and_standby().await[role].clone();
@@ -90,7 +90,7 @@ async fn wait_mirrored(installation: &Installation, namespace: &str, name: &str)
 }
 
 /// Deletes the Secret with the CA: it is restored, and the API server trusts the guard all the time.
-pub async fn delete_the_ca(installation: &Installation) {
+pub(crate) async fn delete_the_ca(installation: &Installation) {
     let path = secret(NAMESPACE, "lockstep.workshop.io");
     let before = installation.cluster.get(&path).await.expect("the CA");
     let traffic = Traffic::start(installation, "ca").await;
@@ -112,7 +112,7 @@ pub async fn delete_the_ca(installation: &Installation) {
 }
 
 /// Kills the kubelet. The replicas are unaffected; the restarted kubelet renews their tokens.
-pub async fn kill_the_kubelet(installation: &Installation, node: &Node) -> Tokens {
+pub(crate) async fn kill_the_kubelet(installation: &Installation, node: &Node) -> Tokens {
     let pods = installation.pods().await;
     let traffic = Traffic::start(installation, "kubelet").await;
     let tokens = Tokens { seen: used_tokens(installation, &pods), pods };
@@ -126,14 +126,14 @@ pub async fn kill_the_kubelet(installation: &Installation, node: &Node) -> Token
 }
 
 /// The tokens that the replicas used before their renewal.
-pub struct Tokens {
+pub(crate) struct Tokens {
     pods: Vec<Pod>,
     seen: BTreeSet<[String; 2]>,
 }
 
 impl Tokens {
     /// Waits until every replica uses a new token; it reads the file once a minute.
-    pub async fn wait_renewed(&self, installation: &Installation) {
+    pub(crate) async fn wait_renewed(&self, installation: &Installation) {
         let renewed = eventually("every replica uses a new token", || async {
             let used = used_tokens(installation, &self.pods);
             let renewed = |pod: &Pod| used.difference(&self.seen).any(|[name, _]| *name == pod.name);

@@ -10,12 +10,12 @@ use crate::{
     report,
 };
 
-pub const NAMESPACE: &str = "lockstep-system";
+pub(crate) const NAMESPACE: &str = "lockstep-system";
 const PODS: &str = "/api/v1/namespaces/lockstep-system/pods?labelSelector=app.kubernetes.io/name=lockstep";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/lockstep-system/leases/lockstep.workshop.io";
 
 /// The installation. A test that fails shows pods, Events and the replicas' logs.
-pub struct Installation {
+pub(crate) struct Installation {
     pub plane: &'static ControlPlane,
     pub cluster: Cluster,
     /// The flags of `lockstep manifests`.
@@ -24,7 +24,7 @@ pub struct Installation {
 
 /// The pod of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
+pub(crate) struct Pod {
     pub name: String,
     pub container: String,
     pub restarts: u64,
@@ -32,7 +32,7 @@ pub struct Pod {
 
 impl Installation {
     /// Installs Lockstep, and returns how long it took until both replicas were ready.
-    pub async fn new(plane: &'static ControlPlane, image: Option<&str>) -> (Self, Duration) {
+    pub(crate) async fn new(plane: &'static ControlPlane, image: Option<&str>) -> (Self, Duration) {
         let image = image.map(|image| ["--image", image]);
         let flags = ["--secrets"].into_iter().chain(image.into_iter().flatten()).map(str::to_owned).collect();
         let installation = Self { plane, cluster: Cluster::on(plane, "node").await, flags };
@@ -47,12 +47,12 @@ impl Installation {
     }
 
     /// The manifests with the flags of the installation, and more flags.
-    pub fn manifests(&self, flags: &[&str]) -> String {
+    pub(crate) fn manifests(&self, flags: &[&str]) -> String {
         manifests(&self.flags.iter().map(String::as_str).chain(flags.iter().copied()).collect::<Vec<_>>())
     }
 
     /// Waits until the API server calls the guard, which refuses a forged companion.
-    pub async fn wait_webhook(&self, namespace: &str) {
+    pub(crate) async fn wait_webhook(&self, namespace: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All");
         let forged = json!({"metadata": {"name": "x", "labels": {"workshop.io/companion": "true"}}});
         let refuses = eventually("the guard refuses", || async {
@@ -63,12 +63,12 @@ impl Installation {
     }
 
     /// Runs a kubectl command as the admin, which must succeed; its arguments must not contain spaces.
-    pub fn kubectl(&self, line: &str) -> String {
+    pub(crate) fn kubectl(&self, line: &str) -> String {
         run(self.plane.kubectl().args(line.split_whitespace()))
     }
 
     /// The pods, once there are exactly two and both are ready.
-    pub async fn pods(&self) -> Vec<Pod> {
+    pub(crate) async fn pods(&self) -> Vec<Pod> {
         let ready = eventually("two replicas are ready", || async {
             let list = self.cluster.get(PODS).await?;
             let pods: Vec<&Value> = list["items"].as_array()?.iter().collect();
@@ -80,7 +80,7 @@ impl Installation {
     }
 
     /// The pods of the leader and of the standby.
-    pub async fn leader_and_standby(&self) -> [Pod; 2] {
+    pub(crate) async fn leader_and_standby(&self) -> [Pod; 2] {
         let leads = eventually("one of the replicas leads", || async {
             let lease = self.cluster.get(LEASE).await?;
             let holder = lease["spec"]["holderIdentity"].as_str()?.split('_').next()?.to_owned();
@@ -93,19 +93,19 @@ impl Installation {
     }
 
     /// Whether a pod still exists, terminating or not.
-    pub async fn exists(&self, pod: &Pod) -> bool {
+    pub(crate) async fn exists(&self, pod: &Pod) -> bool {
         self.cluster.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", pod.name)).await.is_some()
     }
 
     /// Creates a source with its own namespace as the target.
-    pub async fn source(&self, namespace: &str, name: &str, data: Value) {
+    pub(crate) async fn source(&self, namespace: &str, name: &str, data: Value) {
         let source =
             json!({"metadata": {"name": name, "labels": {"workshop.io/managed": "true"}}, "data": data});
         self.cluster.post(&format!("/api/v1/namespaces/{namespace}/configmaps"), &source).await;
     }
 
     /// Creates a source and deletes its companion; returns how long it took to create and to recreate the companion.
-    pub async fn time_create_and_heal(&self, namespace: &str, name: &str) -> [Duration; 2] {
+    pub(crate) async fn time_create_and_heal(&self, namespace: &str, name: &str) -> [Duration; 2] {
         let companion = format!("{name}-synced");
         self.source(namespace, name, json!({"sky": "blue"})).await;
         let start = Instant::now();
@@ -119,7 +119,7 @@ impl Installation {
     }
 
     /// Asserts that no replica ever used half of its memory limit.
-    pub async fn assert_memory_is_bounded(&self, node: &Node) {
+    pub(crate) async fn assert_memory_is_bounded(&self, node: &Node) {
         for pod in self.pods().await {
             let (peak, limit) = node.memory(&pod.container).unwrap_or_else(|error| panic!("{error}"));
             report(&format!("{} used at most {} KiB of {} KiB", pod.name, peak >> 10, limit >> 10));

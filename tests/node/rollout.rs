@@ -7,7 +7,7 @@ use crate::{
     traffic::Traffic,
 };
 
-pub async fn restart(installation: &Installation) {
+pub(crate) async fn restart(installation: &Installation) {
     let before: Vec<Pod> = installation.pods().await;
     let traffic = Traffic::start(installation, "rollout").await;
     installation.kubectl("rollout restart deployment/lockstep -n lockstep-system");

@@ -23,7 +23,7 @@ const SOURCES: u32 = 10;
 const REQUEST_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs until [`Traffic::stop`].
-pub struct Traffic {
+pub(crate) struct Traffic {
     namespace: String,
     stop: Arc<AtomicBool>,
     edits: Arc<AtomicU32>,
@@ -33,14 +33,14 @@ pub struct Traffic {
 
 /// The number of requests, and descriptions of those with an unexpected outcome.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub requests: u32,
     pub failures: Vec<String>,
 }
 
 impl Traffic {
     /// Starts to edit a companion, which must be refused, and to change sources, which must be allowed.
-    pub async fn start(installation: &Installation, name: &str) -> Self {
+    pub(crate) async fn start(installation: &Installation, name: &str) -> Self {
         let namespace = installation.cluster.namespace(name).await;
         for n in 0..SOURCES {
             installation.source(&namespace, &format!("s{n}"), json!({"turn": "none"})).await;
@@ -85,14 +85,14 @@ impl Traffic {
     }
 
     /// Waits for this many more edits.
-    pub async fn wait_edits(&self, edits: u32) {
+    pub(crate) async fn wait_edits(&self, edits: u32) {
         let end = self.edits.load(Ordering::Relaxed) + edits;
         eventually("more edits", || async { (self.edits.load(Ordering::Relaxed) >= end).then_some(()) })
             .await;
     }
 
     /// Stops, waits until every companion equals its source, and returns the tallies of the edits and of the changes.
-    pub async fn stop(self, installation: &Installation) -> [Tally; 2] {
+    pub(crate) async fn stop(self, installation: &Installation) -> [Tally; 2] {
         self.stop.store(true, Ordering::Relaxed);
         let tallies = [self.refusals.await.expect("edits"), self.changes.await.expect("changes")];
         for n in 0..SOURCES {

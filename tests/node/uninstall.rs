@@ -10,7 +10,7 @@ use crate::{
     report,
 };
 
-pub async fn run(installation: &Installation) {
+pub(crate) async fn run(installation: &Installation) {
     let cluster = &installation.cluster;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = json!({

@@ -8,7 +8,7 @@ use crate::{
     report,
 };
 
-pub async fn run(installation: &Installation) {
+pub(crate) async fn run(installation: &Installation) {
     let cluster = &installation.cluster;
     let (shop, team) = (cluster.namespace("shop").await, cluster.namespace("team").await);
     let refused = |line: &str| {

@@ -10,19 +10,18 @@
 //! | [`migration`] | the steps, there and back |
 
 mod expression;
-mod migration;
-mod migration_plan;
-mod not_movable;
+pub(crate) mod migration;
+pub(crate) mod migration_plan;
+pub(crate) mod not_movable;
 mod reflector;
 mod replicator;
-pub mod requests;
-pub mod tool;
-mod undo_file;
+pub(crate) mod requests;
+pub(crate) mod tool;
+pub(crate) mod undo_file;
 
 use lockstep_core::object::{Kind, ObjectKey};
 
 /// An object as people write it: `namespace/name`, with `secret/` in front for Secrets.
-#[must_use]
 pub fn label(key: &ObjectKey) -> String {
     match key.kind {
         Kind::ConfigMap => key.to_string(),

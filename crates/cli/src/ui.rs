@@ -12,9 +12,9 @@
 //!
 //! Values of ConfigMaps and Secrets are not in here: the snapshot's world keeps digests only.
 
-pub(crate) mod access;
+pub mod access;
 mod activity;
-pub(crate) mod feed;
+pub mod feed;
 mod follow;
 mod replicas;
 mod routes;

@@ -156,7 +156,6 @@ pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -
 }
 
 /// What a failed call means.
-#[must_use]
 pub fn failure(error: kube::Error) -> Failure {
     match error {
         kube::Error::Api(status) => Failure::from(*status),

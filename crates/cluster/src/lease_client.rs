@@ -21,7 +21,6 @@ pub struct LeaseClient {
 }
 
 impl LeaseClient {
-    #[must_use]
     pub fn new(client: Client, namespace: &str, name: &str) -> Self {
         let collection = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self { client, collection, name: name.to_owned() }

@@ -44,7 +44,6 @@ const PATCH_DOES_NOT_FIT: &str = "the server rejected our request due to an erro
 
 impl Failure {
     /// Its text without a number that changes from one answer to the next: equal kinds are logged once.
-    #[must_use]
     pub fn kind(&self) -> String {
         match self {
             Self::Throttled(_) => "throttled".to_owned(),
@@ -53,7 +52,6 @@ impl Failure {
     }
 
     /// One sentence for the log: what failed, why, and what to do about it.
-    #[must_use]
     pub fn explain(&self, what: &str) -> String {
         match self {
             Self::Forbidden(detail) => {

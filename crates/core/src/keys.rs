@@ -77,7 +77,6 @@ pub struct Keys {
 }
 
 impl Keys {
-    #[must_use]
     pub fn new(domain: &str, suffix: &str) -> Self {
         let key = |name: &str| format!("{domain}/{name}");
         Self {
@@ -122,7 +121,6 @@ impl Keys {
     }
 
     /// The annotations that people write on a source.
-    #[must_use]
     pub(crate) fn on_source(&self) -> [&str; 13] {
         [
             &self.target_namespaces,
@@ -142,14 +140,12 @@ impl Keys {
     }
 
     /// What a source may have and people do not write: the guard's annotation, and what a copy of a companion has.
-    #[must_use]
     pub(crate) fn left_on_source(&self) -> [&str; 5] {
         let Self { defaults, source_checksum, copied, source_namespace, source_name, .. } = self;
         [defaults, source_checksum, copied, source_namespace, source_name]
     }
 
     /// The annotations that have a meaning on a Namespace.
-    #[must_use]
     pub(crate) fn on_namespace(&self) -> [&str; 5] {
         [
             &self.accept_from,
@@ -161,19 +157,16 @@ impl Keys {
     }
 
     /// Whether an object's labels make it a source.
-    #[must_use]
     pub fn is_source(&self, labels: &BTreeMap<String, String>) -> bool {
         labels.get(&self.managed).is_some_and(|value| value == "true")
     }
 
     /// Whether a person chose the targets of a source. If so, no default targets apply.
-    #[must_use]
     pub(crate) fn sets_targets(&self, meta: &Meta) -> bool {
         [&self.target_namespaces, &self.target_selector].iter().any(|key| meta.annotations.contains_key(*key))
     }
 
     /// Whether an object has any of a companion's marks. Such an object is never a source.
-    #[must_use]
     pub fn has_marks(&self, meta: &Meta) -> bool {
         meta.labels.contains_key(&self.companion)
             || self.source_annotations().iter().any(|key| meta.annotations.contains_key(*key))
@@ -181,38 +174,32 @@ impl Keys {
 
     /// Whether the webhook for new objects is called for this name, and so keeps it free for a companion that was
     /// deleted. It cannot be called for every name.
-    #[must_use]
     pub(crate) fn is_kept_free(&self, name: &str) -> bool {
         name.ends_with(&self.suffix)
     }
 
     /// The annotations that name the source of a companion.
-    #[must_use]
     pub(crate) fn source_annotations(&self) -> [&str; 2] {
         [&self.source, &self.source_uid]
     }
 
     /// Every label that Lockstep writes on companions.
-    #[must_use]
     pub(crate) fn companion_labels(&self) -> [&str; 3] {
         [&self.companion, &self.source_namespace, &self.source_name]
     }
 
     /// Every annotation that Lockstep writes on companions.
-    #[must_use]
     pub fn companion_annotations(&self) -> [&str; 6] {
         let Self { source, source_uid, source_checksum, protect, when_removed, copied, .. } = self;
         [source, source_uid, source_checksum, protect, when_removed, copied]
     }
 
     /// Whether a label or annotation key belongs to this instance.
-    #[must_use]
     pub fn is_ours(&self, key: &str) -> bool {
         key.starts_with(&self.prefix)
     }
 
     /// Whether Velero or `kubectl apply` adds this label or annotation to an object that they restore.
-    #[must_use]
     pub(crate) fn is_left_by_restore(&self, key: &str) -> bool {
         key == LAST_APPLIED || VELERO_RESTORE.contains(&key)
     }
@@ -234,7 +221,6 @@ impl Keys {
     /// assert!(!keys.may_copy("workshop.io/protect"));
     /// assert!(!keys.may_copy("argocd.argoproj.io/tracking-id"));
     /// ```
-    #[must_use]
     pub fn may_copy(&self, key: &str) -> bool {
         const NEVER_COPIED: [&str; 5] = [
             LAST_APPLIED,
@@ -271,7 +257,6 @@ impl Keys {
 }
 
 /// The flags, each after a space, with which a command finds the instance with this domain and namespace.
-#[must_use]
 pub fn instance_flags(domain: &str, namespace: &str) -> String {
     let flags = [("domain", domain, DOMAIN), ("lockstep-namespace", namespace, NAMESPACE)];
     let needed = flags.into_iter().filter(|(_, value, default)| value != default);

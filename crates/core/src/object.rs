@@ -196,7 +196,6 @@ where
 impl Kind {
     pub const ALL: [Self; 2] = [Self::ConfigMap, Self::Secret];
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ConfigMap => "ConfigMap",
@@ -205,7 +204,6 @@ impl Kind {
     }
 
     /// The resource name in URLs, RBAC and on the command line.
-    #[must_use]
     pub const fn plural(self) -> &'static str {
         match self {
             Self::ConfigMap => "configmaps",
@@ -215,12 +213,10 @@ impl Kind {
 }
 
 impl ObjectKey {
-    #[must_use]
     pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
         Self { kind, namespace: namespace.into(), name: name.into() }
     }
 
-    #[must_use]
     pub fn of(kind: Kind, meta: &Meta) -> Self {
         Self::new(kind, &meta.namespace, &meta.name)
     }
@@ -234,7 +230,6 @@ impl ObjectKey {
     /// assert_eq!((&*key.namespace, &*key.name), ("team-a", "db"));
     /// assert_eq!(ObjectKey::parse(Kind::Secret, "../db"), None);
     /// ```
-    #[must_use]
     pub fn parse(kind: Kind, text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/')?;
         // Validated, because anybody can write the annotation, and the key is used in URLs and logs.
@@ -256,13 +251,11 @@ impl fmt::Display for Kind {
 }
 
 /// A resourceVersion as a number: see [`Meta::version`]. One that is not a number counts as the newest.
-#[must_use]
 pub(crate) fn version_number(resource_version: &str) -> u64 {
     resource_version.parse().unwrap_or(u64::MAX)
 }
 
 impl Meta {
-    #[must_use]
     pub fn is_terminating(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
@@ -274,12 +267,10 @@ impl Meta {
     ///
     /// On a server with other versions, every event counts as the newest. Lockstep may then plan with a state that one of
     /// its own writes has replaced, and that write fails on its precondition; none is wrong.
-    #[must_use]
     pub fn version(&self) -> u64 {
         version_number(&self.resource_version)
     }
 
-    #[must_use]
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.owner_references.iter().find(|owner| owner.controller == Some(true))
     }

@@ -141,7 +141,6 @@ pub fn targets<'a>(
 impl Target<'_> {
     /// Why there is no companion in a namespace that the source lists by name. A pattern may match a namespace that
     /// takes no companions: that is no trouble.
-    #[must_use]
     pub fn trouble(&self, world: &World, home: &str) -> Option<Trouble> {
         let namespace = || self.namespace.to_owned();
         match self.eligibility {
@@ -228,19 +227,12 @@ pub fn places<'a>(
 
 /// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
 /// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
-#[must_use]
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
     plan_as(world, key, world.source(key).map(|source| &**source), in_step)
 }
 
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
-#[must_use]
-pub(crate) fn plan_as(
-    world: &World,
-    key: &ObjectKey,
-    source: Option<&Source>,
-    in_step: Option<Digest>,
-) -> Plan {
+fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
     let (mut plan, home) = (Plan::default(), &*key.namespace);
     let present = source.filter(|source| !source.terminating);
     let policy = match present.map(|source| &source.desired) {
@@ -275,7 +267,6 @@ pub(crate) fn plan_as(
 }
 
 /// The part of [`plan`] about one companion.
-#[must_use]
 pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
     let source = world.source(key).map(|source| &**source);
     let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
@@ -371,7 +362,6 @@ pub struct TargetContext {
 }
 
 /// Decides about one companion, given the object of that name: as the world knows it, or as it was just read.
-#[must_use]
 pub fn decide(
     source: &Source,
     at: &ObjectKey,
@@ -428,7 +418,6 @@ pub fn decide(
 }
 
 impl TargetContext {
-    #[must_use]
     pub fn of(
         world: &World,
         source: &Source,
@@ -475,7 +464,6 @@ fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownersh
 }
 
 /// The most serious difference between a companion and what its source wants; `None` when there is none.
-#[must_use]
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
     if found.content != desired.content {
@@ -506,7 +494,6 @@ fn must_recreate(source: &Source, found: &Companion) -> bool {
 
 impl Action {
     /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nothing was undone since.
-    #[must_use]
     pub(crate) fn without_heal(mut self) -> Self {
         match &mut self {
             Self::Create { reason } if matches!(reason, WriteReason::Healed(_)) => *reason = WriteReason::New,
@@ -521,7 +508,6 @@ impl Action {
     }
 
     /// What has to be approved before it is carried out; none for writes, and for a first look at a lost companion.
-    #[must_use]
     pub const fn removal(&self) -> Option<Removal> {
         match self {
             Self::Delete { .. } => Some(Removal::Delete),
@@ -534,12 +520,10 @@ impl Action {
     }
 
     /// Whether it sends content.
-    #[must_use]
     pub const fn has_content(&self) -> bool {
         !matches!(self, Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. })
     }
 
-    #[must_use]
     pub const fn is_heal(&self) -> bool {
         match self {
             Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
@@ -550,13 +534,11 @@ impl Action {
     }
 
     /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
-    #[must_use]
     pub const fn may_heal(&self) -> bool {
         self.is_heal() || matches!(self, Self::Create { .. })
     }
 
     /// The field manager, other than ours, that last wrote the object.
-    #[must_use]
     pub(crate) fn other_manager(&self) -> Option<&str> {
         match self {
             Self::Create { .. } | Self::DeleteLost { .. } => None,
@@ -586,7 +568,6 @@ impl Plan {
         self.changes.iter().filter(is_delete).map(|change| &change.at)
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.troubles.is_empty()
     }
@@ -605,7 +586,6 @@ impl Heal {
     ];
 
     /// Its name in logs, Events and metrics.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Deleted => "deleted",
@@ -634,7 +614,6 @@ impl Heal {
 }
 
 impl DeleteReason {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SourceGone => "source gone",

@@ -114,7 +114,6 @@ pub enum Fault {
 
 impl Fault {
     /// The value of the `reason` label in metrics.
-    #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
             Self::Annotation { .. } | Self::OwnName { .. } => "malformed",
@@ -198,7 +197,6 @@ impl Policy {
     }
 
     /// Whether two sources with this policy have the same companions.
-    #[must_use]
     pub(crate) fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
         type Map = BTreeMap<String, String>;
         let same_data =
@@ -300,14 +298,12 @@ impl Targets {
     }
 
     /// Without patterns and selector.
-    #[must_use]
     pub(crate) fn listed_by_name(&self) -> Self {
         Self { patterns: Vec::new(), selector: None, ..self.clone() }
     }
 
     /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels. At home the author
     /// needs the right, which no `accept-from` replaces, so patterns that need only consent do not reach it.
-    #[must_use]
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
         let matches = || {
             any_matches(&self.patterns, namespace)
@@ -319,32 +315,27 @@ impl Targets {
     }
 
     /// Whether a pattern or a selector may match any namespace.
-    #[must_use]
     pub const fn has_patterns(&self) -> bool {
         !self.patterns.is_empty() || self.selector.is_some()
     }
 
     /// Whether only the source's own namespace can match.
-    #[must_use]
     pub(crate) fn only_own(&self) -> bool {
         self.names.is_empty() && !self.has_patterns()
     }
 
     /// Whether it matches no namespace: everything is excluded.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.only_own() && !self.own
     }
 
     /// Whether a namespace is wanted by its name, not by a pattern: then it is worth a warning if it gets no companion.
-    #[must_use]
     pub fn names_explicitly(&self, home: &str, namespace: &str) -> bool {
         self.names.contains(namespace) || (self.own && home == namespace)
     }
 }
 
 impl Protect {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Edits => "edits",
@@ -368,7 +359,6 @@ impl FromStr for Protect {
 }
 
 impl WhenRemoved {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Delete => "delete",
@@ -595,7 +585,6 @@ fn name_too_long(key: &str, name: &str) -> Fault {
 }
 
 /// What is wrong with an annotation, in a text of bounded length.
-#[must_use]
 pub fn fault(key: &str, problem: &dyn Display) -> Fault {
     Fault::Annotation { key: key.to_owned(), problem: shorten(&problem.to_string(), MAX_PROBLEM_CHARS) }
 }

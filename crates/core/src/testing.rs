@@ -21,35 +21,29 @@ use crate::{
 pub const SOURCE_CACHE: usize = 64 << 20;
 pub const OWN_NAMESPACE: &str = "lockstep-system";
 
-#[must_use]
 pub fn keys() -> Arc<Keys> {
     Arc::new(Keys::new("workshop.io", "-synced"))
 }
 
-#[must_use]
 pub fn world() -> World {
     world_with_source_cache(SOURCE_CACHE)
 }
 
 /// A world that keeps so many bytes of payloads.
-#[must_use]
 pub fn world_with_source_cache(bytes: usize) -> World {
     World::new(keys(), rules(), bytes)
 }
 
-#[must_use]
 pub fn rules() -> NamespaceRules {
     NamespaceRules { own_namespace: OWN_NAMESPACE.to_owned(), excluded: Patterns::default() }
 }
 
 /// Reads an object as the watch of sources does.
-#[must_use]
 pub fn read_source(kind: Kind, object: Object) -> ObservedSource {
     ObservedSource::read(&keys(), &rules(), kind, object)
 }
 
 /// Reads an object as the watch of companions does.
-#[must_use]
 pub fn read_companion(kind: Kind, object: Object) -> ObservedCompanion {
     ObservedCompanion::read(&keys(), kind, object)
 }
@@ -66,7 +60,6 @@ pub struct ObjectBuilder {
 pub const CREATED: &str = "2026-01-01T00:00:00Z";
 pub const DELETED: &str = "2026-01-01T00:00:10Z";
 
-#[must_use]
 pub fn object(namespace: &str, name: &str) -> ObjectBuilder {
     let metadata = Meta {
         name: name.to_owned(),
@@ -80,85 +73,71 @@ pub fn object(namespace: &str, name: &str) -> ObjectBuilder {
     ObjectBuilder { kind: Kind::ConfigMap, object }
 }
 
-#[must_use]
 pub fn source(namespace: &str, name: &str) -> ObjectBuilder {
     object(namespace, name).label("managed", "true")
 }
 
 /// An object with the companion label, and nothing else that a companion has.
-#[must_use]
 pub fn companion(namespace: &str, name: &str) -> ObjectBuilder {
     object(namespace, name).label("companion", "true")
 }
 
-#[must_use]
 pub fn namespace(name: &str) -> ObjectBuilder {
     object("", name)
 }
 
-#[must_use]
 pub fn configmap(namespace: &str, name: &str) -> ObjectKey {
     ObjectKey::new(Kind::ConfigMap, namespace, name)
 }
 
 impl ObjectBuilder {
-    #[must_use]
     pub fn data(mut self, key: &str, value: &str) -> Self {
         self.object.data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
         self
     }
 
-    #[must_use]
     pub fn binary(mut self, key: &str, value: &str) -> Self {
         self.object.binary_data.get_or_insert_default().insert(key.to_owned(), value.to_owned());
         self
     }
 
-    #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.object.metadata.labels.insert(full(key), value.to_owned());
         self
     }
 
-    #[must_use]
     pub fn annotate(mut self, key: &str, value: &str) -> Self {
         self.object.metadata.annotations.insert(full(key), value.to_owned());
         self
     }
 
     /// Names its source (`namespace/name`) in the annotation.
-    #[must_use]
     pub fn of(self, source: &str) -> Self {
         self.annotate("source", source)
     }
 
     /// Makes it a Secret of this type.
-    #[must_use]
     pub fn of_type(mut self, type_: &str) -> Self {
         self.kind = Kind::Secret;
         self.object.type_ = Some(type_.to_owned());
         self
     }
 
-    #[must_use]
     pub fn immutable(mut self) -> Self {
         self.object.immutable = Some(true);
         self
     }
 
-    #[must_use]
     pub fn finalizer(mut self, name: &str) -> Self {
         self.object.metadata.finalizers.push(name.to_owned());
         self
     }
 
-    #[must_use]
     pub fn terminating(mut self) -> Self {
         self.object.metadata.deletion_timestamp = Some(DELETED.to_owned());
         self
     }
 
-    #[must_use]
     pub fn controlled_by(mut self, kind: &str, uid: &str) -> Self {
         self.object.metadata.owner_references.push(OwnerReference {
             api_version: "v1".to_owned(),
@@ -171,43 +150,36 @@ impl ObjectBuilder {
         self
     }
 
-    #[must_use]
     pub fn written_by(mut self, manager: &str) -> Self {
         let entry = ManagedFields { manager: manager.to_owned(), ..ManagedFields::default() };
         self.object.metadata.managed_fields.push(entry);
         self
     }
 
-    #[must_use]
     pub fn uid(mut self, uid: &str) -> Self {
         self.object.metadata.uid = uid.to_owned();
         self
     }
 
-    #[must_use]
     pub fn version(mut self, version: u64) -> Self {
         self.object.metadata.resource_version = version.to_string();
         self
     }
 
-    #[must_use]
     pub fn key(&self) -> ObjectKey {
         ObjectKey::of(self.kind, &self.object.metadata)
     }
 
-    #[must_use]
     pub fn object(self) -> Object {
         self.object
     }
 
-    #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.object.metadata
     }
 }
 
 /// The key with its domain: that of the tests unless it has one.
-#[must_use]
 pub fn full(key: &str) -> String {
     if key.contains('/') { key.to_owned() } else { format!("workshop.io/{key}") }
 }

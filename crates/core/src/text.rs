@@ -1,7 +1,6 @@
 //! Texts: bounds where other people choose the length, and words replaced by values.
 
 /// The first `max` characters of a text, with an ellipsis where something was cut off.
-#[must_use]
 pub fn shorten(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -10,13 +9,11 @@ pub fn shorten(text: &str, max: usize) -> String {
 }
 
 /// The longest prefix of whole characters that has at most `max` bytes.
-#[must_use]
 pub fn prefix(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }
 
 /// The first of these names, and how many more there are: `a, b and 3 more`.
-#[must_use]
 pub fn some_of(names: &[String], max: usize, separator: &str) -> String {
     let first = names[..names.len().min(max)].join(separator);
     if names.len() > max { format!("{first} and {} more", names.len() - max) } else { first }
@@ -29,7 +26,6 @@ pub fn some_of(names: &[String], max: usize, separator: &str) -> String {
 ///
 /// assert_eq!(substitute("x-y", &[("x", "y"), ("y", "z")]), "y-z");
 /// ```
-#[must_use]
 pub fn substitute(text: &str, pairs: &[(&str, &str)]) -> String {
     let find = |word: &str, from: usize| text[from..].find(word).map(|at| from + at);
     // Where each word comes next.

@@ -70,7 +70,6 @@ pub struct SharedWorld(Arc<RwLock<World>>);
 
 impl Scope {
     /// The watches that feed the world.
-    #[must_use]
     pub fn watches(&self) -> Vec<WatchId> {
         let of_kind = |kind: &Kind| [WatchId::Companions(*kind), WatchId::Sources(*kind)];
         std::iter::once(WatchId::Namespaces).chain(self.kinds.iter().flat_map(of_kind)).collect()
@@ -79,7 +78,6 @@ impl Scope {
 
 impl WatchId {
     /// Its name in logs, metrics and `/readyz`.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Namespaces => "namespaces",
@@ -98,13 +96,11 @@ impl From<World> for SharedWorld {
 }
 
 impl SharedWorld {
-    #[must_use]
     pub fn new(scope: &Scope, source_cache: usize) -> Self {
         World::new(scope.keys.clone(), scope.rules.clone(), source_cache).into()
     }
 
     /// Every source that exists or has companions, in order: what a resync plans.
-    #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
         let mut sources = self.read(World::all_sources);
         // Without the lock, because there may be many.

@@ -7,7 +7,7 @@ use model::Key;
 use crate::testing::store::Place;
 use lockstep_core::object::{Kind, Meta, Object, ObjectKey, OwnerReference};
 
-pub fn to_model_key(at: &Place) -> Key {
+pub(crate) fn to_model_key(at: &Place) -> Key {
     match at {
         Place::Namespace(name) => Key::namespace(name),
         Place::Object(key) => {
@@ -20,7 +20,7 @@ pub fn to_model_key(at: &Place) -> Key {
     }
 }
 
-pub fn from_model_key(key: &Key) -> Place {
+pub(crate) fn from_model_key(key: &Key) -> Place {
     let kind = match key.kind {
         model::Kind::Namespace => return Place::Namespace(key.name.as_str().into()),
         model::Kind::ConfigMap => Kind::ConfigMap,
@@ -29,7 +29,7 @@ pub fn from_model_key(key: &Key) -> Place {
     Place::Object(ObjectKey::new(kind, &key.namespace, &key.name))
 }
 
-pub fn to_model(object: &Object) -> model::Object {
+pub(crate) fn to_model(object: &Object) -> model::Object {
     let meta = &object.metadata;
     let owner = |owner: &OwnerReference| model::Owner {
         kind: owner.kind.clone(),
@@ -54,7 +54,7 @@ pub fn to_model(object: &Object) -> model::Object {
 }
 
 /// The API server sets what is left out here: names, timestamps and managers.
-pub fn from_model(object: &model::Object) -> Object {
+pub(crate) fn from_model(object: &model::Object) -> Object {
     let owner = |owner: &model::Owner| OwnerReference {
         api_version: "v1".to_owned(),
         kind: owner.kind.clone(),

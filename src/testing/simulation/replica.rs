@@ -51,7 +51,7 @@ use lockstep_core::{
     writes::write_request::CompanionRequest,
 };
 
-pub struct Replica {
+pub(crate) struct Replica {
     number: usize,
     cluster: Cluster,
     settings: Settings,
@@ -78,8 +78,7 @@ thread_local! {
 
 impl Replica {
     /// A process starts: its watches begin to list.
-    #[must_use]
-    pub fn start(number: usize, incarnation: usize, cluster: &Cluster) -> Self {
+    pub(crate) fn start(number: usize, incarnation: usize, cluster: &Cluster) -> Self {
         let metrics = METRICS.with_borrow(Metrics::clone);
         let scope = Scope { keys: keys(), rules: rules(), kinds: Kind::ALL.to_vec() };
         let settings = cluster.lock().settings.clone();
@@ -113,7 +112,7 @@ impl Replica {
     }
 
     /// A watch shows something.
-    pub fn see(&mut self, watch: usize, shown: Shown) {
+    pub(crate) fn see(&mut self, watch: usize, shown: Shown) {
         let companions = watch == 1 || watch == 3;
         let listed = matches!(&shown, Shown::Event(lockstep_cluster::watch::Event::InitDone(_)));
         match shown {
@@ -174,18 +173,17 @@ impl Replica {
         self.tasks.push(election.boxed());
     }
 
-    #[must_use]
-    pub fn leads(&self) -> bool {
+    pub(crate) fn leads(&self) -> bool {
         self.claim.as_ref().is_some_and(Claim::is_held)
     }
 
     /// Enqueues every source. The queue of a standby stays empty.
-    pub fn resync(&self) {
+    pub(crate) fn resync(&self) {
         self.queue.push_all(self.world.all_sources());
     }
 
     /// Runs what can run now.
-    pub fn poll(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) {
         if let Poll::Ready(Some(task)) = self.tasks.poll_next_unpin(context) {
             panic!("the {task} has ended");
         }

@@ -30,7 +30,7 @@ const MAX_RESTS: usize = 3;
 
 /// How a run ended.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// What was wrong; empty if nothing was.
     pub wrong: Vec<String>,
     /// A digest of all changes, and when they were made.
@@ -43,8 +43,7 @@ pub struct Outcome {
 }
 
 /// Runs a scenario on a clock of its own. With `trace`, the outcome tells what happened.
-#[must_use]
-pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
+pub(crate) fn run(scenario: &Scenario, trace: bool) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     fastrand::seed(scenario.settings.seed);
     runtime.expect("a runtime").block_on(async { Simulation::new(scenario, trace).run(scenario).await })

@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 /// How many replicas run.
-pub const REPLICAS: usize = 2;
+pub(crate) const REPLICAS: usize = 2;
 /// How many watches a replica has.
-pub const WATCHES: usize = 5;
+pub(crate) const WATCHES: usize = 5;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     pub settings: Settings,
     pub timeline: Vec<Entry>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The seed of everything that the timeline does not say: delays, losses, the order of deliveries.
     pub seed: u64,
     pub lease_seconds: u64,
@@ -32,20 +32,20 @@ pub struct Settings {
 
 /// Something that happens so many milliseconds after the start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub at: u64,
     pub what: What,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum What {
+pub(crate) enum What {
     Step(Step),
     Fault(Fault),
 }
 
 /// Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// A replica ends without warning; another one starts in its place after a while.
     Crash { replica: usize, down: u64 },
     /// A replica does not run for a while, as after SIGSTOP, and knows nothing of it.
@@ -68,15 +68,13 @@ pub enum Fault {
     Restore { steps: usize, down: u64, bump: bool },
 }
 
-#[must_use]
-pub fn names() -> Names {
+pub(crate) fn names() -> Names {
     Names::new("workshop.io", "")
 }
 
 impl Scenario {
     /// A random scenario. The same seed gives the same one.
-    #[must_use]
-    pub fn generate(seed: u64) -> Self {
+    pub(crate) fn generate(seed: u64) -> Self {
         let mut random = Rng::with_seed(seed ^ 0x005e_ed0f_5cea_4a10);
         let pick = |random: &mut Rng, from: &[u64]| from[random.usize(0..from.len())];
         let settings = Settings {
@@ -108,7 +106,7 @@ impl Scenario {
     }
 
     /// Reads what `Display` prints.
-    pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
+    pub(crate) fn parse(text: &str) -> Result<Self, serde_json::Error> {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
         let settings = serde_json::from_str(lines.next().unwrap_or_default())?;
         let timeline = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
@@ -116,8 +114,7 @@ impl Scenario {
     }
 
     /// When the last entry has happened and no fault lasts any more.
-    #[must_use]
-    pub fn length(&self) -> Duration {
+    pub(crate) fn length(&self) -> Duration {
         let end = |entry: &Entry| match &entry.what {
             What::Step(_) => entry.at,
             What::Fault(fault) => entry.at + fault.time(),

@@ -32,9 +32,9 @@ const PERSON: &str = "kubectl";
 
 /// The cluster, shared by the driver and the replicas. Cheap to clone.
 #[derive(Clone)]
-pub struct Cluster(Arc<Mutex<State>>);
+pub(crate) struct Cluster(Arc<Mutex<State>>);
 
-pub struct State {
+pub(crate) struct State {
     pub start: Instant,
     pub settings: Settings,
     pub store: Store,
@@ -74,7 +74,7 @@ pub struct State {
 }
 
 /// Something that will happen.
-pub enum Event {
+pub(crate) enum Event {
     Step(Step),
     Fault(Fault),
     /// A request reaches the API server.
@@ -100,7 +100,7 @@ pub enum Event {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WatchEvent {
+pub(crate) enum WatchEvent {
     Connect,
     Arrive,
     CheckPosition,
@@ -114,7 +114,7 @@ type Send = Box<dyn FnOnce(Option<Failure>) + std::marker::Send>;
 
 /// What becomes of a request.
 #[derive(Debug, Clone)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// It takes effect and is answered after this time.
     Answered(Duration),
     /// It fails before it takes effect.
@@ -126,8 +126,7 @@ pub enum Fate {
 }
 
 impl Cluster {
-    #[must_use]
-    pub fn new(settings: &Settings, trace: bool) -> Self {
+    pub(crate) fn new(settings: &Settings, trace: bool) -> Self {
         let now = clock::now();
         let state = State {
             start: now,
@@ -160,12 +159,12 @@ impl Cluster {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("nothing panicked while it held the lock")
     }
 
     /// Sends a request of a replica, and waits for its answer.
-    pub async fn request<T: std::marker::Send + 'static>(
+    pub(crate) async fn request<T: std::marker::Send + 'static>(
         &self,
         replica: usize,
         timeout: Duration,
@@ -194,25 +193,25 @@ impl Cluster {
 impl State {
     // --- the agenda
 
-    pub fn at(&mut self, when: Instant, event: Event) {
+    pub(crate) fn at(&mut self, when: Instant, event: Event) {
         self.tickets += 1;
         self.agenda.insert((when, self.tickets), event);
     }
 
-    pub fn after(&mut self, delay: Duration, event: Event) {
+    pub(crate) fn after(&mut self, delay: Duration, event: Event) {
         self.at(clock::now() + delay, event);
     }
 
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(crate) fn next_due(&self) -> Option<Instant> {
         self.agenda.first_key_value().map(|((when, _), _)| *when)
     }
 
-    pub fn pop_due(&mut self, now: Instant) -> Option<Event> {
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Event> {
         let entry = self.agenda.first_entry()?;
         (entry.key().0 <= now).then(|| entry.remove())
     }
 
-    pub fn note(&mut self, text: impl FnOnce() -> String) {
+    pub(crate) fn note(&mut self, text: impl FnOnce() -> String) {
         if self.trace.is_some() {
             let (text, time) = (text(), clock::elapsed(self.start).as_millis());
             self.trace.iter_mut().for_each(|trace| trace.push(format!("{time:>7} {text}")));
@@ -222,7 +221,7 @@ impl State {
     // --- delays
 
     /// A delay of the network: short, and sometimes not.
-    pub fn latency(&mut self) -> Duration {
+    pub(crate) fn latency(&mut self) -> Duration {
         let millis = match self.random.u32(0..if self.calm { 8 } else { 20 }) {
             0..=7 => self.random.u64(0..4),
             8..=16 => self.random.u64(1..20),
@@ -257,16 +256,16 @@ impl State {
         }
     }
 
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.down_until.is_some()
     }
 
-    pub fn is_partitioned(&self, replica: usize) -> bool {
+    pub(crate) fn is_partitioned(&self, replica: usize) -> bool {
         self.partitioned_until[replica].is_some_and(|until| clock::now() < until)
     }
 
     /// Whether a watch of this replica gets nothing for now.
-    pub fn is_cut_off(&self, replica: usize) -> bool {
+    pub(crate) fn is_cut_off(&self, replica: usize) -> bool {
         self.is_down() || self.is_partitioned(replica)
     }
 
@@ -283,7 +282,7 @@ impl State {
         self.after(delay, Event::Arrive { replica, perform, fate });
     }
 
-    pub fn arrive(&mut self, replica: usize, perform: Perform, fate: Fate) {
+    pub(crate) fn arrive(&mut self, replica: usize, perform: Perform, fate: Fate) {
         self.in_flight -= 1;
         let down = self.is_down();
         let reset = || Failure::Unavailable("connection reset".to_owned());
@@ -309,7 +308,7 @@ impl State {
     }
 
     /// The answer to a request, unless the API server has died since.
-    pub fn deliver_answer(&mut self, replica: usize, send: Send, failure: Option<Failure>) {
+    pub(crate) fn deliver_answer(&mut self, replica: usize, send: Send, failure: Option<Failure>) {
         let reset = || Failure::Unavailable("connection reset".to_owned());
         // A partition keeps the answer back: the replica gives up.
         if !self.is_partitioned(replica) {
@@ -318,29 +317,29 @@ impl State {
     }
 
     /// A replica was told that its Lease is renewed, by a request that it sent then.
-    pub fn renewed(&mut self, replica: usize, sent: Instant) {
+    pub(crate) fn renewed(&mut self, replica: usize, sent: Instant) {
         let deadline = sent + Duration::from_secs(self.settings.lease_seconds) * 2 / 3;
         self.held_until[replica] = self.held_until[replica].max(Some(deadline));
     }
 
     /// A replica has got an answer about the Lease.
-    pub fn saw_lease(&mut self, replica: usize, lease: &LeaseRecord) {
+    pub(crate) fn saw_lease(&mut self, replica: usize, lease: &LeaseRecord) {
         self.lease_seen[replica] = Some(lease_version(lease));
     }
 
     /// A replica without memory holds nothing.
-    pub fn forget_claim(&mut self, replica: usize) {
+    pub(crate) fn forget_claim(&mut self, replica: usize) {
         (self.held_until[replica], self.lease_seen[replica]) = (None, None);
     }
 
     /// A replica sends a request about a companion.
-    pub fn check_claim(&mut self, replica: usize, what: &str, at: &ObjectKey) {
+    pub(crate) fn check_claim(&mut self, replica: usize, what: &str, at: &ObjectKey) {
         if self.held_until[replica].is_none_or(|until| until <= clock::now()) {
             self.wrong.push(format!("replica {replica} sends {what} of {at} without the Lease"));
         }
     }
 
-    pub fn new_uid(&mut self) -> String {
+    pub(crate) fn new_uid(&mut self) -> String {
         self.uids += 1;
         format!("uid-{}", self.uids)
     }
@@ -348,7 +347,7 @@ impl State {
     // --- changes
 
     /// Hands the changes that somebody has just made to the watches, the controllers and the judge.
-    pub fn publish(&mut self, by: Writer) {
+    pub(crate) fn publish(&mut self, by: Writer) {
         for change in self.store.take_changes() {
             self.changes += 1;
             // The API server removes an object when its last finalizer goes.
@@ -391,7 +390,7 @@ impl State {
     }
 
     /// What the namespace controller does: one object after the other, then the namespace.
-    pub fn empty_namespace(&mut self, name: &Arc<str>) {
+    pub(crate) fn empty_namespace(&mut self, name: &Arc<str>) {
         let at = Place::Namespace(name.clone());
         if !self.store.get(&at).is_some_and(|found| found.metadata.is_terminating()) {
             return;
@@ -416,7 +415,7 @@ impl State {
 
     /// What the garbage collector does: an object is deleted when none of its owners exists, and an owner that does not
     /// exist is removed from the others. An owner of an unknown kind keeps it from both.
-    pub fn collect_garbage(&mut self) {
+    pub(crate) fn collect_garbage(&mut self) {
         self.collecting = false;
         let mut garbage = Vec::new();
         for (at, object) in self.store.objects() {
@@ -450,7 +449,7 @@ impl State {
     }
 
     /// Somebody does something. What the API server refuses has no effect.
-    pub fn step(&mut self, step: &Step) {
+    pub(crate) fn step(&mut self, step: &Step) {
         self.backups.push((self.store.clone(), self.lease.clone()));
         if self.is_down() {
             return;
@@ -485,7 +484,7 @@ impl State {
     }
 
     /// Creates the namespaces that a history begins with.
-    pub fn create_namespaces(&mut self) {
+    pub(crate) fn create_namespaces(&mut self) {
         for name in names().initial_namespaces() {
             let uid = self.new_uid();
             let at = Place::Namespace(name.as_str().into());
@@ -496,7 +495,7 @@ impl State {
 
     // --- faults
 
-    pub fn fault(&mut self, fault: Fault) {
+    pub(crate) fn fault(&mut self, fault: Fault) {
         self.note(|| format!("fault: {fault:?}"));
         let millis = Duration::from_millis;
         let now = clock::now();
@@ -546,7 +545,7 @@ impl State {
     }
 
     /// The API server answers again.
-    pub fn come_up(&mut self, backup: Option<(usize, bool)>) {
+    pub(crate) fn come_up(&mut self, backup: Option<(usize, bool)>) {
         self.down_until = None;
         // Its caches begin now; a watch from before may have to list.
         if self.random.bool() {
@@ -584,7 +583,7 @@ impl State {
     }
 
     /// From now on nothing goes wrong any more.
-    pub fn calm_down(&mut self) {
+    pub(crate) fn calm_down(&mut self) {
         self.note(|| "calm".to_owned());
         self.calm = true;
         self.flaky = None;

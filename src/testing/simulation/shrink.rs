@@ -8,8 +8,7 @@ const MAX_RUNS: usize = 3000;
 const SEEDS: u64 = 8;
 
 /// Leaves out entries as long as the scenario still fails, at first many at once.
-#[must_use]
-pub fn shrink(scenario: &Scenario) -> Scenario {
+pub(crate) fn shrink(scenario: &Scenario) -> Scenario {
     let mut shortest = scenario.clone();
     let mut runs = MAX_RUNS;
     let mut chunk = shortest.timeline.len().div_ceil(2).max(1);

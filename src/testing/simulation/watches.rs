@@ -25,7 +25,7 @@ use lockstep_core::{
     world::WatchId,
 };
 
-pub const WATCH_IDS: [WatchId; WATCHES] = [
+pub(crate) const WATCH_IDS: [WatchId; WATCHES] = [
     WatchId::Namespaces,
     WatchId::Companions(Kind::ConfigMap),
     WatchId::Sources(Kind::ConfigMap),
@@ -34,7 +34,7 @@ pub const WATCH_IDS: [WatchId; WATCHES] = [
 ];
 
 #[derive(Default)]
-pub struct Connection {
+pub(crate) struct Connection {
     /// Counts the connections: what is on the agenda for an earlier one is void.
     number: u32,
     /// The list was taken, or the watch was resumed: changes are shown.
@@ -50,7 +50,7 @@ pub struct Connection {
 
 /// What a connection shows.
 #[derive(Clone)]
-pub enum Item {
+pub(crate) enum Item {
     Apply(Arc<Object>, u64),
     Delete(Arc<Object>, u64),
     ListEnds(u64),
@@ -59,7 +59,7 @@ pub enum Item {
 
 /// What the driver hands to a replica.
 #[expect(clippy::large_enum_variant, reason = "few exist at a time")]
-pub enum Shown {
+pub(crate) enum Shown {
     Event(watch::Event<Object>),
     /// Versions have gone back.
     Restored,
@@ -67,7 +67,7 @@ pub enum Shown {
 
 impl Connection {
     /// The version to resume from has expired.
-    pub fn expire(&mut self) {
+    pub(crate) fn expire(&mut self) {
         self.expired = true;
     }
 
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// A replica starts, or lists everything again after a restore.
-    pub fn list_again(&mut self, replica: usize) {
+    pub(crate) fn list_again(&mut self, replica: usize) {
         for watch in 0..WATCHES {
             let connection = self.connection(replica, watch);
             connection.close();
@@ -100,7 +100,7 @@ impl State {
     }
 
     /// A replica has ended.
-    pub fn close_watches(&mut self, replica: usize) {
+    pub(crate) fn close_watches(&mut self, replica: usize) {
         for watch in 0..WATCHES {
             let connection = self.connection(replica, watch);
             connection.close();
@@ -108,18 +108,18 @@ impl State {
         }
     }
 
-    pub fn break_watch(&mut self, replica: usize, watch: usize) {
+    pub(crate) fn break_watch(&mut self, replica: usize, watch: usize) {
         self.connection(replica, watch).close();
         let pause = Duration::from_millis(self.random.u64(0..1500));
         self.on_watch(replica, watch, pause, WatchEvent::Connect);
     }
 
-    pub fn stall(&mut self, replica: usize, watch: usize, until: Instant) {
+    pub(crate) fn stall(&mut self, replica: usize, watch: usize, until: Instant) {
         self.connection(replica, watch).stalled_until = Some(until);
     }
 
     /// Shows a change on every open connection that selects it.
-    pub fn show(&mut self, change: &Change) {
+    pub(crate) fn show(&mut self, change: &Change) {
         for replica in 0..self.connections.len() {
             for (watch, id) in WATCH_IDS.into_iter().enumerate() {
                 if self.connections[replica][watch].open
@@ -145,12 +145,12 @@ impl State {
     }
 
     /// Whether an event of the agenda belongs to the present connection.
-    pub fn is_current(&self, replica: usize, watch: usize, number: u32) -> bool {
+    pub(crate) fn is_current(&self, replica: usize, watch: usize, number: u32) -> bool {
         self.connections[replica][watch].number == number
     }
 
     /// Something happens on a connection. Returns what the replica sees of it.
-    pub fn on_connection(&mut self, replica: usize, watch: usize, event: WatchEvent) -> Vec<Shown> {
+    pub(crate) fn on_connection(&mut self, replica: usize, watch: usize, event: WatchEvent) -> Vec<Shown> {
         match event {
             WatchEvent::Connect => self.connect(replica, watch),
             WatchEvent::Arrive => {

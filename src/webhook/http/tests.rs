@@ -58,7 +58,7 @@ fn api_server(access: Access) -> kube::Client {
 }
 
 /// A world with `colors` in `home`, mirrored there and to `away`.
-pub fn world() -> SharedWorld {
+pub(crate) fn world() -> SharedWorld {
     let mut cluster = Cluster::with(&["home", "away"]);
     let key = cluster
         .put(source("home", "colors").data("sky", "hush-blue").annotate("target-namespaces", ".,away"));
@@ -66,7 +66,7 @@ pub fn world() -> SharedWorld {
     cluster.world
 }
 
-pub fn rules() -> Rules {
+pub(crate) fn rules() -> Rules {
     Rules {
         keys: keys(),
         own_namespace: lockstep_core::testing::OWN_NAMESPACE.to_owned(),
@@ -95,7 +95,7 @@ fn object(name: &str, label: &str, annotations: &Value) -> Value {
     })
 }
 
-pub fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
+pub(crate) fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
     json!({
         "kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1",
         "request": {
@@ -109,7 +109,7 @@ pub fn review_of(operation: &str, old: &Value, new: &Value) -> Value {
 }
 
 /// Alice edits a companion: denied without a check of her access.
-pub fn an_edit() -> Value {
+pub(crate) fn an_edit() -> Value {
     let old = object("colors-synced", "companion", &json!({"workshop.io/source": "home/colors"}));
     let mut new = old.clone();
     new["data"]["sky"] = "hush-red".into();
@@ -117,7 +117,7 @@ pub fn an_edit() -> Value {
 }
 
 /// Alice creates a source: her access is checked.
-pub fn a_source() -> Value {
+pub(crate) fn a_source() -> Value {
     review_of("CREATE", &Value::Null, &object("shapes", "managed", &json!({})))
 }
 

@@ -54,7 +54,7 @@ Examples:
   lockstep audit                              for people
   lockstep audit --wait 30s -o junit          in a pipeline, just after `kubectl apply`
   lockstep audit -o sarif > lockstep.sarif    for code scanning")]
-pub(crate) struct Audit {
+pub struct Audit {
     /// How to print it
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Format,

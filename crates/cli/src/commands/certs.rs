@@ -18,14 +18,14 @@ use crate::commands::flags;
 use lockstep_core::certs::issue::{Ca, SubjectNames, subject_name};
 
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum CertsCommand {
+pub enum CertsCommand {
     /// Replace the guard's CA and its key after a leak; no request fails meanwhile
     Rotate(rotate::Rotate),
 }
 
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct Certs {
+pub struct Certs {
     #[command(subcommand)]
     pub command: Option<CertsCommand>,
 

@@ -40,7 +40,7 @@ pub struct Connection {
 }
 
 /// A cluster, and the Lockstep in it.
-pub(crate) struct Connected {
+pub struct Connected {
     pub client: Client,
     pub instance: Instance,
     /// The namespace of the kubeconfig's context.
@@ -122,6 +122,6 @@ impl Connected {
 }
 
 /// Says on standard error what may make the answer incomplete.
-pub(crate) fn print_caveats(connected: &Connected, snapshot: &Snapshot) {
+pub fn print_caveats(connected: &Connected, snapshot: &Snapshot) {
     connected.caveats(snapshot).iter().for_each(|caveat| note(caveat));
 }

@@ -41,13 +41,13 @@ const MAX_NAMED: usize = 5;
   lockstep deletes list         # how many, since when, until when
   lockstep deletes extend 2h    # two more hours to restore the sources
   lockstep deletes release      # the deletes are intended: do them now")]
-pub(crate) struct Deletes {
+pub struct Deletes {
     #[command(subcommand)]
     pub command: DeletesCommand,
 }
 
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum DeletesCommand {
+pub enum DeletesCommand {
     /// Show what is held; needs the verb get on the Lease
     List(Connection),
     /// Let the leader delete now what it holds; needs the verb patch on the Lease
@@ -65,7 +65,7 @@ pub(crate) enum DeletesCommand {
 
 /// What the leader is asked for through the Lease.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct LeaderRequest {
+pub struct LeaderRequest {
     #[command(flatten)]
     pub connection: Connection,
 

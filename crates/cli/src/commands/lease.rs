@@ -20,7 +20,7 @@ use lockstep_core::{
 /// How often a command that waits for the leader reads the Lease.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) struct LeaseHandle {
+pub struct LeaseHandle {
     lease: LeaseClient,
     pub client: Client,
     pub keys: Keys,
@@ -37,7 +37,7 @@ impl LeaseHandle {
     }
 
     /// Reads the Lease with an empty patch: for commands for which the right to patch it is enough.
-    pub(crate) async fn read_with_patch(&self) -> Result<LeaseRecord, Failure> {
+    pub async fn read_with_patch(&self) -> Result<LeaseRecord, Failure> {
         self.patch(&json!({})).await
     }
 

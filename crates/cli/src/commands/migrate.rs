@@ -41,7 +41,7 @@ use lockstep_core::{
 const MAX_NAMED: usize = 5;
 
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Migrate {
+pub struct Migrate {
     /// The tool to move from
     #[arg(long, required_unless_present = "undo")]
     pub from: Option<Tool>,

@@ -6,7 +6,7 @@ use lockstep_core::object::{Kind, ObjectKey, names};
 
 /// A source; the namespace is that of the command if it has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SourceName {
+pub struct SourceName {
     kind: Kind,
     namespace: Option<String>,
     name: String,

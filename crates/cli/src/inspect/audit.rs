@@ -18,7 +18,7 @@ use lockstep_core::{
 /// The result of an audit.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Audit {
+pub struct Audit {
     pub verdict: Verdict,
     pub findings: Vec<Finding>,
     pub sources: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Audit {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Finding {
+pub struct Finding {
     pub rule: Rule,
     pub kind: &'static str,
     /// The object that it is about, as `namespace/name`.
@@ -44,7 +44,7 @@ pub(crate) struct Finding {
 /// What can be wrong. Each has a name, which outputs for tools use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Rule {
+pub enum Rule {
     Missing,
     Differs,
     Conflict,
@@ -85,7 +85,7 @@ impl Rule {
     }
 
     /// Whether companions are not as they should be. Otherwise it is only worth knowing.
-    pub(crate) const fn is_drift(self) -> bool {
+    pub const fn is_drift(self) -> bool {
         !matches!(self, Self::Ineffective)
     }
 }
@@ -124,7 +124,7 @@ pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String
 }
 
 /// What is wrong with one source and its companions.
-pub(crate) fn findings_of(status: &SourceStatus) -> Vec<Finding> {
+fn findings_of(status: &SourceStatus) -> Vec<Finding> {
     let source = format!("{}/{}", status.namespace, status.name);
     let finding = |rule, object: String, message| Finding {
         rule,

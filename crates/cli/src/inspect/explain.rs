@@ -17,7 +17,7 @@ use lockstep_core::{
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Explanation {
+pub struct Explanation {
     pub source: String,
     pub namespace: String,
     /// In the order in which the mirror decides. The first that is not met is the reason.
@@ -35,7 +35,7 @@ pub struct Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Met {
+pub enum Met {
     Yes,
     No,
     /// This person may not see it.

@@ -41,7 +41,7 @@ pub struct InstanceName {
 }
 
 /// Both webhook configurations, or why one cannot be read.
-pub(crate) type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
+type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
 
 /// What could be read, and why the rest could not.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ pub struct Instance {
 /// What people and scripts are shown of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct InstanceSummary {
+pub struct InstanceSummary {
     /// The holder of the Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,

@@ -58,7 +58,7 @@ pub enum Error {
 /// What would happen because of one object.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Proposal {
+pub struct Proposal {
     pub kind: &'static str,
     pub namespace: String,
     pub name: String,
@@ -78,7 +78,7 @@ pub(crate) struct Proposal {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ProposedChange {
+pub struct ProposedChange {
     pub verb: Verb,
     pub namespace: String,
     pub name: String,
@@ -90,7 +90,7 @@ pub(crate) struct ProposedChange {
 
 /// The names of keys that differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct KeyDiff {
+pub struct KeyDiff {
     pub added: Vec<String>,
     pub changed: Vec<String>,
     pub removed: Vec<String>,
@@ -118,7 +118,7 @@ impl KeyDiff {
 }
 
 /// A manifest for a plan.
-pub(crate) struct Manifest {
+pub struct Manifest {
     pub kind: Kind,
     pub namespace: String,
     pub object: Value,
@@ -134,7 +134,7 @@ impl Manifest {
 }
 
 /// What would happen if this object were applied as `kubectl apply` does it.
-pub(crate) async fn propose(
+pub async fn propose(
     client: &Client,
     snapshot: &mut Snapshot,
     Manifest { kind, namespace, object }: Manifest,

@@ -4,7 +4,7 @@ use kube::core::Status;
 
 /// A webhook that has refused a write, or could not be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RefusingWebhook<'a> {
+pub struct RefusingWebhook<'a> {
     pub name: &'a str,
     /// What it said; none if it could not be called.
     pub denial: Option<&'a str>,
@@ -24,7 +24,7 @@ impl<'a> RefusingWebhook<'a> {
     }
 
     /// Whether it is one of an instance: the names of its webhooks end with its own.
-    pub(crate) fn is_of(&self, instance: &str) -> bool {
+    pub fn is_of(&self, instance: &str) -> bool {
         self.name.strip_suffix(instance).is_some_and(|prefix| prefix.ends_with('.'))
     }
 }

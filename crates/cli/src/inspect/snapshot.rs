@@ -52,14 +52,14 @@ pub struct Snapshot {
 }
 
 /// What reads have found under these names; none where there is nothing.
-pub(crate) type Found = HashMap<ObjectKey, Option<Companion>>;
+type Found = HashMap<ObjectKey, Option<Companion>>;
 
 /// When each source and companion was last written.
 type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
 
 /// What the person may see.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct View {
+pub struct View {
     sights: HashMap<WatchId, Sight>,
     /// What they may not see, and why, for people to read.
     pub gaps: Vec<String>,
@@ -100,7 +100,7 @@ impl Snapshot {
     }
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
-    pub(crate) fn unseen_targets(&self) -> BTreeSet<String> {
+    pub fn unseen_targets(&self) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         if self.view.gaps.is_empty() {
             return names;
@@ -116,7 +116,7 @@ impl Snapshot {
 
     /// A world that is seen whole.
     #[cfg(test)]
-    pub(crate) fn of(scope: Scope, world: SharedWorld) -> Self {
+    pub fn of(scope: Scope, world: SharedWorld) -> Self {
         let (times, changes) = (Times::default(), watch::Sender::new(0));
         let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
         let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
@@ -150,7 +150,7 @@ impl Snapshot {
     }
 
     /// Reads objects that lists do not show.
-    pub(crate) async fn look_up(&mut self, client: &Client, objects: Vec<ObjectKey>) {
+    pub async fn look_up(&mut self, client: &Client, objects: Vec<ObjectKey>) {
         let found = self.read_objects(client, objects).await;
         self.remember(found);
     }
@@ -165,7 +165,7 @@ impl Snapshot {
     }
 
     /// Reads objects without remembering them, so that the snapshot can be used meanwhile.
-    pub(crate) async fn read_objects(&self, client: &Client, objects: Vec<ObjectKey>) -> Found {
+    pub async fn read_objects(&self, client: &Client, objects: Vec<ObjectKey>) -> Found {
         let read = |at: ObjectKey| async move { (read_object(client, &at).await, at) };
         let mut reads = stream::iter(objects).map(read).buffer_unordered(CONCURRENT_LOOKUPS);
         let mut all = Found::new();
@@ -184,12 +184,12 @@ impl Snapshot {
         all
     }
 
-    pub(crate) fn remember(&mut self, found: Found) {
+    pub fn remember(&mut self, found: Found) {
         self.found.extend(found);
     }
 
     /// What a read has found under this name: nothing, or an object. None if it was not read.
-    pub(crate) fn read_of(&self, at: &ObjectKey) -> Option<Option<&Companion>> {
+    pub fn read_of(&self, at: &ObjectKey) -> Option<Option<&Companion>> {
         self.found.get(at).map(Option::as_ref)
     }
 
@@ -201,17 +201,17 @@ impl Snapshot {
 
 impl View {
     /// Whether companions of a kind in a namespace, and the namespace itself, can be seen.
-    pub(crate) fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
+    pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
     }
 
     /// Whether it is known which namespaces exist.
-    pub(crate) fn sees_all_namespaces(&self) -> bool {
+    pub fn sees_all_namespaces(&self) -> bool {
         self.sights.get(&WatchId::Namespaces) == Some(&Sight::Everywhere)
     }
 
     /// Whether a trouble of a source is one: without the right to see namespaces, none of them exists for the plan.
-    pub(crate) fn can_tell(&self, kind: Kind, trouble: &Trouble) -> bool {
+    pub fn can_tell(&self, kind: Kind, trouble: &Trouble) -> bool {
         match trouble {
             Trouble::NoNamespace(name) => self.sees_companions(kind, name),
             Trouble::NoMatch { .. } => self.sees_all_namespaces(),
@@ -220,7 +220,7 @@ impl View {
     }
 
     /// Whether sources of a kind in a namespace can be seen.
-    pub(crate) fn sees_sources(&self, kind: Kind, namespace: &str) -> bool {
+    pub fn sees_sources(&self, kind: Kind, namespace: &str) -> bool {
         self.sees(WatchId::Sources(kind), namespace)
     }
 
@@ -299,7 +299,7 @@ fn last_written(meta: &Meta) -> Option<Timestamp> {
 }
 
 /// The metadata of objects of a kind that have our annotations and lack our label: no watch shows them.
-pub(crate) async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<Vec<Meta>, Failure> {
+pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<Vec<Meta>, Failure> {
     let keys = &scope.keys;
     let params = ListParams::default().labels(&format!("!{}", keys.companion)).limit(PAGE_SIZE);
     let (request, mut params) = (Request::new(format!("/api/v1/{}", kind.plural())), params);
@@ -324,7 +324,7 @@ struct MetadataList {
 }
 
 /// Reads one ConfigMap or Secret.
-pub(crate) async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Failure> {
+pub async fn read_object(client: &Client, at: &ObjectKey) -> Result<Object, Failure> {
     let path = format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural());
     client::get(client, &path, &at.name).await
 }

@@ -23,7 +23,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct SourceStatus {
+pub struct SourceStatus {
     pub kind: &'static str,
     pub namespace: String,
     pub name: String,
@@ -101,7 +101,7 @@ pub enum State {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct CompanionStatus {
+pub struct CompanionStatus {
     pub namespace: String,
     pub name: String,
     #[serde(flatten)]
@@ -139,7 +139,7 @@ pub enum CompanionState {
 
 impl CompanionState {
     /// Whether the mirror has something to write or to delete there.
-    pub(crate) const fn is_behind(&self) -> bool {
+    const fn is_behind(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
     }
 
@@ -159,7 +159,7 @@ impl CompanionState {
 
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
-    pub(crate) fn may_be_held(&self, home: &str) -> bool {
+    pub fn may_be_held(&self, home: &str) -> bool {
         self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
     }
 
@@ -171,7 +171,7 @@ impl CompanionStatus {
 
 impl State {
     /// Whether everything is as its author asked for.
-    pub(crate) const fn is_healthy(&self) -> bool {
+    pub const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
@@ -228,7 +228,7 @@ impl fmt::Display for CompanionState {
 }
 
 /// The targets of a source in one line, as `target-namespaces` has them.
-pub(crate) fn describe_targets(targets: &Targets) -> String {
+pub fn describe_targets(targets: &Targets) -> String {
     let own = targets.own.then(|| ".".to_owned());
     let patterns = targets.patterns.iter().map(ToString::to_string);
     let excluded = targets.excluded.iter().map(|pattern| format!("!{pattern}"));
@@ -241,11 +241,7 @@ pub(crate) fn describe_targets(targets: &Targets) -> String {
 }
 
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub(crate) fn source_status(
-    snapshot: &Snapshot,
-    key: &ObjectKey,
-    held_until: Option<Timestamp>,
-) -> SourceStatus {
+pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(key).map(|source| &**source);
         let plan = plan(world, key, None);
@@ -402,8 +398,7 @@ fn wanted_state(
 }
 
 /// The state of one place where a source wants a companion and may have it.
-#[must_use]
-pub(crate) fn companion_state(
+pub fn companion_state(
     snapshot: &Snapshot,
     world: &World,
     source: &Source,
@@ -414,8 +409,7 @@ pub(crate) fn companion_state(
     wanted_state(snapshot, world, source, at, &decision)
 }
 
-#[must_use]
-pub(crate) fn describe_holder(holder: &Holder) -> String {
+pub fn describe_holder(holder: &Holder) -> String {
     match holder {
         Holder::Foreign => "an object that is not managed by Lockstep".to_owned(),
         Holder::Companion { of } => format!("the companion of {of}"),

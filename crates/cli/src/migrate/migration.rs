@@ -64,7 +64,7 @@ pub fn lines(all: &[impl Display]) -> String {
 
 /// One migration, as its undo file says.
 #[derive(Clone, Copy)]
-pub(crate) struct Migration<'a> {
+pub struct Migration<'a> {
     pub requests: &'a Requests,
     pub keys: &'a Keys,
     pub file: &'a UndoFile,

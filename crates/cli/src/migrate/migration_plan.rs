@@ -31,7 +31,7 @@ pub struct Context<'a> {
 
 /// A source of the tool, and the copies that name it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ToolSource {
+pub struct ToolSource {
     pub key: ObjectKey,
     push: NamespaceSelection,
     /// Copies that people created, to be filled from this source.
@@ -43,7 +43,7 @@ pub(crate) struct ToolSource {
 
 /// A source that moves, and its copies.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Move {
+pub struct Move {
     pub entry: SourceEntry,
     /// How many of the copies have other content than the source, and will get that of the source.
     pub outdated: usize,
@@ -54,13 +54,13 @@ pub(crate) struct Move {
 
 /// What the person has to look at.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ByHand {
+pub struct ByHand {
     pub object: ObjectKey,
     pub reasons: Vec<NotMovable>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct MigrationPlan {
+pub struct MigrationPlan {
     pub moves: Vec<Move>,
     pub by_hand: Vec<ByHand>,
     /// Namespaces whose `accept-adopt-from` is extended while their copies are being adopted.
@@ -68,8 +68,7 @@ pub(crate) struct MigrationPlan {
 }
 
 /// The sources that may move, judged by metadata alone, and what is left to the person already.
-#[must_use]
-pub(crate) fn find_sources(
+pub fn find_sources(
     context: &Context<'_>,
     objects: &BTreeMap<ObjectKey, Meta>,
 ) -> (Vec<ToolSource>, Vec<ByHand>) {
@@ -146,7 +145,7 @@ fn tool_source(
 
 /// Whether a source and its copies can move. `found` are the objects of its kind that have the name of its copies, in
 /// any namespace, as far as they exist.
-pub(crate) fn plan_move(
+pub fn plan_move(
     context: &Context<'_>,
     of: &ToolSource,
     source: Object,
@@ -320,7 +319,6 @@ fn manager(meta: &Meta) -> Option<String> {
 
 impl MigrationPlan {
     /// Puts together what was planned for each source. Two sources that want the same copy are left to the person.
-    #[must_use]
     pub fn new(
         context: &Context<'_>,
         namespaces: &BTreeMap<String, Meta>,

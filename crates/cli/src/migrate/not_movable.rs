@@ -6,7 +6,7 @@ use lockstep_core::{
 };
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotMovable {
+pub enum NotMovable {
     #[error(
         "{annotation}: the regular expression `{item}` is not supported: list the namespaces in that annotation (`.*` stands \
          for any characters), or move the source by hand"

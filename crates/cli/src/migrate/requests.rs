@@ -60,7 +60,6 @@ struct PageMeta {
 type HttpRequest = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
 impl Requests {
-    #[must_use]
     pub fn new(client: Client, keys: &Keys) -> Self {
         let denial = format!(".{}\" denied the request: ", keys.instance);
         Self { client, denial, in_flight: Semaphore::new(CONCURRENCY) }

@@ -43,14 +43,13 @@ pub enum Role {
 
 /// Namespaces: those that a pattern or the selector matches.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct NamespaceSelection {
+pub struct NamespaceSelection {
     pub patterns: Vec<Pattern>,
     pub selector: Option<String>,
 }
 
 impl Tool {
     /// As on the command line.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Replicator => "replicator",
@@ -59,7 +58,6 @@ impl Tool {
     }
 
     /// What its users call it.
-    #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
             Self::Replicator => "kubernetes-replicator",
@@ -76,7 +74,6 @@ impl Tool {
     }
 
     /// The last part of its image's name, whatever the registry.
-    #[must_use]
     pub const fn image(self) -> &'static str {
         match self {
             Self::Replicator => "kubernetes-replicator",
@@ -85,13 +82,11 @@ impl Tool {
     }
 
     /// The annotations of the tool on an object.
-    #[must_use]
     pub fn annotations(self, meta: &Meta) -> BTreeMap<String, String> {
         let theirs = meta.annotations.iter().filter(|(key, _)| key.starts_with(self.prefix()));
         theirs.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    #[must_use]
     pub fn role(self, kind: Kind, meta: &Meta) -> Role {
         match self {
             Self::Replicator => replicator::role(kind, meta),
@@ -144,12 +139,10 @@ impl NamespaceSelection {
         Ok(Some(Self { patterns, selector: labels.map(str::to_owned) }))
     }
 
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.patterns.is_empty() && self.selector.is_none()
     }
 
-    #[must_use]
     pub fn matches(&self, namespaces: &Namespaces, namespace: &str) -> bool {
         let selector = self.selector.as_ref().and_then(|text| selector::parse(text).ok());
         let targets = Targets { patterns: self.patterns.clone(), selector, ..Targets::default() };
@@ -157,7 +150,6 @@ impl NamespaceSelection {
     }
 
     /// Whether it surely matches every namespace that the other one matches, whatever their labels.
-    #[must_use]
     pub(super) fn covers(&self, other: &Self) -> bool {
         let covers = |narrow: &Pattern| self.patterns.iter().any(|wide| wide.covers(narrow));
         let selector = other.selector.is_none() || self.selector == other.selector;

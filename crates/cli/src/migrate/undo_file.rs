@@ -16,7 +16,7 @@ use super::{migration_plan::MigrationPlan, tool::Tool};
 use lockstep_core::object::{Kind, Meta, ObjectKey};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct UndoFile {
+pub struct UndoFile {
     pub tool: Tool,
     pub domain: String,
     /// The migration was carried out or taken back: nothing continues it.
@@ -26,7 +26,7 @@ pub(crate) struct UndoFile {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SourceEntry {
+pub struct SourceEntry {
     #[serde(flatten)]
     pub object: ObjectEntry,
     /// The annotations of Lockstep that are written.
@@ -36,7 +36,7 @@ pub(crate) struct SourceEntry {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ObjectEntry {
+pub struct ObjectEntry {
     pub kind: Kind,
     pub namespace: String,
     pub name: String,
@@ -47,7 +47,7 @@ pub(crate) struct ObjectEntry {
 
 /// The `accept-adopt-from` of a Namespace: as it was, and while copies are adopted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NamespaceEntry {
+pub struct NamespaceEntry {
     pub name: String,
     pub uid: String,
     pub before: Option<String>,
@@ -67,20 +67,17 @@ pub enum Error {
 }
 
 impl ObjectEntry {
-    #[must_use]
     pub fn new(key: &ObjectKey, meta: &Meta, tool: Tool) -> Self {
         let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
         Self { kind: key.kind, namespace, name, uid: meta.uid.clone(), removed: tool.annotations(meta) }
     }
 
-    #[must_use]
     pub fn key(&self) -> ObjectKey {
         ObjectKey::new(self.kind, &self.namespace, &self.name)
     }
 }
 
 impl UndoFile {
-    #[must_use]
     pub fn new(tool: Tool, domain: &str, plan: MigrationPlan) -> Self {
         let sources = plan.moves.into_iter().map(|planned| planned.entry).collect();
         Self { tool, domain: domain.to_owned(), finished: false, sources, namespaces: plan.namespaces }

@@ -45,7 +45,7 @@ pub struct Access {
 
 /// Why a request is not answered. The texts are for the person who sees them in a browser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     #[error("only GET and HEAD are answered here\n")]
     Method,
     #[error("open the page as 127.0.0.1 or localhost, with the port that `lockstep ui` has printed\n")]

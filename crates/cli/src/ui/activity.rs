@@ -19,7 +19,7 @@ const MAX_NOTE_CHARS: usize = 1000;
 /// An Event as the API server sends it, with the fields that we use.
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(crate) struct EventObject {
+pub struct EventObject {
     metadata: Meta,
     reporting_controller: String,
     reason: String,
@@ -33,7 +33,7 @@ pub(crate) struct EventObject {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Regarding {
+pub struct Regarding {
     kind: String,
     namespace: String,
     name: String,
@@ -69,7 +69,7 @@ pub struct Entry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum EntryKind {
+pub enum EntryKind {
     Heal,
     Normal,
     Warning,
@@ -99,7 +99,7 @@ impl Entry {
 
 /// The newest entries, in the order of their time.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Activity(VecDeque<Entry>);
+pub struct Activity(VecDeque<Entry>);
 
 impl Activity {
     /// Returns whether the entry is new, or has changed.

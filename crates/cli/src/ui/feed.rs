@@ -22,7 +22,7 @@ const MAX_VIEWERS: usize = 16;
 /// The cluster and the replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ClusterView {
+pub struct ClusterView {
     /// As in `kubectl --context prod`.
     pub kubectl: String,
     pub domain: String,
@@ -75,7 +75,7 @@ struct Everything<'a> {
 }
 
 /// Somebody who looks.
-pub(crate) struct Viewer {
+pub struct Viewer {
     pub updates: broadcast::Receiver<Update>,
     _permit: OwnedSemaphorePermit,
 }
@@ -109,7 +109,7 @@ impl Feed {
         Update::new("everything", &everything)
     }
 
-    pub(crate) fn set_rows(&self, now: Rows) {
+    pub fn set_rows(&self, now: Rows) {
         let mut state = self.lock();
         let change = rows::change(&state.rows, &now);
         if !change.is_empty() {
@@ -118,11 +118,11 @@ impl Feed {
         }
     }
 
-    pub(crate) fn set_namespaces(&self, now: Vec<String>) {
+    pub fn set_namespaces(&self, now: Vec<String>) {
         self.set("namespaces", |state| &mut state.namespaces, now);
     }
 
-    pub(crate) fn set_cluster(&self, now: ClusterView) {
+    pub fn set_cluster(&self, now: ClusterView) {
         self.set("cluster", |state| &mut state.cluster, now);
     }
 

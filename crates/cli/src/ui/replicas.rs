@@ -11,11 +11,11 @@ use lockstep_cluster::client::{REQUEST_TIMEOUT, with_timeout};
 use lockstep_core::failure::Failure;
 
 /// By reason.
-pub(crate) type Counts = BTreeMap<String, u64>;
+pub type Counts = BTreeMap<String, u64>;
 
 /// What the page shows of the metrics of one replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ReplicaMetrics {
+pub struct ReplicaMetrics {
     pub denials: Counts,
     pub heals: u64,
     pub is_leader: bool,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::inspect::status::{CompanionStatus, SourceStatus};
 
 /// Every source, by `Kind/namespace/name`.
-pub(crate) type Rows = BTreeMap<String, Row>;
+pub type Rows = BTreeMap<String, Row>;
 
 /// A source, and its companions by `namespace/name`.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,7 +89,7 @@ impl Row {
     }
 
     /// Whether something has the name of a companion, or nothing: no watch shows that.
-    pub(crate) fn has_open_questions(&self) -> bool {
+    pub fn has_open_questions(&self) -> bool {
         use crate::inspect::status::CompanionState::{Adopting, Conflict, Missing};
         self.cells.values().any(|cell| matches!(cell.state, Missing | Conflict(_) | Adopting))
     }

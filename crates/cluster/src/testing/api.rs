@@ -47,7 +47,6 @@ pub fn api_server_of_texts(answer: impl Fn(&str) -> (u16, String) + Clone + Send
 }
 
 /// The response that refuses a request.
-#[must_use]
 pub fn refusal(code: u16, reason: &str) -> (u16, Value) {
     let status = json!({
         "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",

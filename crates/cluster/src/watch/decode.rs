@@ -29,14 +29,14 @@ struct Identity {
 }
 
 /// Decodes an object of a list.
-pub(crate) fn object<T: DeserializeOwned>(json: &[u8]) -> Result<T, Undecodable> {
+pub fn object<T: DeserializeOwned>(json: &[u8]) -> Result<T, Undecodable> {
     serde_json::from_slice(json).map_err(|_| {
         serde_json::from_slice::<Identified>(json).map(|object| object.undecodable()).unwrap_or_default()
     })
 }
 
 /// Decodes a line of a watch.
-pub(crate) fn event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, Undecodable> {
+pub fn event<T: DeserializeOwned>(line: &[u8]) -> Result<WatchEvent<T>, Undecodable> {
     serde_json::from_slice(line).or_else(|_| match serde_json::from_slice::<WatchEvent<Identified>>(line) {
         // Which object was deleted is all that matters of it.
         Ok(WatchEvent::Deleted(object)) => {

@@ -9,7 +9,7 @@ use crate::watch::decode;
 
 /// The JSON of a list: an object with an array of objects in it.
 #[derive(Default)]
-pub(crate) struct ListSplitter {
+pub struct ListSplitter {
     /// How many objects and arrays are open.
     depth: usize,
     /// The second of those is an array, so that the third one is an object of the list.
@@ -24,17 +24,13 @@ pub(crate) struct ListSplitter {
 
 /// A list without its objects.
 #[derive(Deserialize)]
-pub(crate) struct List {
+pub struct List {
     pub metadata: ListMeta,
 }
 
 impl ListSplitter {
     /// Takes the next bytes, and hands on each object that they complete.
-    pub(crate) fn push<T: DeserializeOwned>(
-        &mut self,
-        bytes: &[u8],
-        mut sink: impl FnMut(Result<T, Undecodable>),
-    ) {
+    pub fn push<T: DeserializeOwned>(&mut self, bytes: &[u8], mut sink: impl FnMut(Result<T, Undecodable>)) {
         let mut from = 0;
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -79,7 +75,7 @@ impl ListSplitter {
     }
 
     /// The list has ended: its metadata.
-    pub(crate) fn finish(self) -> Result<ListMeta, serde_json::Error> {
+    pub fn finish(self) -> Result<ListMeta, serde_json::Error> {
         serde_json::from_slice::<List>(&self.list).map(|list| list.metadata)
     }
 }

@@ -19,7 +19,6 @@ pub struct Restores(watch::Sender<u64>);
 
 impl Restores {
     /// The number of restores so far, for [`Self::report`].
-    #[must_use]
     pub fn count(&self) -> u64 {
         *self.0.borrow()
     }
@@ -37,7 +36,6 @@ impl Restores {
     }
 
     /// Changes with each restore.
-    #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.0.subscribe()
     }

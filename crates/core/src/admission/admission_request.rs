@@ -79,7 +79,6 @@ impl Request {
     }
 
     /// The object before and after the request.
-    #[must_use]
     pub const fn objects(&self) -> (Option<&Object>, Option<&Object>) {
         match &self.operation {
             Operation::Create { new } => (None, Some(new)),
@@ -90,7 +89,6 @@ impl Request {
 
     /// Whether it is an update of nothing but managedFields and the resourceVersion, as storage migration and empty applies
     /// are. The API server lets users change the fields that are compared here, and no others.
-    #[must_use]
     pub fn changes_nothing(&self) -> bool {
         fn compared(object: &Object) -> impl PartialEq {
             let Object { metadata, data, binary_data, type_, immutable } = object;
@@ -108,7 +106,6 @@ impl Request {
 
 impl User {
     /// How much memory the user's texts take.
-    #[must_use]
     pub fn size_bytes(&self) -> usize {
         let extra = self.extra.iter().flat_map(|(key, values)| std::iter::once(key).chain(values));
         let texts = [&self.name, &self.uid].into_iter().chain(&self.groups).chain(extra);
@@ -117,7 +114,6 @@ impl User {
 
     /// Limits count the requests of one tenant together: of a user, or of all ServiceAccounts of a namespace, because a
     /// user who may write in a namespace can create any number of them.
-    #[must_use]
     pub fn tenant(&self) -> &str {
         match self.name.strip_prefix("system:serviceaccount:").and_then(|account| account.find(':')) {
             Some(end) => &self.name[.."system:serviceaccount:".len() + end],
@@ -125,14 +121,12 @@ impl User {
         }
     }
 
-    #[must_use]
     pub fn is_kubernetes_cleanup(&self) -> bool {
         KUBERNETES_CLEANUP_USERS.contains(&&*self.name)
     }
 }
 
 impl Subjects {
-    #[must_use]
     pub fn contain(&self, user: &User) -> bool {
         self.users.contains(&user.name) || user.groups.iter().any(|group| self.groups.contains(group))
     }

@@ -22,7 +22,6 @@ const STORAGE_MIGRATOR: &str = "system:serviceaccount:kube-system:storage-versio
 /// The patch that makes the annotation `defaults` of a source right, and warnings. The annotation is computed from what
 /// people wrote and from the defaults of now, never from its former value, so that the same manifest always gives the
 /// same companions. The patch is empty if the annotation is right already.
-#[must_use]
 pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
     let (keys, home) = (&*rules.keys, &*request.namespace);
     let (old, Some(new)) = request.objects() else { return Default::default() };

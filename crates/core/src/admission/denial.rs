@@ -61,7 +61,6 @@ pub enum AskConsent {
 
 impl Denial {
     /// The `reason` label in metrics, logs and the audit annotation.
-    #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
             Self::Edit { .. } => "edit",
@@ -78,7 +77,6 @@ impl Denial {
     }
 
     /// What is denied and why, and the command that does what the user probably wants.
-    #[must_use]
     pub fn message(&self, keys: &Keys) -> String {
         let render =
             |template: &str, at: &ObjectKey, of: &ObjectKey| messages::render(template, keys, at, Some(of));

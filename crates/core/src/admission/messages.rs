@@ -39,7 +39,6 @@ pub(crate) const SQUATTING: &str = "the name {namespace}/{name} is needed for th
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {companion-name}=NAME";
 
 /// Fills in a message about the object `at`, a companion of `source`.
-#[must_use]
 pub fn render(template: &str, keys: &Keys, at: &ObjectKey, source: Option<&ObjectKey>) -> String {
     let named = source.map(ToString::to_string);
     let pairs = [
@@ -59,7 +58,6 @@ pub fn render(template: &str, keys: &Keys, at: &ObjectKey, source: Option<&Objec
 }
 
 /// A kind as kubectl takes it.
-#[must_use]
 pub const fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::ConfigMap => "configmap",

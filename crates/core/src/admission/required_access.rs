@@ -52,13 +52,11 @@ impl RequiredAccess {
         self.0.retain(|(namespace, _), _| !namespace.as_deref().is_some_and(&removed));
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The first namespace in which access is required; none where it is required in every namespace.
-    #[must_use]
     pub(crate) fn first_namespace(&self) -> Option<&str> {
         self.0.keys().next()?.0.as_deref()
     }
@@ -70,7 +68,6 @@ impl RequiredAccess {
 }
 
 impl Verbs {
-    #[must_use]
     pub const fn as_rbac(self) -> &'static [&'static str] {
         match self {
             Self::Delete => &["delete"],

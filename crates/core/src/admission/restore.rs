@@ -30,7 +30,6 @@ pub struct Restored {
 
 impl Restored {
     /// `None` for an object that the mirror would never write.
-    #[must_use]
     pub fn read(keys: &Keys, at: &ObjectKey, old: Option<&Object>, new: &Object) -> Option<Self> {
         let Meta { labels, annotations, owner_references: owners, finalizers, .. } = &new.metadata;
         if labels.get(&keys.companion)? != "true"
@@ -50,20 +49,17 @@ impl Restored {
         })
     }
 
-    #[must_use]
     pub const fn source(&self) -> &ObjectKey {
         &self.source
     }
 
     /// Whether the mirror writes a companion here, for the source that this one names, now.
-    #[must_use]
     pub fn is_wanted(&self, world: &World) -> bool {
         world.is_written_for(&self.source, &self.at)
             && world.competing_source(&self.at, Some(&self.source)).is_none()
     }
 
     /// Whether this is what the mirror writes.
-    #[must_use]
     pub fn is_right(&self, world: &World) -> bool {
         let Some(source) = world.source(&self.source).filter(|_| self.is_wanted(world)) else { return false };
         let owners = || owners_digest(&without_uids(&source.expected_owners(&self.at.namespace)));

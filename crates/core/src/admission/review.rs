@@ -108,7 +108,6 @@ pub struct Review<'a> {
 
 impl<'a> Review<'a> {
     /// `None` for a request that is allowed whatever the state of the world.
-    #[must_use]
     pub fn read(rules: &'a Rules, request: &'a Request) -> Option<Self> {
         let user = &request.user;
         if rules.exempt.contain(user) || user.is_kubernetes_cleanup() || request.changes_nothing() {
@@ -192,12 +191,10 @@ impl<'a> Review<'a> {
     }
 
     /// Whether the object is a source, before or after the request.
-    #[must_use]
     pub const fn is_about_a_source(&self) -> bool {
         self.before.is_some() || self.after.is_some()
     }
 
-    #[must_use]
     pub fn judge(&self, world: &World) -> Verdict {
         let verdict = match &self.request.operation {
             Operation::Create { new } => self.create(world, new),

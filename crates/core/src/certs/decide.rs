@@ -93,7 +93,6 @@ pub enum CaWrite {
 
 impl CaWrite {
     /// The resourceVersion it is based on; empty if it creates the object.
-    #[must_use]
     pub fn version(&self) -> &str {
         match self {
             Self::Secret { version, .. } => version,
@@ -101,7 +100,6 @@ impl CaWrite {
         }
     }
 
-    #[must_use]
     pub const fn may_recur(&self) -> bool {
         match self {
             Self::Secret { change, .. } => change.may_recur(),
@@ -111,7 +109,6 @@ impl CaWrite {
 }
 
 /// Decides what to do now.
-#[must_use]
 pub fn decide(
     settings: &CertSettings,
     snapshot: &Snapshot,

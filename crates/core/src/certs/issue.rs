@@ -116,14 +116,12 @@ impl Certificate {
             .collect()
     }
 
-    #[must_use]
     pub const fn der(&self) -> &CertificateDer<'static> {
         &self.der
     }
 
     /// Encoded anew instead of kept as it was read: this text is published, and the field it was read from may hold a
     /// key as well.
-    #[must_use]
     pub fn pem(&self) -> String {
         const LINE_CHARS: usize = 64;
         let encoded = serde_json::to_value(ByteString(self.der.to_vec())).unwrap_or_default();
@@ -134,13 +132,11 @@ impl Certificate {
     }
 
     /// The SHA-256 of its DER, as hex digits.
-    #[must_use]
     pub fn sha256(&self) -> String {
         digest(&SHA256, &self.der).as_ref().iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"))
     }
 
     /// When a CA should be replaced: after two thirds of its lifetime, which begins [`BACKDATE`] after `not_before`.
-    #[must_use]
     pub(crate) fn renew_at(&self) -> Timestamp {
         let issued = later(self.not_before, BACKDATE);
         // A foreign certificate may be valid for less time than we backdate ours.
@@ -149,7 +145,6 @@ impl Certificate {
     }
 
     /// Unlike `!is_valid`: a certificate that is not valid yet by our clock may already be served by another replica.
-    #[must_use]
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         now >= self.not_after
     }
@@ -164,7 +159,6 @@ impl Certificate {
         }
     }
 
-    #[must_use]
     pub fn is_valid(&self, now: Timestamp) -> bool {
         self.check(now).is_ok()
     }
@@ -207,7 +201,6 @@ impl Ca {
         Ok(Self { certificate, key })
     }
 
-    #[must_use]
     pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
     }
@@ -257,19 +250,16 @@ impl Leaf {
         Some(())
     }
 
-    #[must_use]
     pub fn key_pem(&self) -> String {
         self.key.serialize_pem()
     }
 
-    #[must_use]
     pub fn key_der(&self) -> PrivateKeyDer<'static> {
         PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
     }
 }
 
 /// A DNS name or an IP address as a leaf has it; none if the host is neither.
-#[must_use]
 pub fn subject_name(host: &str) -> Option<String> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = bare.parse::<IpAddr>() {

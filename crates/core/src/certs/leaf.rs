@@ -26,7 +26,6 @@ pub enum Renewal {
 /// Whether the current CA should sign a new leaf, or when to check again.
 ///
 /// A CA that some API server may not trust yet signs only if there is no other valid leaf.
-#[must_use]
 pub(crate) fn renewal(
     leaf: Option<&Leaf>,
     cas: &CaSet,

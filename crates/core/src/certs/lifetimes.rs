@@ -16,27 +16,23 @@ pub struct Lifetimes {
 
 impl Lifetimes {
     /// How long a change of the webhook configurations takes to reach every API server.
-    #[must_use]
     pub(crate) fn propagation_delay(&self) -> Duration {
         (self.ca_validity / 12).clamp(Duration::from_secs(1), Duration::from_mins(1))
     }
 
     /// How long an extra CA stays in the webhook configurations. Longer than a watch may stall: the Secret may have a
     /// next CA that our watch has not shown yet.
-    #[must_use]
     pub(crate) fn removal_delay(&self) -> Duration {
         self.propagation_delay() * 4
     }
 
     /// How long after a revoked CA was replaced it stays trusted. Longer than a watch may stall: by then every replica
     /// that reaches the API server serves a leaf of the new one.
-    #[must_use]
     pub(crate) fn revoke_after(&self) -> Duration {
         self.removal_delay().min(self.retire_after())
     }
 
     /// How long after a CA was replaced its leaves may be served.
-    #[must_use]
     pub(crate) fn retire_after(&self) -> Duration {
         self.leaf_validity + self.propagation_delay()
     }
@@ -49,23 +45,19 @@ pub(crate) enum Due<T> {
     At(Timestamp),
 }
 
-#[must_use]
 pub fn later(at: Timestamp, by: Duration) -> Timestamp {
     at.saturating_add(by).unwrap_or(Timestamp::MAX)
 }
 
-#[must_use]
 pub fn earlier(at: Timestamp, by: Duration) -> Timestamp {
     at.saturating_sub(by).unwrap_or(Timestamp::MIN)
 }
 
 /// The time from one timestamp to a later one; zero if it is not later.
-#[must_use]
 pub fn between(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-#[must_use]
 pub(crate) fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {
     later(from, between(from, to) * 2 / 3)
 }

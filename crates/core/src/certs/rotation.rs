@@ -20,7 +20,6 @@ const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 /// Whether somebody can have asked for a rotation at this time. Replicas take up only later requests than the last one,
 /// so a request for the year 9999 would be the last for ever: such a one is not taken up, and counts as absent where it
 /// is recorded.
-#[must_use]
 pub fn is_plausible(request: Timestamp, now: Timestamp) -> bool {
     request <= later(now, MAX_CLOCK_SKEW)
 }
@@ -72,7 +71,6 @@ pub enum SecretChange {
 
 impl SecretChange {
     /// Whether it undoes damage.
-    #[must_use]
     pub const fn is_repair(self) -> bool {
         matches!(
             self,
@@ -85,13 +83,11 @@ impl SecretChange {
     }
 
     /// Whether the content of the Secret must not be published or used before this change is made.
-    #[must_use]
-    pub(crate) const fn blocks_use(self) -> bool {
+    const fn blocks_use(self) -> bool {
         self.is_repair() || matches!(self, Self::Create)
     }
 
     /// Whether it may be due again at once: somebody undoes it, or another replica observes something else.
-    #[must_use]
     pub const fn may_recur(self) -> bool {
         self.blocks_use() || matches!(self, Self::ClearPublished)
     }
@@ -126,7 +122,6 @@ impl fmt::Display for SecretChange {
 }
 
 /// The next change of the Secret, or when to check again.
-#[must_use]
 pub(crate) fn next_change(inputs: Inputs<'_>, now: Timestamp, lifetimes: &Lifetimes) -> Due<SecretChange> {
     use SecretChange as Change;
     let Some(secret) = inputs.secret else { return Due::Now(Change::Create) };
@@ -258,7 +253,6 @@ pub(crate) fn contents_after(
 }
 
 /// The CAs to publish and to sign with: those in the Secret, unless a change must be made first.
-#[must_use]
 pub(crate) fn usable_cas(due: Due<SecretChange>, inputs: Inputs<'_>, now: Timestamp) -> Option<CaSet> {
     let secret = inputs.secret.filter(|_| !matches!(due, Due::Now(change) if change.blocks_use()))?;
     usable(secret, inputs.names, now).ok().cloned()

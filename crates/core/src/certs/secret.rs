@@ -75,7 +75,6 @@ pub struct Revocation {
 }
 
 impl Revocation {
-    #[must_use]
     pub fn covers(&self, certificate: &Certificate) -> bool {
         !self.digests.is_empty() && self.digests.contains(&certificate.sha256())
     }
@@ -95,14 +94,12 @@ pub(crate) struct ParsedSecret {
 }
 
 impl CaSet {
-    #[must_use]
     pub fn new(ca: Arc<Ca>) -> Self {
         let revocation = Revocation::default();
         Self { current: ca, next: None, old: Vec::new(), old_since: None, revocation }
     }
 
     /// What the webhook configurations should trust, in an order that a promotion does not change.
-    #[must_use]
     pub fn trusted(&self) -> Vec<&Certificate> {
         let next = self.next.iter().map(|next| &next.ca.certificate);
         let mut all: Vec<&Certificate> =
@@ -113,24 +110,20 @@ impl CaSet {
     }
 
     /// The caBundle, as PEM.
-    #[must_use]
     pub fn bundle(&self) -> String {
         self.trusted().into_iter().map(Certificate::pem).collect()
     }
 
-    #[must_use]
     pub fn trusts(&self, certificate: &Certificate) -> bool {
         self.trusted().contains(&certificate)
     }
 
-    #[must_use]
     pub(crate) fn with_next(&self, ca: Arc<Ca>) -> Self {
         Self { next: Some(NextCa { ca, published: None }), ..self.clone() }
     }
 
     /// Starts a rotation that somebody asked for. It revokes every CA that is here, and with it a next one: its key may
     /// have leaked, too.
-    #[must_use]
     pub(crate) fn rotating(&self, ca: Arc<Ca>, request: Timestamp) -> Self {
         let trusted: Vec<String> = self.trusted().into_iter().map(Certificate::sha256).collect();
         let mut digests = self.revocation.digests.clone();
@@ -141,25 +134,21 @@ impl CaSet {
         Self { revocation: Revocation { request: Some(request), digests }, ..self.with_next(ca) }
     }
 
-    #[must_use]
     pub(crate) fn revokes(&self, certificate: &Certificate) -> bool {
         self.revocation.covers(certificate)
     }
 
     /// Whether a requested rotation is under way: a CA that it revoked is still trusted.
-    #[must_use]
     pub(crate) fn trusts_revoked(&self) -> bool {
         self.trusted().into_iter().any(|certificate| self.revokes(certificate))
     }
 
-    #[must_use]
     pub(crate) fn with_published(&self, published: Option<Timestamp>) -> Self {
         let next = self.next.clone().map(|next| NextCa { published, ..next });
         Self { next, ..self.clone() }
     }
 
     /// The next CA becomes the current one. The former CA's key is dropped.
-    #[must_use]
     pub(crate) fn promoted(&self, now: Timestamp) -> Self {
         match &self.next {
             Some(next) => Self { current: next.ca.clone(), next: None, ..self.clone() }
@@ -169,7 +158,6 @@ impl CaSet {
     }
 
     /// Adds a CA that no longer signs but whose leaves may still be served.
-    #[must_use]
     pub(crate) fn with_old(mut self, certificate: Certificate, now: Timestamp) -> Self {
         if !certificate.has_expired(now) && !self.trusts(&certificate) {
             self.old.push(certificate);
@@ -179,7 +167,6 @@ impl CaSet {
         self
     }
 
-    #[must_use]
     pub(crate) fn without_expired(&self, now: Timestamp) -> Self {
         let mut cas = self.clone();
         cas.old.retain(|certificate| !certificate.has_expired(now));
@@ -189,7 +176,6 @@ impl CaSet {
     }
 
     /// Our part of the Secret's data; none for a key that must be absent.
-    #[must_use]
     pub fn data(&self) -> BTreeMap<&'static str, Option<ByteString>> {
         let next = self.next.as_ref();
         let old: String = self.old.iter().map(Certificate::pem).collect();
@@ -212,7 +198,6 @@ impl CaSet {
     }
 
     /// The Secret to create.
-    #[must_use]
     pub fn body(&self, name: &str, namespace: &str) -> Value {
         let data: BTreeMap<&str, ByteString> =
             self.data().into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
@@ -230,7 +215,6 @@ impl CaSet {
     }
 
     /// Sets our keys in this version of the Secret (409 for any other version). Other keys are left alone.
-    #[must_use]
     pub fn merge_patch(&self, resource_version: &str) -> Value {
         json!({"metadata": {"resourceVersion": resource_version}, "data": self.data()})
     }
@@ -294,7 +278,6 @@ fn digests(list: &[u8]) -> Option<Vec<String>> {
 
 impl ParsedSecret {
     /// Ignores keys that are not ours.
-    #[must_use]
     pub(crate) fn parse(data: &SecretData) -> Self {
         let mut fields = Fields { data, malformed: false };
         let (next, old, old_since) = (fields.next(), fields.old(), fields.time(OLD_SINCE));

@@ -27,7 +27,6 @@ pub enum WebhookKind {
 impl WebhookKind {
     pub const ALL: [Self; 2] = [Self::Validating, Self::Mutating];
 
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Validating => "ValidatingWebhookConfiguration",
@@ -36,7 +35,6 @@ impl WebhookKind {
     }
 
     /// What the API server does without it.
-    #[must_use]
     pub const fn without_it(self) -> &'static str {
         match self {
             Self::Validating => "lets everybody write companions, and sources without a review",
@@ -45,7 +43,6 @@ impl WebhookKind {
     }
 
     /// The path of its collection.
-    #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
             Self::Validating => "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
@@ -134,7 +131,6 @@ impl WebhookConfiguration {
         self.webhooks.iter().filter(|webhook| self.is_ours(webhook))
     }
 
-    #[must_use]
     pub fn is_injected_by_cert_manager(&self) -> bool {
         self.metadata.annotations.contains_key(CERT_MANAGER_ANNOTATION)
     }
@@ -144,7 +140,6 @@ impl WebhookConfiguration {
         self.webhooks.iter().filter(|webhook| !self.is_ours(webhook)).map(|webhook| webhook.name.as_str())
     }
 
-    #[must_use]
     pub fn diff(&self, cas: &CaSet) -> BundleDiff {
         let (trusted, bundle) = (cas.trusted(), cas.bundle());
         let lacks_one = |webhook: &Webhook| {
@@ -166,14 +161,12 @@ impl WebhookConfiguration {
     }
 
     /// Whether one of our webhooks trusts a CA that is revoked.
-    #[must_use]
     pub(crate) fn trusts_revoked(&self, cas: &CaSet) -> bool {
         self.trusted().any(|one| cas.revokes(&one))
     }
 
     /// Sets the caBundle of each of our webhooks that has another. Operations address webhooks by position, and a
     /// manifest applied meanwhile may have moved them, so the patch tests the object's UID and each webhook's name.
-    #[must_use]
     pub fn patch(&self, cas: &CaSet) -> Patch {
         let bundle = ByteString(cas.bundle().into_bytes());
         let mut ops = vec![patch::test(&["metadata", "uid"], json!(self.metadata.uid))];
@@ -190,7 +183,6 @@ impl WebhookConfiguration {
 }
 
 /// The names that a leaf must have: the hosts that our webhooks call, our own Service, and localhost.
-#[must_use]
 pub fn names<'a>(
     configurations: impl Iterator<Item = &'a WebhookConfiguration>,
     own_namespace: &str,
@@ -204,7 +196,6 @@ pub fn names<'a>(
 
 /// When the first of our webhooks trusts no CA any more: the latest expiry in each caBundle, and the earliest of these.
 /// None if a webhook trusts no CA, or if there is no webhook.
-#[must_use]
 pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfiguration>) -> Option<Timestamp> {
     let latest = |webhook: &Webhook| webhook.certificates().iter().map(|one| one.not_after).max();
     // None is less than any time.
@@ -235,7 +226,6 @@ pub enum Published {
 
 impl Published {
     /// What is published now, given what was before.
-    #[must_use]
     pub fn updated<'a>(
         &self,
         configurations: impl Iterator<Item = &'a WebhookConfiguration>,
@@ -252,7 +242,6 @@ impl Published {
     }
 
     /// Whether every webhook trusts this CA; none if that is unknown.
-    #[must_use]
     pub fn contains(&self, certificate: &Certificate) -> Option<bool> {
         match self {
             Self::Unknown => None,
@@ -262,7 +251,6 @@ impl Published {
     }
 
     /// When every API server trusts this CA, given how long that takes; none while it is not published.
-    #[must_use]
     pub(crate) fn propagated_at(&self, certificate: &Certificate, delay: Duration) -> Option<Timestamp> {
         match self {
             Self::Unknown => None,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::failure::backoff::Backoff;
 
 /// How long to wait for the watch to show our write before deciding again.
-pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
+pub const WATCH_LAG: Duration = Duration::from_secs(5);
 
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
 /// After this time without a counted attempt the next one is the first again. Longer than the longest delay.
@@ -28,7 +28,6 @@ pub struct WriteHistory {
 impl WriteHistory {
     /// How long to wait before this content may be written to this version of the object; none while a write is in
     /// flight. A write that cannot recur backs off only after a failure.
-    #[must_use]
     pub fn wait(&self, content: &str, version: &str, may_recur: bool, now: Instant) -> Option<Duration> {
         if self.in_flight {
             return None;

@@ -10,7 +10,6 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    #[must_use]
     pub const fn new(first: Duration, max: Duration) -> Self {
         Self { first, max }
     }
@@ -24,14 +23,12 @@ impl Backoff {
     /// let delays: Vec<u128> = (0..5).map(|failures| backoff.delay(failures).as_millis()).collect();
     /// assert_eq!(delays, [200, 400, 800, 1000, 1000]);
     /// ```
-    #[must_use]
     pub fn delay(self, failures: u32) -> Duration {
         self.first.saturating_mul(1 << failures.min(16)).min(self.max)
     }
 
     /// As [`Self::delay`], scaled down by a jitter between 0 and 1: to half of it at least, so that many clients
     /// that failed at once do not all retry at once.
-    #[must_use]
     pub(crate) fn jittered(self, failures: u32, jitter: f64) -> Duration {
         self.delay(failures).mul_f64(f64::midpoint(1.0, jitter))
     }
@@ -45,7 +42,6 @@ pub struct Retry {
 }
 
 impl Retry {
-    #[must_use]
     pub const fn new(backoff: Backoff) -> Self {
         Self { backoff, failures: 0 }
     }
@@ -81,7 +77,6 @@ impl LogOnce {
     }
 
     /// Whether the last attempt failed.
-    #[must_use]
     pub const fn is_failing(&self) -> bool {
         !self.0.is_empty()
     }

@@ -39,7 +39,6 @@ pub enum LeaseAction {
 }
 
 impl ObservedLease {
-    #[must_use]
     pub fn record(&self) -> Option<&LeaseRecord> {
         self.record.as_ref().map(|(record, _)| record)
     }
@@ -66,7 +65,6 @@ impl ObservedLease {
 }
 
 /// Decides what the replica called `identity` does next.
-#[must_use]
 pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, now: Instant) -> LeaseAction {
     let Some((record, observed)) = &lease.record else { return LeaseAction::Create };
     let is_ours = record.holder == identity;
@@ -87,7 +85,6 @@ pub fn decide(identity: &str, lease: &ObservedLease, lease_duration: Duration, n
 }
 
 /// The sign that etcd was restored, if a Lease is older than it was `known` to be. Both were read consistently.
-#[must_use]
 pub fn sign_of_restore(identity: &str, known: &LeaseRecord, found: &LeaseRecord) -> Option<&'static str> {
     let version = |record: &LeaseRecord| record.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     let ours = [known, found].iter().all(|record| record.holder == identity);
@@ -108,14 +105,12 @@ pub fn sign_of_restore(identity: &str, known: &LeaseRecord, found: &LeaseRecord)
 ///
 /// The others wait for the whole duration after they observe the renewal, and they observe it after it was sent. The
 /// last third is left for writes under way; the preconditions of a write that takes even longer stop it.
-#[must_use]
 pub fn renew_deadline(sent: Instant, lease_duration: Duration) -> Instant {
     sent + lease_duration * 2 / 3
 }
 
 /// The pause after this many conflicts in a row. The first retry is immediate, because people and tools annotate the
 /// Lease. Somebody may write it all the time: requests then become fewer, and still suffice to renew it in time.
-#[must_use]
 pub fn conflict_pause(conflicts: u32, lease_duration: Duration) -> Duration {
     let doublings = conflicts.saturating_sub(2).min(10);
     let pause = if conflicts < 2 { Duration::ZERO } else { CONFLICT_PAUSE * (1 << doublings) };
@@ -123,13 +118,11 @@ pub fn conflict_pause(conflicts: u32, lease_duration: Duration) -> Duration {
 }
 
 /// The pause after a failed request.
-#[must_use]
 pub fn failure_pause(lease_duration: Duration) -> Duration {
     MAX_FAILURE_PAUSE.min(lease_duration / 8)
 }
 
 /// The Lease to write for this holder, in place of the `previous` record.
-#[must_use]
 pub fn next_record(
     name: &str,
     duration: Duration,

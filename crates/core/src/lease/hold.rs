@@ -57,7 +57,6 @@ pub struct HoldAnnotations {
 }
 
 impl HoldAnnotations {
-    #[must_use]
     pub fn read(keys: &Keys, annotations: &BTreeMap<String, String>) -> Self {
         let mut malformed = Vec::new();
         let held = parse(annotations, &keys.deletes_held, &mut malformed);
@@ -72,33 +71,28 @@ impl HoldAnnotations {
     }
 
     /// The release of this hold, if one was recorded.
-    #[must_use]
     pub fn release_of(&self, hold: &HeldDeletes) -> Option<&Release> {
         self.released.as_ref().filter(|release| release.hold == hold.since)
     }
 
     /// The extension of this hold, if somebody asked for one that ends later than it does.
-    #[must_use]
     pub(crate) fn extension_of(&self, hold: &HeldDeletes) -> Option<&Extension> {
         self.extended.as_ref().filter(|wanted| wanted.hold == hold.since && wanted.until > hold.until)
     }
 
     /// The hold that is in force: neither over nor released.
-    #[must_use]
     pub fn in_force(&self, now: Timestamp) -> Option<HeldDeletes> {
         self.held.filter(|hold| now < hold.until && self.release_of(hold).is_none())
     }
 }
 
 impl Release {
-    #[must_use]
     pub fn new(hold: &HeldDeletes, at: Timestamp, by: &str) -> Self {
         Self { hold: hold.since, at: seconds(at), by: user(by) }
     }
 }
 
 impl Extension {
-    #[must_use]
     pub fn new(hold: &HeldDeletes, by_time: Duration, at: Timestamp, by: &str) -> Self {
         let until = seconds(later(hold.until, by_time));
         Self { hold: hold.since, until, at: seconds(at), by: user(by) }
@@ -106,7 +100,6 @@ impl Extension {
 }
 
 /// The value of an annotation.
-#[must_use]
 pub fn to_annotation(value: &impl Serialize) -> String {
     // Times, numbers and texts: nothing that JSON cannot have.
     serde_json::to_string(value).unwrap_or_default()
@@ -131,18 +124,15 @@ fn user(name: &str) -> String {
 }
 
 /// This many whole seconds: annotations show no fractions.
-#[must_use]
 pub fn seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
-#[must_use]
 pub fn later(at: Timestamp, by: Duration) -> Timestamp {
     at.saturating_add(by).unwrap_or(Timestamp::MAX)
 }
 
 /// The time from `now` until `at`; zero if it is over, and never more than [`MAX_HOLD`].
-#[must_use]
 pub(crate) fn time_left(now: Timestamp, at: Timestamp) -> Duration {
     let left: SignedDuration = at.duration_since(now);
     Duration::try_from(left).unwrap_or_default().min(MAX_HOLD)

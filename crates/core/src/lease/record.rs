@@ -101,19 +101,16 @@ impl From<LeaseRecord> for Wire {
 }
 
 impl LeaseRecord {
-    #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    #[must_use]
     pub const fn is_deleted(&self) -> bool {
         self.metadata.resource_version.is_none()
     }
 
     /// Whether neither the holder nor another replica has written it since `known`. Metadata is left out: a Lease that
     /// somebody annotates every second must expire when its holder is dead.
-    #[must_use]
     pub(crate) fn is_unchanged_since(&self, known: &Self) -> bool {
         let ignore_metadata = |record: &Self| Self { metadata: LeaseMetadata::default(), ..record.clone() };
         self.is_deleted() == known.is_deleted() && ignore_metadata(self) == ignore_metadata(known)

@@ -46,13 +46,11 @@ impl Default for PublishedSettings {
 }
 
 impl PublishedSettings {
-    #[must_use]
     pub fn to_annotation(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
     /// What this instance watches, as its replicas see it.
-    #[must_use]
     pub fn scope(&self, domain: &str, own_namespace: &str) -> Scope {
         let kinds = Kind::ALL.into_iter().filter(|kind| self.kinds.iter().any(|name| name == kind.plural()));
         let excluded = policy::namespace_patterns(&self.exclude_namespaces).unwrap_or_default();
@@ -64,13 +62,11 @@ impl PublishedSettings {
     }
 
     /// Whom the guard allows everything, besides the replicas.
-    #[must_use]
     pub fn exempt(&self) -> Subjects {
         Subjects { users: self.exempt_users.clone(), groups: self.exempt_groups.clone() }
     }
 
     /// Who writes on behalf of others.
-    #[must_use]
     pub fn deputies(&self) -> Subjects {
         Subjects { users: self.deputy_users.clone(), groups: self.deputy_groups.clone() }
     }

@@ -19,19 +19,16 @@ const HASH_BYTES: usize = 6;
 /// assert!(is_label("team-a") && !is_label("team.a") && !is_label("Team"));
 /// assert!(is_subdomain("team.a") && !is_subdomain("team_a"));
 /// ```
-#[must_use]
 pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_dns(text) && !text.contains('.')
 }
 
 /// Whether a text is an RFC 1123 subdomain, such as the name of a ConfigMap or Secret.
-#[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns)
 }
 
 /// Whether a text is a label key: `name` or `prefix.example/name`.
-#[must_use]
 pub fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => is_subdomain(prefix) && !name.is_empty() && is_label_value(name),
@@ -46,13 +43,11 @@ pub fn is_label_key(text: &str) -> bool {
 ///
 /// assert!(is_annotation_key("Example.com/a") && !is_label_key("Example.com/a"));
 /// ```
-#[must_use]
 pub fn is_annotation_key(text: &str) -> bool {
     is_label_key(&text.to_lowercase())
 }
 
 /// Whether a text is the value of a label, which may be empty.
-#[must_use]
 pub fn is_label_value(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
@@ -70,7 +65,6 @@ pub fn is_label_value(text: &str) -> bool {
 /// assert_eq!(label_value_of("colors"), "colors");
 /// assert!(label_value_of(&"x".repeat(64)).starts_with("xxxx"));
 /// ```
-#[must_use]
 pub(crate) fn label_value_of(name: &str) -> Cow<'_, str> {
     if is_label_value(name) {
         return Cow::Borrowed(name);
@@ -81,7 +75,6 @@ pub(crate) fn label_value_of(name: &str) -> Cow<'_, str> {
 }
 
 /// Whether a text is a key in `data` of a ConfigMap or Secret.
-#[must_use]
 pub fn is_data_key(text: &str) -> bool {
     !matches!(text, "" | "." | "..")
         && text.len() <= 253

@@ -6,26 +6,22 @@ use json_patch::{
 use serde_json::Value;
 
 /// Sets a field or an entry of a map, whether it is there or not. Its parent must be there.
-#[must_use]
 pub fn add(path: &[&str], value: Value) -> PatchOperation {
     PatchOperation::Add(AddOperation { path: pointer(path), value })
 }
 
 /// Removes what must be there.
-#[must_use]
 pub fn remove(path: &[&str]) -> PatchOperation {
     PatchOperation::Remove(RemoveOperation { path: pointer(path) })
 }
 
 /// Makes the whole patch fail unless this value is there.
-#[must_use]
 pub fn test(path: &[&str], value: Value) -> PatchOperation {
     PatchOperation::Test(TestOperation { path: pointer(path), value })
 }
 
 /// Makes the API server refuse the patch (409) for any other version of the object. A `test` that fails would read as
 /// an invalid request instead.
-#[must_use]
 pub(crate) fn only_if_version(resource_version: &str) -> PatchOperation {
     PatchOperation::Replace(ReplaceOperation {
         path: pointer(&["metadata", "resourceVersion"]),

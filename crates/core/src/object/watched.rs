@@ -34,7 +34,6 @@ pub enum Observed<T> {
 }
 
 impl<T> Observed<T> {
-    #[must_use]
     pub const fn present(&self) -> Option<&Arc<T>> {
         match self {
             Self::Present(object) => Some(object),
@@ -42,7 +41,6 @@ impl<T> Observed<T> {
         }
     }
 
-    #[must_use]
     pub const fn is_unknown(&self) -> bool {
         matches!(self, Self::Unknown)
     }

@@ -42,7 +42,6 @@ pub enum Verb {
 
 impl Outcome {
     /// For a source as it is or would be; none if it is gone.
-    #[must_use]
     pub fn of(world: &World, key: &ObjectKey, source: Option<&Source>) -> Self {
         let plan = plan_as(world, key, source, None);
         let mut outcome = Self::default();
@@ -76,7 +75,6 @@ impl Outcome {
 }
 
 impl Verb {
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -95,7 +93,6 @@ impl Effect {
     pub const ADOPTED: Self = Self::Change(Verb::Adopt, "an object of that name is taken over");
 
     /// None if nothing happens that anybody asks about.
-    #[must_use]
     pub fn of(decision: &Decision) -> Option<Self> {
         match decision {
             Decision::Change(action) => Self::of_action(action),
@@ -121,7 +118,6 @@ impl Effect {
         }
     }
 
-    #[must_use]
     pub const fn verb(&self) -> Verb {
         match self {
             Self::Change(verb, _) => *verb,

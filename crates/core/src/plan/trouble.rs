@@ -93,7 +93,6 @@ impl Trouble {
     ];
 
     /// The trouble without what changes while it lasts, such as a count: equal identities are reported once.
-    #[must_use]
     pub fn identity(&self) -> Self {
         match self {
             Self::Fight { at, manager, .. } => {
@@ -115,7 +114,6 @@ impl Trouble {
 
     /// The companion or namespace that it is about; none if it is about the source. Those with the same label are
     /// reported together.
-    #[must_use]
     pub fn place(&self) -> Option<String> {
         match self {
             Self::Fault(_)
@@ -135,7 +133,6 @@ impl Trouble {
     }
 
     /// The reason of its Warning Event.
-    #[must_use]
     pub const fn event_reason(&self) -> &'static str {
         match self {
             Self::Fault(_) => "Refused",
@@ -154,7 +151,6 @@ impl Trouble {
     }
 
     /// The `reason` label of metrics.
-    #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
             Self::Fault(fault) => fault.label(),

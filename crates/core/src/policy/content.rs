@@ -40,7 +40,6 @@ pub struct KeySelection(pub Option<BTreeMap<String, String>>);
 
 impl Content {
     /// Splits an object into its metadata and its content.
-    #[must_use]
     pub fn split(object: Object) -> (Meta, Self) {
         let content = Self {
             data: object.data.unwrap_or_default(),
@@ -52,7 +51,6 @@ impl Content {
     }
 
     /// The content of a companion: the selected keys, under the names they are copied to.
-    #[must_use]
     pub fn select(self, selection: &KeySelection) -> Self {
         let select = |map: BTreeMap<String, String>| {
             map.into_iter()
@@ -74,13 +72,11 @@ impl Content {
     /// assert_eq!(content("blue").digest(), content("blue").digest());
     /// assert_ne!(content("blue").digest(), content("red").digest());
     /// ```
-    #[must_use]
     pub fn digest(&self) -> Digest {
         digest(&self.data, &self.binary, self.type_.as_deref(), self.immutable)
     }
 
     /// The digest of an object's content, without a copy of it.
-    #[must_use]
     pub(crate) fn digest_of(object: &Object) -> Digest {
         let none = BTreeMap::new();
         let [data, binary] = [&object.data, &object.binary_data].map(|map| map.as_ref().unwrap_or(&none));
@@ -88,7 +84,6 @@ impl Content {
     }
 
     /// A digest of the type alone. Kubernetes does not limit the length of a Secret's type.
-    #[must_use]
     pub(crate) fn type_digest(&self) -> Digest {
         let mut hasher = Hasher::new();
         hasher.text("type", self.type_.as_deref().unwrap_or_default());
@@ -96,7 +91,6 @@ impl Content {
     }
 
     /// The names of the first ten keys, for logs.
-    #[must_use]
     pub fn key_names(&self) -> String {
         const MAX_KEY_NAMES: usize = 10;
         let total = self.data.len() + self.binary.len();
@@ -108,7 +102,6 @@ impl Content {
         }
     }
 
-    #[must_use]
     pub fn pack(&self) -> PackedContent {
         let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
         PackedContent {
@@ -121,7 +114,6 @@ impl Content {
 }
 
 /// A map as JSON, to be spliced into requests.
-#[must_use]
 pub(crate) fn raw_json(map: &BTreeMap<String, String>) -> Box<RawValue> {
     serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
 }
@@ -152,7 +144,6 @@ impl KeySelection {
     /// assert_eq!(selection.copied_as("tls.key"), None);
     /// assert_eq!(KeySelection::default().copied_as("tls.key"), Some("tls.key"));
     /// ```
-    #[must_use]
     pub fn copied_as<'a>(&'a self, key: &'a str) -> Option<&'a str> {
         match &self.0 {
             None => Some(key),
@@ -171,7 +162,6 @@ impl KeySelection {
 
 impl Digest {
     /// The first twelve hex digits: what the `source-checksum` annotation shows.
-    #[must_use]
     pub fn checksum(&self) -> String {
         self.0.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
     }
@@ -185,13 +175,11 @@ impl fmt::Debug for Digest {
 
 impl PackedContent {
     /// Length of its texts in bytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         let maps = [&self.data, &self.binary].into_iter().flatten();
         maps.map(|raw| raw.get().len()).sum::<usize>() + self.type_.as_deref().map_or(0, str::len)
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -210,7 +198,6 @@ impl Default for Hasher {
 }
 
 impl Hasher {
-    #[must_use]
     pub fn new() -> Self {
         Self(Context::new(&SHA256))
     }
@@ -245,7 +232,6 @@ impl Hasher {
         self.0.update(&count.to_be_bytes());
     }
 
-    #[must_use]
     pub fn finish(self) -> Digest {
         let mut digest = [0; 16];
         digest.copy_from_slice(&self.0.finish().as_ref()[..16]);

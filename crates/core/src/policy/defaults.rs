@@ -35,7 +35,7 @@ pub struct Defaults {
 
 /// Why the annotation cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BadDefaults {
+pub enum BadDefaults {
     #[error("it is longer than {MAX_BYTES} bytes; only the guard writes it: remove it")]
     TooLong,
     #[error("only the guard writes it, and this is not what it writes: remove it ({0})")]
@@ -43,7 +43,7 @@ pub(crate) enum BadDefaults {
 }
 
 impl Defaults {
-    pub(crate) fn from_annotation(text: &str) -> Result<Self, BadDefaults> {
+    pub fn from_annotation(text: &str) -> Result<Self, BadDefaults> {
         if text.len() > MAX_BYTES {
             return Err(BadDefaults::TooLong);
         }
@@ -51,18 +51,15 @@ impl Defaults {
     }
 
     /// None if there is nothing to write.
-    #[must_use]
     pub fn to_annotation(&self) -> Option<String> {
         if *self == Self::default() { None } else { serde_json::to_string(self).ok() }
     }
 
     /// `target-namespaces` and `target-selector`. A source that sets one of them gets neither as a default.
-    #[must_use]
     pub fn targets(&self) -> (Option<&str>, Option<&str>) {
         (self.target_namespaces.as_deref(), self.target_selector.as_deref())
     }
 
-    #[must_use]
     pub(crate) fn has_targets(&self) -> bool {
         self.targets() != (None, None)
     }

@@ -48,7 +48,6 @@ pub struct RemovableKeys {
 
 impl Marks {
     /// The marks that companions of a source must have.
-    #[must_use]
     pub(crate) fn expected(
         keys: &Keys,
         source: &ObjectKey,
@@ -78,7 +77,6 @@ impl Marks {
     }
 
     /// The marks that an object has: every key under our domain, and the keys that its `copied` annotation lists.
-    #[must_use]
     pub(crate) fn found(keys: &Keys, meta: &Meta) -> Self {
         let copied = meta.annotations.get(&keys.copied).map(String::as_str).unwrap_or_default();
         let copied: HashSet<&str> = copied.split(',').collect();
@@ -91,13 +89,11 @@ impl Marks {
         Self { labels: ours(&meta.labels, 'l'), annotations: ours(&meta.annotations, 'a') }
     }
 
-    #[must_use]
     pub(crate) fn digest(&self) -> Digest {
         self.digest_with(|_| true)
     }
 
     /// The digest of the marks that a backup of a companion has, too: all but the UID of the source.
-    #[must_use]
     pub(crate) fn digest_without_uid(&self, keys: &Keys) -> Digest {
         self.digest_with(|key| *key != keys.source_uid)
     }
@@ -109,7 +105,6 @@ impl Marks {
         hasher.finish()
     }
 
-    #[must_use]
     pub(crate) fn removable_keys(&self, keys: &Keys) -> RemovableKeys {
         let first =
             |keys: &mut dyn Iterator<Item = &String>| keys.take(MAX_REMOVABLE_KEYS).cloned().collect();
@@ -124,7 +119,6 @@ impl Marks {
 
 impl Copied {
     /// What the policy of a source says about its labels and annotations.
-    #[must_use]
     pub(crate) fn of(keys: &Keys, source: &Meta, policy: &Policy) -> Self {
         let copy = |from: &BTreeMap<String, String>, patterns: &Patterns| {
             let copied = policy::copied(keys, patterns, from);
@@ -136,7 +130,6 @@ impl Copied {
         }
     }
 
-    #[must_use]
     pub(crate) fn pack(&self) -> PackedCopied {
         let pack = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
         PackedCopied { labels: pack(&self.labels), annotations: pack(&self.annotations) }
@@ -152,21 +145,18 @@ impl PackedCopied {
     }
 
     /// How many bytes of text it has.
-    #[must_use]
     pub(crate) fn text_bytes(&self) -> usize {
         [&self.labels, &self.annotations].into_iter().flatten().map(|raw| raw.get().len()).sum()
     }
 }
 
 impl RemovableKeys {
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.annotations.is_empty()
     }
 }
 
 /// Whether the marks of a companion say that it is left to its namespace when its source is gone.
-#[must_use]
 pub fn say_keep(keys: &Keys, meta: &Meta) -> bool {
     meta.annotations.get(&keys.when_removed).is_some_and(|value| value == WhenRemoved::Keep.as_str())
 }
@@ -183,7 +173,6 @@ fn copied_annotation(labels: &BTreeMap<String, String>, annotations: &BTreeMap<S
 /// to stay when its source is deleted has none either, because the garbage collector would not ask us.
 ///
 /// `blockOwnerDeletion` stays unset: setting it needs the `update` verb on the source's finalizers.
-#[must_use]
 pub(crate) fn expected_owners(
     source: &ObjectKey,
     uid: &str,
@@ -204,7 +193,6 @@ pub(crate) fn expected_owners(
 }
 
 /// A digest of all ownerReferences. An absent `blockOwnerDeletion` and a false one are the same.
-#[must_use]
 pub(crate) fn owners_digest(owners: &[OwnerReference]) -> Digest {
     let mut hasher = Hasher::new();
     for owner in owners {

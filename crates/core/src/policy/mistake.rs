@@ -27,7 +27,6 @@ pub enum Mistake {
 
 impl Mistake {
     /// The key that the mistake is about.
-    #[must_use]
     pub fn key(&self) -> &str {
         match self {
             Self::Typo { key, .. }
@@ -38,7 +37,6 @@ impl Mistake {
     }
 
     /// The first mistakes on a source.
-    #[must_use]
     pub(crate) fn on_source(keys: &Keys, meta: &Meta, policy: &Policy) -> Vec<Self> {
         let known = Known {
             labels: &[&keys.managed],
@@ -64,7 +62,6 @@ impl Mistake {
     }
 
     /// The first mistake on a Namespace.
-    #[must_use]
     pub(crate) fn on_namespace(keys: &Keys, meta: &Meta) -> Option<Self> {
         let known = Known { labels: &[&keys.exclude], annotations: &keys.on_namespace(), others: &[] };
         let elsewhere = |key: &str| {

@@ -32,13 +32,11 @@ pub struct Patterns {
 }
 
 impl Pattern {
-    #[must_use]
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
     /// Takes time proportional to the length of the name.
-    #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let Some((first, rest)) = self.0.split_once('*') else { return self.0 == name };
         let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
@@ -54,42 +52,35 @@ impl Pattern {
     }
 
     /// Whether it matches everything that the other one matches: its own `*` must stand for each `*` of the other.
-    #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.matches(&other.0)
     }
 
     /// It has no `*`.
-    #[must_use]
     pub fn is_name(&self) -> bool {
         !self.0.contains('*')
     }
 
     /// The characters with which every match starts.
-    #[must_use]
     pub fn prefix(&self) -> &str {
         self.0.split('*').next().unwrap_or_default()
     }
 
     /// A name that it matches, to check which characters the pattern has.
-    #[must_use]
     pub fn example(&self) -> String {
         self.0.replace('*', "x")
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Patterns {
-    #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         any_matches(&self.included, name) && !any_matches(&self.excluded, name)
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.included.is_empty()
     }
@@ -100,7 +91,6 @@ impl Patterns {
 }
 
 /// Whether one of the patterns matches a name.
-#[must_use]
 pub fn any_matches(patterns: &[Pattern], name: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }

@@ -69,13 +69,11 @@ enum WatchEvent {
 pub type Failed = (ObjectKey, Option<Trouble>);
 
 impl Cluster {
-    #[must_use]
     pub fn with(namespaces: &[&str]) -> Self {
         Self::with_source_cache(namespaces, SOURCE_CACHE)
     }
 
     /// A cluster whose world keeps so many bytes of payloads.
-    #[must_use]
     pub fn with_source_cache(namespaces: &[&str], source_cache: usize) -> Self {
         let store = Store::default();
         store.lock().clock = 100;
@@ -192,36 +190,30 @@ impl Cluster {
     // --- queries
 
     /// The API server of this cluster.
-    #[must_use]
     pub fn api(&self) -> Store {
         self.store.clone()
     }
 
-    #[must_use]
     pub fn object(&self, key: &ObjectKey) -> Option<Object> {
         self.store.lock().objects.get(key).cloned()
     }
 
     /// What the world knows of a companion.
-    #[must_use]
     pub fn companion(&self, at: &ObjectKey) -> Option<Companion> {
         self.world.read(|world| world.companion(at).cloned())
     }
 
     /// Whether a source exists and has no fault.
-    #[must_use]
     pub fn is_well_formed(&self, key: &ObjectKey) -> bool {
         self.world.read(|world| world.source(key).is_some_and(|source| source.desired.is_ok()))
     }
 
     /// Every source that a resync reconciles, in order.
-    #[must_use]
     pub fn all_sources(&self) -> BTreeSet<ObjectKey> {
         self.world.read(World::all_sources).into_iter().collect()
     }
 
     /// Whether an object proves, now or earlier, that it is this source's companion. Our label is no proof.
-    #[must_use]
     pub fn is_marked_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         let objects = self.store.lock();
         let Some(Object { metadata: meta, .. }) = objects.objects.get(at) else { return false };
@@ -232,21 +224,18 @@ impl Cluster {
     }
 
     /// The source for which the mirror created an object.
-    #[must_use]
     pub fn created_for(&self, at: &ObjectKey) -> Option<ObjectKey> {
         let objects = self.store.lock();
         objects.created_for.get(&objects.objects.get(at)?.metadata.uid).cloned()
     }
 
     /// Whether an object's marks ever said that it stays when its source is gone.
-    #[must_use]
     pub fn was_marked_to_stay(&self, at: &ObjectKey) -> bool {
         let objects = self.store.lock();
         objects.objects.get(at).is_some_and(|object| objects.marked_to_stay.contains(&object.metadata.uid))
     }
 
     /// Objects that exist and that the mirror has released, as they were then. Nobody else has written them since.
-    #[must_use]
     pub fn released(&self) -> Vec<(ObjectKey, Object)> {
         let objects = self.store.lock();
         let uid = |key: &ObjectKey| objects.objects.get(key).map(|object| &object.metadata.uid);
@@ -255,20 +244,17 @@ impl Cluster {
     }
 
     /// Whether nothing but our label and our entry in `managedFields` says that an object is ours.
-    #[must_use]
     pub fn is_known_by_entry_only(&self, at: &ObjectKey) -> bool {
         self.store.lock().is_known_by_entry_only(at)
     }
 
     // --- the mirror
 
-    #[must_use]
     pub fn plan(&self, source: &ObjectKey) -> Plan {
         self.world.read(|world| plan(world, source, self.in_step.get(source).copied()))
     }
 
     /// What the plan for one companion does.
-    #[must_use]
     pub fn plan_companion(&self, source: &ObjectKey, at: &ObjectKey) -> Option<Planned> {
         let in_step = self.in_step.get(source).copied();
         match self.world.read(|world| plan_companion(world, source, at, in_step)) {
@@ -347,7 +333,6 @@ impl Cluster {
 
 impl Store {
     /// How often an object was read with its content.
-    #[must_use]
     pub fn reads(&self) -> usize {
         self.lock().reads
     }
@@ -594,7 +579,6 @@ impl Planned {
 }
 
 /// The changes of a plan, to compare.
-#[must_use]
 pub fn planned(plan: &Plan) -> Vec<(String, Planned)> {
     plan.changes.iter().map(|change| (change.at.to_string(), Planned::of(&change.action))).collect()
 }

@@ -300,7 +300,6 @@ const ODDITIES: &[&str] = &[
 ];
 
 /// An input for targets with several texts: `name: text` a line. In a text, `\n` is a line feed.
-#[must_use]
 pub fn fields(input: &[u8]) -> Option<Vec<(String, String)>> {
     let text = std::str::from_utf8(input).ok()?;
     let fields = text.lines().filter_map(|line| line.split_once(": "));

@@ -8,7 +8,6 @@ use std::{
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    #[must_use]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +17,6 @@ impl TempDir {
         Self(path)
     }
 
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }

@@ -69,7 +69,6 @@ pub struct ObservedCompanion {
 }
 
 /// UIDs are compared as digests: there are as many as companions.
-#[must_use]
 pub(crate) fn uid_digest(uid: &str) -> Digest {
     let mut hasher = Hasher::new();
     hasher.text("uid", uid);
@@ -104,12 +103,10 @@ impl Companion {
 
 impl ObservedCompanion {
     /// The object, not yet attributed to a source by its UID.
-    #[must_use]
     pub const fn companion(&self) -> &Companion {
         &self.companion
     }
 
-    #[must_use]
     pub fn read(keys: &Keys, kind: Kind, object: Object) -> Self {
         let (meta, content) = Content::split(object);
         let digest = content.digest();

@@ -14,7 +14,7 @@ use super::companion::Companion;
 use crate::object::ObjectKey;
 
 #[derive(Default)]
-pub(crate) struct Companions {
+pub struct Companions {
     slots: Slab<(ObjectKey, Companion)>,
     by_name: HashTable<Slot>,
     /// Tenants choose the names, so nobody may know which of them collide.
@@ -38,20 +38,20 @@ struct OfSource {
 }
 
 impl Companions {
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         self.slots.iter().map(|(_, (key, companion))| (key, companion))
     }
 
-    pub(crate) fn get(&self, key: &ObjectKey) -> Option<&Companion> {
+    pub fn get(&self, key: &ObjectKey) -> Option<&Companion> {
         self.find(key).map(|slot| &self.slots[slot as usize].1)
     }
 
     /// The lists that showed a companion last, and during which we wrote it last.
-    pub(crate) fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
+    pub fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
         if let Some(slot) = self.find(key) {
             let companion = &mut self.slots[slot as usize].1;
             (companion.epoch, companion.written_epoch) = (epoch, written_epoch);
@@ -59,22 +59,22 @@ impl Companions {
     }
 
     /// The companions of a source, in order of their namespaces, and in each of their names.
-    pub(crate) fn of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
+    pub fn of(&self, source: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &Companion)> {
         let slots = self.by_source.get(source).map(|of| of.slots.as_slice()).unwrap_or_default();
         slots.iter().map(|slot| &self.slots[*slot as usize]).map(|(key, companion)| (key, companion))
     }
 
     /// The sources that have companions, whether they exist or not.
-    pub(crate) fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
+    pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_source.keys()
     }
 
-    pub(crate) fn has_any(&self, source: &ObjectKey) -> bool {
+    pub fn has_any(&self, source: &ObjectKey) -> bool {
         self.by_source.contains_key(source)
     }
 
     /// The sources that have a companion in a namespace, whether they exist or not.
-    pub(crate) fn sources_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+    pub fn sources_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
         let in_here = move |(_, of): &(&ObjectKey, &OfSource)| {
             let namespace_of = |slot: Slot| &*self.slots[slot as usize].0.namespace;
             of.slots.binary_search_by(|slot| namespace_of(*slot).cmp(namespace)).is_ok()
@@ -83,17 +83,17 @@ impl Companions {
     }
 
     /// How many companions are in other namespaces than their source, and how many sources have any there.
-    pub(crate) const fn away(&self) -> (usize, usize) {
+    pub const fn away(&self) -> (usize, usize) {
         (self.away, self.sources_away)
     }
 
     /// Whether a source has companions in other namespaces.
-    pub(crate) fn has_any_away(&self, source: &ObjectKey) -> bool {
+    pub fn has_any_away(&self, source: &ObjectKey) -> bool {
         self.by_source.get(source).is_some_and(|of| of.away > 0)
     }
 
     /// Adds a companion, or replaces the one that has its name.
-    pub(crate) fn put(&mut self, key: ObjectKey, companion: Companion) {
+    pub fn put(&mut self, key: ObjectKey, companion: Companion) {
         let hash = self.hasher.hash_one(&key);
         let Self { slots, by_name, hasher, .. } = self;
         let has_name = |slot: &Slot| slots[*slot as usize].0 == key;
@@ -124,7 +124,7 @@ impl Companions {
         }
     }
 
-    pub(crate) fn remove(&mut self, key: &ObjectKey) -> Option<Companion> {
+    pub fn remove(&mut self, key: &ObjectKey) -> Option<Companion> {
         let slot = self.find(key)?;
         if let Some(source) = self.slots[slot as usize].1.source.clone() {
             self.leave(&source, slot);

@@ -11,7 +11,7 @@ use crate::{
 /// The maximum of places without a known UID that are kept for one source: those that it can list by name, and its own
 /// namespace. Each is kept until it has been read, and a pattern matches any number of namespaces; a source that is
 /// renamed while it is paused wants other places each time.
-pub(crate) const MAX_PLACES: usize = MAX_ITEMS + 1;
+pub const MAX_PLACES: usize = MAX_ITEMS + 1;
 
 /// What is known of a companion that no watch shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub enum SeenBy {
 
 /// Lost companions by name, one for each, and by source.
 #[derive(Debug, Default)]
-pub(crate) struct LostCompanions {
+pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
     /// How many of each source are in other namespaces and were found by a live read.
@@ -71,8 +71,7 @@ impl LostCompanion {
         Self { source, uid: None, source_uid, keep: false, maybe_released: false, found: false, aged: false }
     }
 
-    #[must_use]
-    pub(crate) const fn is_found(&self) -> bool {
+    pub const fn is_found(&self) -> bool {
         self.found
     }
 
@@ -88,15 +87,13 @@ impl LostCompanion {
 
     /// Whether an object is the lost companion by its UID. One without any mark may have been released: then it is not
     /// ours, although we know its UID.
-    #[must_use]
-    pub(crate) fn has_uid_of(&self, object: &Companion) -> bool {
+    pub fn has_uid_of(&self, object: &Companion) -> bool {
         self.uid.as_ref() == Some(&object.uid) && (object.has_marks() || !self.maybe_released)
     }
 
     /// Whether an object is the lost companion: by its UID, or because it names the UID of the source and we have an
     /// entry in its managedFields. One annotation alone proves nothing, because a restored or exported copy has it,
     /// too. An object that names no source may have become a source.
-    #[must_use]
     pub fn is(&self, object: &Companion) -> bool {
         let marked = self.source_uid.is_some()
             && object.source_uid == self.source_uid
@@ -109,52 +106,49 @@ impl LostCompanion {
 }
 
 impl LostCompanions {
-    pub(crate) fn get(&self, at: &ObjectKey) -> Option<&LostCompanion> {
+    pub fn get(&self, at: &ObjectKey) -> Option<&LostCompanion> {
         self.by_name.get(at)
     }
 
-    pub(crate) fn of<'a>(
-        &'a self,
-        source: &ObjectKey,
-    ) -> impl Iterator<Item = (&'a ObjectKey, &'a LostCompanion)> {
+    pub fn of<'a>(&'a self, source: &ObjectKey) -> impl Iterator<Item = (&'a ObjectKey, &'a LostCompanion)> {
         let names = self.by_source.get(source).into_iter().flatten();
         names.filter_map(|at| self.by_name.get_key_value(at))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ObjectKey, &LostCompanion)> {
         self.by_name.iter()
     }
 
-    pub(crate) fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
+    pub fn sources(&self) -> impl Iterator<Item = &ObjectKey> {
         self.by_source.keys()
     }
 
     /// The sources that have lost a companion in a namespace.
-    pub(crate) fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+    pub fn sources_with_places_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
         let in_here = move |(_, places): &(&ObjectKey, &BTreeSet<ObjectKey>)| {
             places.iter().any(|at| *at.namespace == *namespace)
         };
         self.by_source.iter().filter(in_here).map(|(source, _)| source)
     }
 
-    pub(crate) fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {
+    pub fn insert(&mut self, at: ObjectKey, lost: LostCompanion) {
         self.remove(&at);
         self.by_source.entry(lost.source.clone()).or_default().insert(at.clone());
         self.by_name.insert(at, lost);
     }
 
     /// How many more places without a known UID may be kept for a source.
-    pub(crate) fn places_left(&self, source: &ObjectKey) -> usize {
+    pub fn places_left(&self, source: &ObjectKey) -> usize {
         let places = self.of(source).filter(|(_, lost)| lost.uid.is_none());
         MAX_PLACES.saturating_sub(places.count())
     }
 
     /// The sources with companions in other namespaces that a live read has found, and how many each has.
-    pub(crate) fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
+    pub fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
         self.found_away.iter().map(|(source, count)| (source, *count))
     }
 
-    pub(crate) fn remove(&mut self, at: &ObjectKey) {
+    pub fn remove(&mut self, at: &ObjectKey) {
         let Some(lost) = self.by_name.remove(at) else { return };
         if let Some(places) = self.by_source.get_mut(&lost.source) {
             places.remove(at);
@@ -174,7 +168,7 @@ impl LostCompanions {
     }
 
     /// Marks a lost companion as found, unless another one has taken its place since it was read.
-    pub(crate) fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
+    pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
             if lost.is_outside_home(at) {
@@ -183,13 +177,13 @@ impl LostCompanions {
         }
     }
 
-    pub(crate) fn retain(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
+    pub fn retain(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
         let gone = self.by_name.iter().filter(|(at, lost)| !keep(at, lost)).map(|(at, _)| at.clone());
         gone.collect::<Vec<_>>().iter().for_each(|at| self.remove(at));
     }
 
     /// Forgets those that are old, unless they are to be kept, and makes the others old.
-    pub(crate) fn retain_young(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
+    pub fn retain_young(&mut self, keep: impl Fn(&ObjectKey, &LostCompanion) -> bool) {
         self.retain(|at, lost| !lost.aged || keep(at, lost));
         self.by_name.values_mut().for_each(|lost| lost.aged = true);
     }

@@ -79,17 +79,14 @@ pub struct NamespaceChange {
 }
 
 impl Namespaces {
-    #[must_use]
     pub const fn new(keys: Arc<Keys>, rules: NamespaceRules) -> Self {
         Self { keys, rules, namespaces: BTreeMap::new(), accepting: BTreeSet::new() }
     }
 
-    #[must_use]
     pub const fn rules(&self) -> &NamespaceRules {
         &self.rules
     }
 
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&Namespace> {
         self.namespaces.get(name)
     }
@@ -102,7 +99,6 @@ impl Namespaces {
     /// The namespaces that a policy asks for, in order, whether or not they may be targets. Patterns of a source that
     /// needs consent match only namespaces that accept it: anybody may write such a source, so whether a namespace
     /// accepts it is asked before its up to a hundred patterns are.
-    #[must_use]
     pub fn wanted<'a>(&'a self, home: &'a str, targets: &'a Targets) -> Vec<&'a str> {
         let mut wanted: Vec<&str> = targets.names.iter().map(String::as_str).collect();
         wanted.extend(targets.own.then_some(home));
@@ -136,7 +132,6 @@ impl Namespaces {
     }
 
     /// Whether a policy asks for this namespace.
-    #[must_use]
     pub fn is_wanted(&self, home: &str, targets: &Targets, name: &str) -> bool {
         match self.get(name) {
             Some(known) => known.matches(targets, home, name),
@@ -145,7 +140,6 @@ impl Namespaces {
     }
 
     /// Whether sources of `home` with these targets may have companions in a namespace.
-    #[must_use]
     pub fn eligibility(&self, home: &str, name: &str, targets: &Targets) -> Eligibility {
         let Some(target) = self.get(name) else { return Eligibility::Missing };
         let needs_acceptance = name.starts_with("kube-")
@@ -164,7 +158,6 @@ impl Namespaces {
 
     /// The patterns and the selector of a source that match no namespace, or none that accepts the source if it needs
     /// consent.
-    #[must_use]
     pub(crate) fn unmatched(&self, home: &str, targets: &Targets) -> Vec<String> {
         if !targets.has_patterns() {
             return Vec::new();
@@ -189,13 +182,11 @@ impl Namespaces {
     }
 
     /// How a namespace can accept sources of `home`: a command that keeps what it accepts already, if there is one.
-    #[must_use]
     pub fn how_to_accept(&self, home: &str, name: &str) -> String {
         self.how_to_add(&self.keys.accept_from, |known| &known.accept_from, home, name)
     }
 
     /// As [`Self::how_to_accept`], for the adoption of objects.
-    #[must_use]
     pub fn how_to_accept_adoption(&self, home: &str, name: &str) -> String {
         self.how_to_add(&self.keys.accept_adopt_from, |known| &known.accept_adopt_from, home, name)
     }
@@ -215,31 +206,26 @@ impl Namespaces {
     }
 
     /// Whether sources of `home` may adopt objects in a namespace. In their own namespace they always may.
-    #[must_use]
     pub fn accepts_adoption(&self, home: &str, name: &str) -> bool {
         home == name || self.get(name).is_some_and(|known| known.accept_adopt_from.matches(home))
     }
 
     /// Whether the `accept-from` of a namespace matches `home`.
-    #[must_use]
     pub(crate) fn accept_from_matches(&self, home: &str, name: &str) -> bool {
         self.get(name).is_some_and(|known| known.accept_from.matches(home))
     }
 
     /// The defaults for sources in a namespace; none when it is not known.
-    #[must_use]
     pub fn defaults(&self, name: &str) -> Option<&Defaults> {
         self.get(name).map(|known| &known.defaults)
     }
 
-    #[must_use]
     pub fn is_terminating(&self, name: &str) -> bool {
         self.get(name).is_some_and(|known| known.is_terminating())
     }
 
     /// Whether an object is deleted with its namespace. Nothing can be created in a terminating namespace: an object
     /// that is younger than the deletion is in a namespace of the same name that this watch has not shown yet.
-    #[must_use]
     pub(crate) fn is_terminating_with(&self, name: &str, object: &Meta) -> bool {
         let Some(deleted) = self.get(name).and_then(|known| known.deletion_timestamp.as_ref()) else {
             return false;
@@ -249,7 +235,6 @@ impl Namespaces {
     }
 
     /// Whether the namespace controller deletes what is in a namespace, or has done so.
-    #[must_use]
     pub fn is_gone_or_terminating(&self, name: &str) -> bool {
         self.get(name).is_none_or(|known| known.is_terminating())
     }
@@ -319,7 +304,6 @@ impl Namespace {
         }
     }
 
-    #[must_use]
     pub fn matches(&self, targets: &Targets, home: &str, name: &str) -> bool {
         targets.wants(home, name, &self.labels)
     }

@@ -44,7 +44,7 @@ pub enum Version {
 
 /// Keeps one copy of equal values. Those that nobody uses any more are dropped from time to time.
 #[derive(Debug)]
-pub(crate) struct Interner<T: ?Sized> {
+pub struct Interner<T: ?Sized> {
     values: HashSet<Arc<T>>,
     /// With so many values, it looks for those that nobody uses any more.
     limit: usize,
@@ -115,7 +115,6 @@ impl fmt::Debug for Uid {
 
 impl Version {
     /// Which of two versions is the newer one: see [`crate::object::Meta::version`].
-    #[must_use]
     pub fn number(&self) -> u64 {
         match self {
             Self::Number(number) => *number,
@@ -159,12 +158,12 @@ impl<T: ?Sized> Default for Interner<T> {
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
     /// The copy that is kept of a value, if there is one.
-    pub(crate) fn get(&self, value: &T) -> Option<Arc<T>> {
+    pub fn get(&self, value: &T) -> Option<Arc<T>> {
         self.values.get(value).cloned()
     }
 
     /// The copy that is kept of a value: this one if there is none.
-    pub(crate) fn intern(&mut self, value: Arc<T>) -> Arc<T> {
+    pub fn intern(&mut self, value: Arc<T>) -> Arc<T> {
         if let Some(known) = self.values.get(&value) {
             return known.clone();
         }

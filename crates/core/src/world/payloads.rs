@@ -23,7 +23,7 @@ pub struct Payload {
     pub copied: PackedCopied,
 }
 
-pub(crate) struct Payloads {
+pub struct Payloads {
     budget: usize,
     bytes: usize,
     kept: HashMap<ObjectKey, Kept>,
@@ -48,7 +48,6 @@ struct Share {
 
 impl Payload {
     /// About how much memory it takes, in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         /// What a payload takes besides its texts.
         const OVERHEAD: usize = 256;
@@ -64,25 +63,22 @@ impl fmt::Debug for Payload {
 
 impl Payloads {
     /// Keeps at most `budget` bytes.
-    #[must_use]
-    pub(crate) fn new(budget: usize) -> Self {
+    pub fn new(budget: usize) -> Self {
         Self { budget, bytes: 0, kept: HashMap::new(), shares: HashMap::new(), by_bytes: BTreeSet::new() }
     }
 
     /// How many bytes are kept.
-    #[must_use]
-    pub(crate) const fn bytes(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The payload of a source in the state that has this digest, if it is kept.
-    #[must_use]
-    pub(crate) fn get(&self, source: &ObjectKey, digest: Digest) -> Option<Arc<Payload>> {
+    pub fn get(&self, source: &ObjectKey, digest: Digest) -> Option<Arc<Payload>> {
         self.kept.get(source).filter(|kept| kept.digest == digest).map(|kept| kept.payload.clone())
     }
 
     /// Replaces the payload of a source, if the budget allows it.
-    pub(crate) fn put(&mut self, source: &ObjectKey, digest: Digest, payload: Arc<Payload>) {
+    pub fn put(&mut self, source: &ObjectKey, digest: Digest, payload: Arc<Payload>) {
         self.remove(source);
         let bytes = payload.bytes();
         if bytes > self.budget {
@@ -101,7 +97,7 @@ impl Payloads {
         }
     }
 
-    pub(crate) fn remove(&mut self, source: &ObjectKey) {
+    pub fn remove(&mut self, source: &ObjectKey) {
         let Some(Kept { bytes, .. }) = self.kept.remove(source) else { return };
         self.bytes -= bytes;
         self.change_share(&source.namespace, |share| {

@@ -6,7 +6,7 @@ use super::{WatchId, packed::Uid};
 use crate::object::{Kind, ObjectKey};
 
 #[derive(Debug, Default)]
-pub(crate) struct WatchProgress {
+pub struct WatchProgress {
     /// Counts the lists of each watch. What the current list and the watch after it did not show is out of date.
     epochs: HashMap<WatchId, u32>,
     /// Lists that have begun and not ended.
@@ -20,7 +20,7 @@ pub(crate) struct WatchProgress {
 
 /// A companion that we deleted or released.
 #[derive(Debug)]
-pub(crate) struct Tombstone {
+pub struct Tombstone {
     pub uid: Uid,
     /// Whose it was, if we deleted it: a finalizer may keep it, and somebody may have taken its marks.
     pub source: Option<ObjectKey>,
@@ -29,12 +29,11 @@ pub(crate) struct Tombstone {
 }
 
 impl WatchProgress {
-    #[must_use]
-    pub(crate) fn epoch(&self, watch: WatchId) -> u32 {
+    pub fn epoch(&self, watch: WatchId) -> u32 {
         self.epochs.get(&watch).copied().unwrap_or_default()
     }
 
-    pub(crate) fn list_begins(&mut self, watch: WatchId) {
+    pub fn list_begins(&mut self, watch: WatchId) {
         *self.epochs.entry(watch).or_default() += 1;
         self.listing.insert(watch);
         if let WatchId::Companions(kind) = watch {
@@ -44,40 +43,37 @@ impl WatchProgress {
         }
     }
 
-    pub(crate) fn list_ends(&mut self, watch: WatchId) {
+    pub fn list_ends(&mut self, watch: WatchId) {
         self.listing.remove(&watch);
     }
 
-    #[must_use]
-    pub(crate) fn is_listing(&self, watch: WatchId) -> bool {
+    pub fn is_listing(&self, watch: WatchId) -> bool {
         self.listing.contains(&watch)
     }
 
-    pub(crate) fn list_of_companions_ends(&mut self, kind: Kind, version: u64) {
+    pub fn list_of_companions_ends(&mut self, kind: Kind, version: u64) {
         self.last_seen_version.insert(kind, version);
         self.tombstones.retain(|key, _| key.kind != kind);
     }
 
-    pub(crate) fn saw_version(&mut self, kind: Kind, version: u64) {
+    pub fn saw_version(&mut self, kind: Kind, version: u64) {
         let last = self.last_seen_version.entry(kind).or_default();
         *last = version.max(*last);
     }
 
-    #[must_use]
-    pub(crate) fn has_passed(&self, kind: Kind, version: u64) -> bool {
+    pub fn has_passed(&self, kind: Kind, version: u64) -> bool {
         self.last_seen_version.get(&kind).is_some_and(|last| version <= *last)
     }
 
-    pub(crate) fn add_tombstone(&mut self, key: &ObjectKey, tombstone: Tombstone) {
+    pub fn add_tombstone(&mut self, key: &ObjectKey, tombstone: Tombstone) {
         self.tombstones.insert(key.clone(), tombstone);
     }
 
-    #[must_use]
-    pub(crate) fn tombstone(&self, key: &ObjectKey, uid: &Uid) -> Option<&Tombstone> {
+    pub fn tombstone(&self, key: &ObjectKey, uid: &Uid) -> Option<&Tombstone> {
         self.tombstones.get(key).filter(|tombstone| tombstone.uid == *uid)
     }
 
-    pub(crate) fn remove_tombstone(&mut self, key: &ObjectKey) {
+    pub fn remove_tombstone(&mut self, key: &ObjectKey) {
         self.tombstones.remove(key);
     }
 }

@@ -54,7 +54,6 @@ pub struct Desired {
 }
 
 impl ObservedSource {
-    #[must_use]
     pub fn read(keys: &Keys, rules: &NamespaceRules, kind: Kind, object: Object) -> Self {
         let key = ObjectKey::of(kind, &object.metadata);
         let policy = Policy::of(keys, &rules.own_namespace, &key, &object);
@@ -97,33 +96,28 @@ impl ObservedSource {
 
 impl Source {
     /// What it asks for, unless nothing may be written for it now: it is malformed, being deleted, or paused.
-    #[must_use]
     pub fn active_policy(&self) -> Option<&Policy> {
         let policy = &self.desired.as_ref().ok()?.policy;
         (!self.terminating && !policy.paused).then_some(policy)
     }
 
     /// What becomes of its companions when they are removed. A malformed source does not say.
-    #[must_use]
     pub fn when_removed(&self) -> Option<WhenRemoved> {
         self.desired.as_ref().ok().map(|desired| desired.policy.when_removed)
     }
 
     /// The marks that its companions must have. A malformed source has none.
-    #[must_use]
     pub(crate) fn expected_marks(&self, keys: &Keys, copied: Copied) -> Option<Marks> {
         let Desired { policy, content, .. } = self.desired.as_ref().ok()?;
         Some(Marks::expected(keys, &self.key, &self.uid, policy, content.checksum(), copied))
     }
 
     /// The ownerReferences that its companion in a namespace must have.
-    #[must_use]
     pub(crate) fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
         marks::expected_owners(&self.key, &self.uid, self.when_removed().unwrap_or_default(), namespace)
     }
 
     /// A digest of [`Self::expected_owners`].
-    #[must_use]
     pub(crate) fn expected_owners_digest(&self, namespace: &str) -> Digest {
         /// That of no owners: most companions are in other namespaces than their source.
         static NONE: LazyLock<Digest> = LazyLock::new(|| marks::owners_digest(&[]));
@@ -134,13 +128,11 @@ impl Source {
     }
 
     /// The names of the keys that are copied, for logs.
-    #[must_use]
     pub fn key_names(&self) -> Option<&String> {
         self.desired.as_ref().ok().map(|desired| &desired.key_names)
     }
 
     /// About how many bytes are written to each companion, without most marks.
-    #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.desired.as_ref().map_or(0, |desired| desired.payload_bytes)
     }

@@ -56,7 +56,6 @@ pub struct World {
 
 impl World {
     /// Keeps at most `source_cache` bytes of sources' payloads.
-    #[must_use]
     pub fn new(keys: Arc<Keys>, rules: NamespaceRules, source_cache: usize) -> Self {
         Self {
             sources: HashMap::new(),
@@ -74,35 +73,29 @@ impl World {
 
     // --- queries
 
-    #[must_use]
     pub const fn namespaces(&self) -> &Namespaces {
         &self.namespaces
     }
 
-    #[must_use]
     pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
         self.sources.get(key)
     }
 
     /// What is written to the companions of a source, if it is kept.
-    #[must_use]
     pub fn payload(&self, source: &Source) -> Option<Arc<Payload>> {
         self.payloads.get(&source.key, source.digest)
     }
 
     /// How many bytes of payloads are kept.
-    #[must_use]
     pub const fn payload_bytes(&self) -> usize {
         self.payloads.bytes()
     }
 
-    #[must_use]
     pub fn companion(&self, key: &ObjectKey) -> Option<&Companion> {
         self.companions.get(key)
     }
 
     /// A name or a namespace, shared with the objects that have it: there may be many more keys than names.
-    #[must_use]
     pub(crate) fn shared_name(&self, name: &str) -> Arc<str> {
         self.names.get(name).unwrap_or_else(|| name.into())
     }
@@ -114,7 +107,6 @@ impl World {
     }
 
     /// Every source that exists or has companions, in no order. [`super::SharedWorld::all_sources`] sorts them.
-    #[must_use]
     pub fn all_sources(&self) -> Vec<ObjectKey> {
         let with_lost = self.lost.sources().filter(|key| !self.companions.has_any(key));
         let removed =
@@ -123,7 +115,6 @@ impl World {
     }
 
     /// Whether a source has companions, or had some that have to be looked for.
-    #[must_use]
     pub fn has_companions(&self, source: &ObjectKey) -> bool {
         self.companions.has_any(source) || self.lost.of(source).next().is_some()
     }
@@ -134,7 +125,6 @@ impl World {
     }
 
     /// The lost companion of a source at a place that the source does not want, or not any more.
-    #[must_use]
     pub(crate) fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
         self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))
     }
@@ -165,7 +155,6 @@ impl World {
 
     /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
     /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
-    #[must_use]
     pub(crate) fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
         let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
         let present = source.filter(same).and_then(Source::when_removed);
@@ -189,14 +178,12 @@ impl World {
 
     /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
     /// said about consent is not known.
-    #[must_use]
     pub(crate) fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
         let known = self.sources.get(source).map(|source| &**source);
         self.bars(&source.namespace, known, namespace)
     }
 
     /// As [`Self::is_barred`], for a source of namespace `home` in this state.
-    #[must_use]
     pub(crate) fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
         let eligibility = match source {
             Some(source) => self.eligibility(source, namespace),
@@ -207,7 +194,6 @@ impl World {
 
     /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
     /// restore of etcd for example, so nothing is written for it. It is enqueued when the list shows it.
-    #[must_use]
     pub fn is_unconfirmed(&self, source: &ObjectKey) -> bool {
         let watch = WatchId::Sources(source.kind);
         self.progress.is_listing(watch)
@@ -215,19 +201,16 @@ impl World {
     }
 
     /// Counts the lists of a watch.
-    #[must_use]
     pub(crate) fn epoch(&self, watch: WatchId) -> u32 {
         self.progress.epoch(watch)
     }
 
-    #[must_use]
     pub fn source_count(&self) -> usize {
         self.sources.len()
     }
 
     /// How many companions are in other namespaces than their source, lost ones that were found included, and how many
     /// sources have any there, whether they still exist or not.
-    #[must_use]
     pub fn away_counts(&self) -> (usize, usize) {
         let (mut companions, mut sources) = self.companions.away();
         for (source, found) in self.lost.found_away() {
@@ -237,14 +220,12 @@ impl World {
         (companions, sources)
     }
 
-    #[must_use]
     pub fn companion_count(&self) -> usize {
         self.companions.len()
     }
 
     /// The source, other than `asking`, that has this companion, or else the first that wants its name. A source that
     /// is being deleted does not count.
-    #[must_use]
     pub(crate) fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
             self.sources.get(*source).is_some_and(|source| {
@@ -259,14 +240,12 @@ impl World {
     }
 
     /// Whether a companion vanished although its source wants it: creating it again is a heal.
-    #[must_use]
     pub(crate) fn was_lost(&self, at: &ObjectKey) -> bool {
         self.lost.get(at).is_some_and(|lost| lost.uid.is_some() && self.wants_at(&lost.source, at))
     }
 
     /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
     /// object that belongs to none of them.
-    #[must_use]
     pub(crate) fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.first_wanting(at, |source| !self.is_barred(source, &at.namespace)) == Some(source)
     }
@@ -279,7 +258,6 @@ impl World {
     }
 
     /// Whether a source wants a companion in a namespace.
-    #[must_use]
     pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
         let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
         desired.is_some_and(|desired| {
@@ -288,7 +266,6 @@ impl World {
     }
 
     /// Whether a source wants its companion under just this name in just this namespace.
-    #[must_use]
     pub fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
         desired.is_some_and(|desired| *desired.policy.companion == *at.name)
@@ -303,7 +280,6 @@ impl World {
     }
 
     /// Whether the mirror writes this companion for this source.
-    #[must_use]
     pub(crate) fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
             && self.sources.get(source).is_some_and(|source| {
@@ -576,7 +552,6 @@ impl World {
 
     /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write, but not
     /// that all marks are gone from a companion that was to stay: another replica may have released it.
-    #[must_use]
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);

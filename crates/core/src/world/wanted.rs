@@ -7,19 +7,19 @@ use crate::object::{Kind, ObjectKey};
 
 /// Sources by the companion they want. One set for all: a set for each name, with one source in it, takes 600 bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted(BTreeSet<(DesiredName, ObjectKey)>);
+pub struct Wanted(BTreeSet<(DesiredName, ObjectKey)>);
 
 /// A companion's name and a namespace that the source lists; none if a pattern or a selector may match any.
 type DesiredName = (Kind, Option<Arc<str>>, Arc<str>);
 
 impl Wanted {
-    pub(crate) fn add_source(&mut self, source: &Source) {
+    pub fn add_source(&mut self, source: &Source) {
         for name in desired_names(source) {
             self.0.insert((name, source.key.clone()));
         }
     }
 
-    pub(crate) fn remove_source(&mut self, source: &Source) {
+    pub fn remove_source(&mut self, source: &Source) {
         for name in desired_names(source) {
             self.0.remove(&(name, source.key.clone()));
         }
@@ -27,7 +27,7 @@ impl Wanted {
 
     /// The sources whose companions have this name, and may be wanted in this namespace: those that list it, and
     /// those with a pattern or a selector. Each in order.
-    pub(crate) fn sources_by_name(&self, companion: &ObjectKey) -> [impl Iterator<Item = &ObjectKey>; 2] {
+    pub fn sources_by_name(&self, companion: &ObjectKey) -> [impl Iterator<Item = &ObjectKey>; 2] {
         let ObjectKey { kind, namespace, name } = companion.clone();
         [Some(namespace), None].map(|namespace| {
             let desired = (kind, namespace, name.clone());

@@ -127,7 +127,6 @@ fn covers(source: &ObjectKey, companion: &ObjectKey) -> bool {
 }
 
 impl Brake {
-    #[must_use]
     pub fn new(keys: Arc<Keys>, grace: Duration) -> Self {
         Self {
             keys,
@@ -263,7 +262,6 @@ impl Brake {
     }
 
     /// Whether deletes of a source are due, held or released, and have not been made yet.
-    #[must_use]
     pub fn awaits_deletes_of(&self, source: &ObjectKey) -> bool {
         let is_made = |state: &DeleteState| matches!(state, DeleteState::Gone(_));
         self.deletes.get(source).is_some_and(|deletes| !deletes.values().all(is_made))
@@ -274,7 +272,6 @@ impl Brake {
         self.count.counted()
     }
 
-    #[must_use]
     pub const fn is_holding(&self) -> bool {
         self.count.held() > 0
     }

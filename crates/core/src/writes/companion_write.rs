@@ -54,7 +54,6 @@ pub struct History {
 }
 
 /// How many permits a write of the content of a source takes, at most `max`.
-#[must_use]
 pub fn permits_for(source: &Source, max: usize) -> usize {
     (1 + source.payload_bytes() / BYTES_PER_PERMIT).min(max)
 }
@@ -101,7 +100,6 @@ pub struct Sent {
 }
 
 impl Sent {
-    #[must_use]
     pub fn now(world: &World, watch: WatchId) -> Self {
         Self { watch, epoch: world.epoch(watch) }
     }
@@ -526,7 +524,6 @@ impl From<WriteReason> for Applied {
 
 impl Applied {
     /// The same for a source that has lost its label.
-    #[must_use]
     pub const fn unlabelled(self) -> Self {
         match self {
             Self::Deleted(DeleteReason::SourceGone) => Self::Deleted(DeleteReason::Unlabelled),
@@ -535,19 +532,16 @@ impl Applied {
         }
     }
 
-    #[must_use]
     pub const fn is_heal(self) -> bool {
         matches!(self, Self::Healed(_))
     }
 
     /// Whether the companion has the content of its source since this write.
-    #[must_use]
     pub const fn has_content(self) -> bool {
         matches!(self, Self::Created | Self::Updated | Self::Adopted | Self::Healed(_))
     }
 
     /// Its name in logs, Events and metrics.
-    #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",

@@ -20,7 +20,6 @@ const IDLE_CAPACITY: usize = 64;
 const YIELD_TIME: Duration = Duration::from_millis(100);
 
 /// The most permits that the writes of one namespace may hold at a time: a quarter of all.
-#[must_use]
 pub const fn namespace_limit(permits: usize) -> usize {
     permits.div_ceil(4)
 }
@@ -123,7 +122,6 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T: QueuedRequest> FairQueue<T> {
-    #[must_use]
     pub fn new(permits: usize) -> Self {
         Self {
             open: false,
@@ -143,7 +141,6 @@ impl<T: QueuedRequest> FairQueue<T> {
         self.open = true;
     }
 
-    #[must_use]
     pub const fn is_open(&self) -> bool {
         self.open
     }
@@ -304,7 +301,6 @@ impl<T: QueuedRequest> FairQueue<T> {
     }
 
     /// How many sources wait for a turn, and how many items for their namespace.
-    #[must_use]
     pub fn depth(&self) -> usize {
         let turns = [&self.small_changes, &self.fan_outs];
         turns.into_iter().map(|turns| turns.sources.len() + turns.unblocked.len()).sum::<usize>()
@@ -312,7 +308,6 @@ impl<T: QueuedRequest> FairQueue<T> {
     }
 
     /// Whether nothing runs and nothing waits.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         self.sources.is_empty()
     }

@@ -82,7 +82,6 @@ pub enum Permission {
 
 impl RetryPolicy {
     /// The delay before the next attempt, after so many failures before this one.
-    #[must_use]
     pub fn delay(self, failures: u32, jitter: f64) -> Duration {
         match self {
             Self::Error => ERROR_BACKOFF.jittered(failures, jitter),
@@ -104,7 +103,6 @@ impl RetryState {
     }
 
     /// Whether a change may start now.
-    #[must_use]
     pub fn permission(&self, at: &ObjectKey, heals: bool, source: Digest, now: Instant) -> Permission {
         if self.in_flight.contains(at) {
             return Permission::InFlight;
@@ -156,13 +154,11 @@ impl RetryState {
     }
 
     /// Whether the last write of a companion failed.
-    #[must_use]
     pub fn has_failed(&self, at: &ObjectKey) -> bool {
         self.failed.contains_key(at)
     }
 
     /// Whether the last write of any companion failed.
-    #[must_use]
     pub fn has_failures(&self) -> bool {
         !self.failed.is_empty()
     }
@@ -212,12 +208,10 @@ impl RetryState {
     }
 
     /// Whether nothing is in flight, no write has failed, and no heal is remembered. A heal is until it counts no longer.
-    #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.in_flight.is_empty() && self.failed.is_empty() && self.heals.is_empty()
     }
 
-    #[must_use]
     pub fn is_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }

@@ -43,7 +43,6 @@ impl CompanionRequest {
         Self::Delete { uid: known.uid.to_string(), resource_version: known.resource_version.to_string() }
     }
 
-    #[must_use]
     pub const fn is_read(&self) -> bool {
         matches!(self, Self::Get | Self::GetMetadata)
     }
@@ -152,7 +151,6 @@ pub fn update(
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
-#[must_use]
 pub(crate) fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if !known.has_annotations {
@@ -167,7 +165,6 @@ pub(crate) fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
 /// Content, copied labels and annotations, and what others added stay.
 ///
 /// `managed` goes, too, or an object that somebody labelled as a source would become one without a review.
-#[must_use]
 pub fn release(keys: &Keys, known: &Companion) -> Operations {
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if let Some(position) = known.source_owner {

@@ -37,7 +37,7 @@ const TO_INSTALL: [(&str, &str); 5] = [
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
 ];
 
-pub(crate) struct Facts<'a> {
+pub struct Facts<'a> {
     pub instance: &'a Instance,
     /// Where the guard is tried.
     pub namespace: &'a str,

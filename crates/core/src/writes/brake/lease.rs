@@ -225,7 +225,6 @@ fn wall_time(at: Instant, now: Moment) -> Timestamp {
 }
 
 impl Note {
-    #[must_use]
     pub const fn is_warning(&self) -> bool {
         matches!(self, Self::Vanished(_) | Self::Malformed(_))
     }
