@@ -124,7 +124,7 @@ test-skew: controlplane ## run histories with replicas of LOCKSTEP_PREVIOUS and 
 	  $(CARGO) test --locked --workspace --test histories across_versions -- --nocapture
 
 # The end-to-end tests that run beside the two replicas on the node; all of them if it is empty.
-LOCKSTEP_TEST_FILTER ?= guard:: mirroring:: heal:: tenants:: privilege_escalation::
+LOCKSTEP_TEST_FILTER ?= webhook:: mirroring:: heal:: tenants:: privilege_escalation::
 export LOCKSTEP_TEST_FILTER
 
 test-node: ## test two replicas on a real kubelet, and run end-to-end tests beside them; needs root on Linux

@@ -1,11 +1,11 @@
-//! What well-behaved clients see of the guard, first alone and then under siege, for less than two minutes:
+//! What well-behaved clients see of the webhook, first alone and then under siege, for less than two minutes:
 //!
-//! - a tenant's writes through the API server, while another tenant and a peer that reaches the guard's port do what they
+//! - a tenant's writes through the API server, while another tenant and a peer that reaches the webhook's port do what they
 //!   can;
-//! - reviews that are sent straight to the guard, far more than a cluster has, while broken and hostile clients connect
+//! - reviews that are sent straight to the webhook, far more than a cluster has, while broken and hostile clients connect
 //!   and sources change.
 //!
-//! Prints requests, errors, latencies and the peak memory of the replica, and fails if an error is the guard's fault or
+//! Prints requests, errors, latencies and the peak memory of the replica, and fails if an error is the webhook's fault or
 //! the memory exceeds the pod's limit. `make siege` runs it.
 
 // Parts of the end-to-end tests, without the tests in them.
@@ -52,7 +52,7 @@ const NAMESPACES: usize = 500;
 const LARGE_SOURCES: usize = 100;
 /// Connections of the tenant, and of the peer with small reviews.
 const CONNECTIONS: usize = 20;
-/// The pause of a connection between two attacks. Attackers, API server and guard share this machine: without a pause, it
+/// The pause of a connection between two attacks. Attackers, API server and webhook share this machine: without a pause, it
 /// would show just that.
 const ATTACK_PAUSE: Duration = Duration::from_millis(50);
 
@@ -96,7 +96,7 @@ async fn main() {
     errors += reviews::run(&cluster, &home, &alice).await;
     let peak = lockstep.peak_memory();
     println!("\npeak memory of the replica: {} MiB of {} MiB", peak >> 20, MAX_MEMORY_BYTES >> 20);
-    assert_eq!(errors, 0, "errors by the guard's fault");
+    assert_eq!(errors, 0, "errors by the webhook's fault");
     assert!(peak < MAX_MEMORY_BYTES, "more memory than the pod has");
 }
 
@@ -235,7 +235,7 @@ fn sources_for_all_namespaces(
     }
 }
 
-/// A peer posts reviews to the guard's port: a few of many megabytes, many small ones.
+/// A peer posts reviews to the webhook's port: a few of many megabytes, many small ones.
 async fn hostile_peer(
     siege: &mut JoinSet<()>,
     over: &Arc<AtomicBool>,

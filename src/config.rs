@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
 
-use crate::{certs::files::Files, controller as mirror, leader, ops::log};
+use crate::{certs::files::Files, controller, leader, ops::log};
 use lockstep_cli::commands::flags::{KindName, duration, positive_duration, validity};
 use lockstep_core::{
     admission::{admission_request::Subjects, review::Rules},
@@ -38,19 +38,19 @@ pub struct Run {
     pub kinds: Vec<KindName>,
 
     /// Sources reconciled concurrently
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_WORKERS", default_value = "4", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: u16,
 
     /// Concurrent writes to the API server
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_WRITES", default_value = "64", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub writes: u16,
 
     /// How much content of sources is kept in memory; content beyond it is read again when it is written
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_SOURCE_CACHE", default_value = "64Mi", value_parser = bytes)]
     pub source_cache: usize,
 
     /// How often every source is planned, and reconciled if anything is missing, even if no event said so
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
 
     /// Lockstep's own namespace; sources and companions are not allowed in it [default: the pod's, else lockstep-system]
@@ -63,11 +63,11 @@ pub struct Run {
 
     /// How long deletes are held when more than half of all companions in other namespaces than their source would be
     /// deleted at once; 0s disables this
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_DELETE_GRACE", default_value = "1h", value_parser = duration)]
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_DELETE_GRACE", default_value = "1h", value_parser = duration)]
     pub delete_grace: Duration,
 
-    /// Run only the guard, without the mirror
-    #[arg(long, help_heading = "Mirror", env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
+    /// Run only the webhook, without the controller
+    #[arg(long, help_heading = "Controller", env = "LOCKSTEP_NO_CONTROLLER", conflicts_with = "no_webhook")]
     pub no_controller: bool,
 
     /// Write without leader election; use it only with a single replica
@@ -78,12 +78,12 @@ pub struct Run {
     #[arg(long, help_heading = "Replicas", env = "LOCKSTEP_LEASE_DURATION", default_value = "15s", value_parser = lease_duration)]
     pub lease_duration: Duration,
 
-    /// Address on which the guard serves admission reviews over HTTPS
-    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
+    /// Address on which the webhook serves admission reviews over HTTPS
+    #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
     pub webhook_bind: SocketAddr,
 
-    /// Run only the mirror, without the guard; then nothing checks that the author of a source may write to its targets
-    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_NO_WEBHOOK")]
+    /// Run only the controller, without the webhook; then nothing checks that the author of a source may write to its targets
+    #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_NO_WEBHOOK")]
     pub no_webhook: bool,
 
     /// target-namespaces of sources that set no targets, unless their namespace has a default
@@ -99,20 +99,20 @@ pub struct Run {
     )]
     pub default_protect: Protect,
 
-    /// Users that the guard does not restrict
+    /// Users that the webhook does not restrict
     #[arg(
         long,
-        help_heading = "Guard",
+        help_heading = "Webhook",
         env = "LOCKSTEP_EXEMPT_USER",
         value_name = "NAME",
         value_delimiter = ','
     )]
     pub exempt_user: Vec<String>,
 
-    /// Groups whose members the guard does not restrict
+    /// Groups whose members the webhook does not restrict
     #[arg(
         long,
-        help_heading = "Guard",
+        help_heading = "Webhook",
         env = "LOCKSTEP_EXEMPT_GROUP",
         value_name = "NAME",
         value_delimiter = ','
@@ -122,7 +122,7 @@ pub struct Run {
     /// Users that write sources on behalf of others (cert-manager, Argo CD): accept-from decides, not their RBAC
     #[arg(
         long,
-        help_heading = "Guard",
+        help_heading = "Webhook",
         env = "LOCKSTEP_DEPUTY_USER",
         value_name = "NAME",
         value_delimiter = ','
@@ -132,14 +132,14 @@ pub struct Run {
     /// Groups whose members write sources on behalf of others: accept-from decides, not their RBAC
     #[arg(
         long,
-        help_heading = "Guard",
+        help_heading = "Webhook",
         env = "LOCKSTEP_DEPUTY_GROUP",
         value_name = "NAME",
         value_delimiter = ','
     )]
     pub deputy_group: Vec<String>,
 
-    /// The guard's certificate chain, PEM; reloaded when the file changes [default: generated]
+    /// The webhook's certificate chain, PEM; reloaded when the file changes [default: generated]
     #[arg(
         long,
         help_heading = "Certificates",
@@ -149,7 +149,7 @@ pub struct Run {
     )]
     pub tls_cert: Option<PathBuf>,
 
-    /// The guard's private key, PEM
+    /// The webhook's private key, PEM
     #[arg(
         long,
         help_heading = "Certificates",
@@ -160,7 +160,7 @@ pub struct Run {
     pub tls_key: Option<PathBuf>,
 
     /// Take reviews only from clients with a certificate of this CA, PEM; reloaded when the file changes [default: from all]
-    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
+    #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
 
     /// How long a generated CA is valid; it is replaced before it expires
@@ -171,8 +171,8 @@ pub struct Run {
     #[arg(long, help_heading = "Certificates", env = "LOCKSTEP_LEAF_VALIDITY", default_value = "7d", value_parser = validity)]
     pub leaf_validity: Duration,
 
-    /// How long the guard keeps serving after SIGTERM, while it is removed from the Service endpoints
-    #[arg(long, help_heading = "Guard", env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
+    /// How long the webhook keeps serving after SIGTERM, while it is removed from the Service endpoints
+    #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_DRAIN", default_value = "5s", value_parser = duration)]
     pub drain: Duration,
 
     /// Address on which /metrics, /healthz and /readyz are served
@@ -225,7 +225,7 @@ impl Run {
         }
     }
 
-    /// The rules of the guard. `identity` is the user of this process, which the guard does not restrict.
+    /// The rules of the webhook. `identity` is the user of this process, which the webhook does not restrict.
     pub fn rules(&self, scope: &Scope, identity: String) -> Rules {
         let mut exempt = Subjects { users: self.exempt_user.clone(), groups: self.exempt_group.clone() };
         exempt.users.push(identity);
@@ -239,8 +239,8 @@ impl Run {
         }
     }
 
-    pub fn mirror(&self, scope: &Scope) -> mirror::Settings {
-        mirror::Settings {
+    pub fn controller(&self, scope: &Scope) -> controller::Settings {
+        controller::Settings {
             keys: scope.keys.clone(),
             workers: self.workers.into(),
             writes: self.writes.into(),

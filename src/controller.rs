@@ -61,7 +61,7 @@ pub struct Settings {
 }
 
 /// The controller and what it works on. Run it only after every watch has listed.
-pub struct Mirror {
+pub struct Controller {
     pub client: Client,
     pub settings: Settings,
     pub world: SharedWorld,
@@ -71,7 +71,7 @@ pub struct Mirror {
     pub metrics: Metrics,
 }
 
-impl Mirror {
+impl Controller {
     /// Runs until `stop` turns true, then finishes its writes and gives the Lease back with `release`. Returns early, with
     /// the name of the task, when a task ends that never should.
     pub async fn run(
@@ -116,7 +116,7 @@ impl Mirror {
     }
 }
 
-/// What runs in a mirror, without end. Each task returns its name if it ends nevertheless.
+/// What runs in a controller, without end. Each task returns its name if it ends nevertheless.
 pub struct Tasks {
     /// They start writes, and may be aborted at any time.
     pub workers: Vec<BoxFuture<'static, &'static str>>,
@@ -203,9 +203,9 @@ async fn resync<A: CompanionApi>(
     }
 }
 
-/// What a replica without the mirror does, for ever: it looks for no lost companions, so it forgets them, or they would
+/// What a replica without the controller does, for ever: it looks for no lost companions, so it forgets them, or they would
 /// fill its memory.
-pub async fn without_mirror(world: SharedWorld, resync: Duration) -> Infallible {
+pub async fn without_controller(world: SharedWorld, resync: Duration) -> Infallible {
     let mut ticks = tokio::time::interval(resync);
     loop {
         ticks.tick().await;

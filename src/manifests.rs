@@ -51,12 +51,12 @@ const DEPLOYED_KINDS: &str = "value: configmaps
 /// the same environment variables.
 #[derive(Debug, Clone, Args)]
 pub struct Manifests {
-    /// URL at which the API server reaches a guard outside the cluster, such as `https://10.0.0.7:9443`; leaves out
+    /// URL at which the API server reaches a webhook outside the cluster, such as `https://10.0.0.7:9443`; leaves out
     /// Deployment and Service
     #[arg(long, value_name = "URL", value_parser = webhook_url)]
     pub webhook_url: Option<String>,
 
-    /// Mirror and guard Secrets as well
+    /// Mirror and protect Secrets as well
     #[arg(long)]
     pub secrets: bool,
 
@@ -65,7 +65,7 @@ pub struct Manifests {
     #[arg(long)]
     pub policy: bool,
 
-    /// Have cert-manager issue the guard's certificate and inject its CA
+    /// Have cert-manager issue the webhook's certificate and inject its CA
     #[arg(long, conflicts_with = "webhook_url")]
     pub cert_manager: bool,
 
@@ -93,11 +93,11 @@ pub struct Manifests {
     #[arg(long)]
     pub create_namespace: bool,
 
-    /// Users that guard and policy do not restrict; a guard outside the cluster needs the flag as well
+    /// Users that webhook and policy do not restrict; a webhook outside the cluster needs the flag as well
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub exempt_user: Vec<String>,
 
-    /// Groups whose members guard and policy do not restrict
+    /// Groups whose members webhook and policy do not restrict
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub exempt_group: Vec<String>,
 
@@ -448,26 +448,26 @@ mod tests {
 
     #[test]
     fn webhook_url_is_https_with_a_host_and_no_path() {
-        for text in ["https://10.0.0.7:9443", "https://guard.example.com", "https://[::1]:9443"] {
+        for text in ["https://10.0.0.7:9443", "https://webhook.example.com", "https://[::1]:9443"] {
             assert_eq!(webhook_url(text).as_deref(), Ok(text));
         }
-        assert_eq!(webhook_url("https://guard:9443/").as_deref(), Ok("https://guard:9443"));
+        assert_eq!(webhook_url("https://webhook:9443/").as_deref(), Ok("https://webhook:9443"));
         for text in [
             "",
-            "guard:9443",
-            "http://guard:9443",
+            "webhook:9443",
+            "http://webhook:9443",
             "https://",
             "https://:9443",
-            "https://guard:9443/validate",
-            "https://guard:9443?x=y",
-            "https://guard:9443#x",
-            "https://me:secret@guard:9443",
-            "https://guard:0",
-            "https://guard:99999",
-            "https://guard:",
+            "https://webhook:9443/validate",
+            "https://webhook:9443?x=y",
+            "https://webhook:9443#x",
+            "https://me:secret@webhook:9443",
+            "https://webhook:0",
+            "https://webhook:99999",
+            "https://webhook:",
             "https://[::zz]:9443",
             "https://under_score:9443",
-            "https://guard:9443\n- x",
+            "https://webhook:9443\n- x",
         ] {
             assert!(webhook_url(text).is_err(), "{text}");
         }

@@ -13,8 +13,8 @@ use tokio::{
 };
 
 use crate::{
-    certs, config, controller as mirror,
-    controller::{Mirror, queue::Queue},
+    certs, config, controller,
+    controller::{Controller, queue::Queue},
     leader::{self, Claim, Election, LeaseAnnotations},
     ops::{
         health::{Condition, Readiness, readyz, routes},
@@ -26,8 +26,8 @@ use crate::{
         ConnectionLimits, Server, Tls,
         client_ca::{ClientCa, server_configs},
     },
-    webhook as guard,
-    webhook::{access::AccessChecker, http::Guard},
+    webhook,
+    webhook::{access::AccessChecker, http::Webhook},
 };
 use lockstep_cluster::{client, informer::Informers, watch::Restores};
 use lockstep_core::{
@@ -106,13 +106,13 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     };
     informers.start(&mut tasks, &client);
 
-    let guard = match webhook_listener {
+    let webhook = match webhook_listener {
         None => None,
         Some(listener) => {
             if !identity.starts_with("system:serviceaccount:") {
                 tracing::warn!(
                     identity,
-                    "the guard does not restrict {identity}, the user that Lockstep runs as, nor anybody else with \
+                    "the webhook does not restrict {identity}, the user that Lockstep runs as, nor anybody else with \
                      this identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
                 );
             }
@@ -133,8 +133,12 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
             let verified_only = clients.is_some();
             let configs = server_configs(&mut tasks, resolver, clients)?;
-            let guard = Guard::new(rules, world.clone(), access, metrics.clone(), verified_only);
-            Some((listener, configs, guard::http::routes(Arc::new(guard)).merge(readyz(readiness.clone()))))
+            let webhook = Webhook::new(rules, world.clone(), access, metrics.clone(), verified_only);
+            Some((
+                listener,
+                configs,
+                webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone())),
+            ))
         }
     };
 
@@ -150,7 +154,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             "all watches have listed"
         );
         let webhook = async {
-            if let Some((listener, config, router)) = guard {
+            if let Some((listener, config, router)) = webhook {
                 // Only now, because a review needs the complete world. Connections made before wait in the backlog.
                 readiness.mark_true(Condition::Serving);
                 let tls = Some(Tls { config, metrics: metrics.clone() });
@@ -160,11 +164,11 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
             }
             Ok(())
         };
-        let mirror = async {
+        let controller = async {
             if settings.no_controller {
                 tokio::select! {
                     () = stopped(stop.clone()) => return Ok(()),
-                    never = mirror::without_mirror(world.clone(), settings.resync) => match never {},
+                    never = controller::without_controller(world.clone(), settings.resync) => match never {},
                 }
             }
             let (claim, election) =
@@ -174,12 +178,12 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
                     election.release().await;
                 }
             };
-            let settings = settings.mirror(&scope);
+            let settings = settings.controller(&scope);
             let (world, metrics) = (world.clone(), metrics.clone());
-            let mirror = Mirror { client, settings, world, queue, claim, annotations, metrics };
-            mirror.run(release, stop.clone()).await
+            let controller = Controller { client, settings, world, queue, claim, annotations, metrics };
+            controller.run(release, stop.clone()).await
         };
-        tokio::try_join!(mirror, webhook).map(drop)
+        tokio::try_join!(controller, webhook).map(drop)
     };
     let outcome = tokio::select! {
         outcome = work => outcome,

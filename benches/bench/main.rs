@@ -1,5 +1,5 @@
 //! Lockstep against its limits: what the API server itself can write and deliver, and what a bare TLS server can answer.
-//! Each figure is measured several times in turn with its floor, and with a mirror on controller-runtime (benches/peer),
+//! Each figure is measured several times in turn with its floor, and with a controller on controller-runtime (benches/peer),
 //! in the same run: ratios vary less between machines than durations do.
 //!
 //! `make bench` runs everything in less than 20 minutes, `make bench QUICK=1` less of it in less than three, and
@@ -12,7 +12,6 @@
 mod exchange;
 #[path = "../../tests/e2e/fixture.rs"]
 mod fixture;
-mod guard;
 #[path = "../../tests/e2e/harness.rs"]
 mod harness;
 mod mirror;
@@ -24,6 +23,7 @@ mod report;
 mod scale;
 #[path = "../../tests/e2e/users.rs"]
 mod users;
+mod webhook;
 
 use std::{env, path::PathBuf, time::Instant};
 
@@ -35,9 +35,9 @@ async fn main() {
     drop(rustls::crypto::ring::default_provider().install_default());
     let arguments: Vec<String> = env::args().skip(1).collect();
     if let [command, address, certificates] = arguments.as_slice()
-        && command == "bare-guard"
+        && command == "bare-webhook"
     {
-        guard::serve_bare(address, certificates.as_ref()).await;
+        webhook::serve_bare(address, certificates.as_ref()).await;
     }
     let only = env::var("ONLY").unwrap_or_default();
     let wanted = |part: &str| part.contains(&*only);
@@ -63,9 +63,9 @@ async fn main() {
     if wanted("beside") {
         mirror::beside_fan_out(&bench, &mut report).await;
     }
-    if wanted("guard") {
-        guard::reviews_a_cpu_second(&bench, &mut report).await;
-        guard::share_in_a_patch(&bench, &mut report).await;
+    if wanted("webhook") {
+        webhook::reviews_a_cpu_second(&bench, &mut report).await;
+        webhook::share_in_a_patch(&bench, &mut report).await;
     }
     if wanted("scale") {
         scale::sizes(&bench, &mut report).await;

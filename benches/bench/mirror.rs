@@ -1,4 +1,4 @@
-//! The mirror beside as many bare writes of the same objects, and beside a mirror on controller-runtime.
+//! The controller beside as many bare writes of the same objects, and beside a controller on controller-runtime.
 
 use std::{
     collections::HashMap,
@@ -129,7 +129,7 @@ pub(crate) async fn fan_out(bench: &Bench, report: &mut Report) {
                             count as f64,
                         )
                         .await;
-                        // One more for the source that shows that the mirror works.
+                        // One more for the source that shows that the controller works.
                         let counts = (writes("created") as usize, writes("updated") as usize);
                         assert_eq!(counts, (count + 1, count), "created and updated");
                     }
@@ -150,7 +150,7 @@ pub(crate) async fn fan_out(bench: &Bench, report: &mut Report) {
     report.add(updates);
 }
 
-/// Waits until a mirror works: a source of its own is mirrored.
+/// Waits until a controller works: a source of its own is mirrored.
 async fn warm_up(bench: &Bench, seen: &mut Watch) {
     bench.post(&configmaps("default"), &source("first", ".", &json!({"sky": "blue"}))).await;
     seen.until("first-synced", |seen| seen.event == "ADDED").await;
@@ -217,7 +217,7 @@ pub(crate) async fn heal(bench: &Bench, report: &mut Report) {
             let floor = (who == Who::Floor)
                 .then(|| tokio::spawn(bare_heals(bench.api(), place.clone(), bodies.clone())));
             let mut seen = bench.watch(COMPANIONS).await;
-            // The first one shows that the mirror works.
+            // The first one shows that the controller works.
             let (mut deleted, mut edited) = (Vec::new(), Vec::new());
             for n in 0..=count {
                 let name = format!("config-{}-synced", repetition * count + n);

@@ -180,7 +180,7 @@ impl Bench {
         Some(Program::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())))
     }
 
-    /// Starts a mirror, and does not wait until it is ready.
+    /// Starts a controller, and does not wait until it is ready.
     pub(crate) fn spawn(&self, who: Who) -> Mirror {
         match who {
             Who::Floor => unreachable!("the floor is this process"),
@@ -194,7 +194,7 @@ impl Bench {
         LockstepProcess::start(program, &self.kubeconfig(), flags).expect("lockstep starts")
     }
 
-    /// Starts Lockstep without the guard, and waits until it is ready.
+    /// Starts Lockstep without the webhook, and waits until it is ready.
     pub(crate) async fn lockstep(&self, flags: &[&str]) -> LockstepProcess {
         let mut lockstep = self.spawn_lockstep(&[&["--no-webhook"], flags].concat());
         lockstep.wait_ready(DEADLINE).await.expect("lockstep becomes ready");

@@ -150,7 +150,7 @@ pub(crate) async fn namespaces(bench: &Bench, report: &mut Report) {
         cluster.source(&home, &format!("config-{n}")).annotate("target-namespaces", &pattern).create().await;
     }
     lockstep.wait_metric("lockstep_companions", sources as f64).await;
-    let guard = cluster.peer().await;
+    let webhook = cluster.peer().await;
     let expected = reviews(&cluster, &home);
     let mut known = 0;
     for count in steps {
@@ -165,7 +165,7 @@ pub(crate) async fn namespaces(bench: &Bench, report: &mut Report) {
         let (before, start) = (reconciles(), cpu(lockstep.0.id()));
         tokio::time::sleep(Duration::from_secs(if bench.quick { 3 } else { 20 })).await;
         let each = (cpu(lockstep.0.id()) - start).as_secs_f64() * 1e6 / (reconciles() - before);
-        let mut connection = BufStream::new(guard.connect().await.expect("a connection"));
+        let mut connection = BufStream::new(webhook.connect().await.expect("a connection"));
         let mut times = Vec::new();
         for _ in 0..bench.scaled(500, 100) {
             let start = Instant::now();

@@ -9,7 +9,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::{harness::Cluster, peer::review_of};
 
-/// A review, and whether the guard must allow it.
+/// A review, and whether the webhook must allow it.
 pub(crate) struct Expected {
     pub body: String,
     pub uid: String,
@@ -17,7 +17,7 @@ pub(crate) struct Expected {
 }
 
 /// What an API server sends: mostly changes of sources that touch no right, some edits of companions, a few new sources
-/// for which the guard asks about rights.
+/// for which the webhook asks about rights.
 pub(crate) fn reviews(cluster: &Cluster, home: &str) -> Vec<Expected> {
     let object = |name: &str, label: &str, annotations: Value, turn: &str| {
         json!({
@@ -60,7 +60,7 @@ pub(crate) type Connection = BufStream<TlsStream<TcpStream>>;
 /// Sends a review and reads the answer; the connection stays open.
 pub(crate) async fn exchange(connection: &mut Connection, body: &str) -> std::io::Result<(u16, Vec<u8>)> {
     let head = format!(
-        "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     connection.write_all(head.as_bytes()).await?;

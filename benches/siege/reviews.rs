@@ -1,4 +1,4 @@
-//! Reviews straight to the guard, over connections that stay open as those of an API server do, alone and beside clients
+//! Reviews straight to the webhook, over connections that stay open as those of an API server do, alone and beside clients
 //! that are slow, broken or hostile, while a source changes and is mirrored.
 
 use std::{
@@ -34,7 +34,7 @@ const CONNECTIONS: usize = 16;
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a change may take to be mirrored before it counts as lost.
 const MIRROR_TIMEOUT: Duration = Duration::from_secs(10);
-/// More connections than the guard keeps open.
+/// More connections than the webhook keeps open.
 const HELD_CONNECTIONS: usize = 300;
 
 /// One connection of an API server, with one review after the other.
@@ -132,7 +132,7 @@ impl Attacks {
             self.running.spawn(async move {
                 while !over.load(Ordering::Relaxed) {
                     let number = count.fetch_add(1, Ordering::Relaxed);
-                    // The guard ends most of these connections: that is what it should do.
+                    // The webhook ends most of these connections: that is what it should do.
                     drop(timeout(Duration::from_secs(10), attack(peer.clone(), number)).await);
                     sleep(pause).await;
                 }
@@ -151,7 +151,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
     });
     attacks.start("headers, one byte at a time", 50, short, async |peer: Arc<Peer>, _| {
         let mut stream = peer.connect().await?;
-        for byte in b"POST /validate HTTP/1.1\r\nhost: guard\r\nx: ".iter().chain([b'x'; 1000].iter()) {
+        for byte in b"POST /validate HTTP/1.1\r\nhost: webhook\r\nx: ".iter().chain([b'x'; 1000].iter()) {
             stream.write_all(&[*byte]).await?;
             stream.flush().await?;
             sleep(Duration::from_millis(200)).await;
@@ -160,7 +160,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
     });
     attacks.start("bodies, a few bytes at a time", 20, short, async |peer: Arc<Peer>, _| {
         let mut stream = peer.connect().await?;
-        let head = "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\ncontent-length: 4000000\r\n\r\n";
+        let head = "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\ncontent-length: 4000000\r\n\r\n";
         stream.write_all(head.as_bytes()).await?;
         loop {
             stream.write_all(b"{\"a\":").await?;
@@ -184,7 +184,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
     });
     attacks.start("bodies of 100 megabytes", 4, long, async |peer: Arc<Peer>, _| {
         let mut stream = peer.connect().await?;
-        let head = "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
+        let head = "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\ncontent-length: 104857600\r\n\r\n";
         stream.write_all(head.as_bytes()).await?;
         let chunk = vec![b' '; 1 << 20];
         for _ in 0..100 {
@@ -194,7 +194,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
     });
     attacks.start("requests cut off in the middle", 8, short, async |peer: Arc<Peer>, _| {
         let mut stream = peer.connect().await?;
-        let head = "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n{";
+        let head = "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n{";
         stream.write_all(head.as_bytes()).await?;
         stream.flush().await
     });
@@ -207,7 +207,7 @@ fn start_attacks(attacks: &mut Attacks, hostile: Arc<Vec<String>>) {
     });
 }
 
-/// Returns the errors that are the guard's fault.
+/// Returns the errors that are the webhook's fault.
 pub(crate) async fn run(cluster: &Arc<Cluster>, home: &str, tenant: &Client) -> usize {
     cluster.source(home, "shades").create().await;
     cluster.wait_data(home, "shades-synced", json!({"sky": "blue"})).await;

@@ -90,7 +90,7 @@ impl Reloader {
                     tracing::info!(
                         file = %self.files.certificate.display(),
                         expires = %self.leaf.not_after,
-                        "the guard serves a new certificate"
+                        "the webhook serves a new certificate"
                     );
                 }
             }

@@ -222,7 +222,7 @@ impl CertificateTask {
             issuer = leaf.issuer.subject,
             expires = %leaf.certificate.not_after,
             names = leaf.names.iter().map(String::as_str).collect::<Vec<_>>().join(","),
-            "the guard serves a new certificate"
+            "the webhook serves a new certificate"
         );
         self.leaf = Some(leaf);
         Ok(())

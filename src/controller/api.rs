@@ -1,4 +1,4 @@
-//! The API calls that the mirror makes for companions. Every update names the state it was decided on, every delete
+//! The API calls that the controller makes for companions. Every update names the state it was decided on, every delete
 //! the very object.
 
 use std::{sync::Arc, time::Duration};

@@ -237,7 +237,7 @@ impl EventWriter {
                 ..ObjectMeta::default()
             },
             event_time: Some(now),
-            action: Some("Mirror".to_owned()),
+            action: Some("Reconcile".to_owned()),
             reason: Some(event.reason.to_owned()),
             type_: Some(event.type_().to_owned()),
             note: Some(event.note.clone()),

@@ -1,4 +1,4 @@
-//! What people see of the mirror's work: log lines, counters, gauges and Events. Names of keys, never values.
+//! What people see of the controller's work: log lines, counters, gauges and Events. Names of keys, never values.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! The mirror as a whole, on an API server that answers as a test says: leadership, shutdown, slow writes.
+//! The controller as a whole, on an API server that answers as a test says: leadership, shutdown, slow writes.
 
 use std::{
     sync::Mutex,
@@ -189,7 +189,7 @@ async fn lease_is_released_before_pending_events_are_written() {
     });
     let ((stop, stopped), released) = (watch::channel(false), Mutex::new(None));
     let release = async { *released.lock().unwrap() = Some(tokio::time::Instant::now()) };
-    let mirror = Mirror {
+    let controller = Controller {
         client,
         settings: settings(),
         world: cluster.world,
@@ -203,7 +203,7 @@ async fn lease_is_released_before_pending_events_are_written() {
         stop.send_replace(true);
         tokio::time::Instant::now()
     };
-    let (outcome, begun) = tokio::join!(mirror.run(release, stopped), stopping);
+    let (outcome, begun) = tokio::join!(controller.run(release, stopped), stopping);
     assert_eq!(outcome, Ok(()));
     assert!(begun.elapsed() >= EVENTS_TIMEOUT, "an Event delayed the stop");
     assert_eq!(released.lock().unwrap().expect("released"), begun);

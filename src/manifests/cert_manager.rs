@@ -27,7 +27,7 @@ const WEBHOOKS: &str = "
 webhooks:
 ";
 /// The RBAC for generated certificates.
-pub const BUNDLE_RIGHTS: &str = "  # the caBundle of the guard's own webhooks
+pub const BUNDLE_RIGHTS: &str = "  # the caBundle of the webhook's own webhooks
   - apiGroups: [admissionregistration.k8s.io]
     resources: [validatingwebhookconfigurations, mutatingwebhookconfigurations]
     resourceNames: [lockstep.workshop.io]

@@ -25,7 +25,7 @@ use crate::clock;
 pub enum Condition {
     /// The watch of this name has listed once.
     Listed(&'static str),
-    /// The guard has a certificate, and it is valid.
+    /// The webhook has a certificate, and it is valid.
     Certificate,
     /// The webhook configurations hold the CA that signed it.
     Bundle,
@@ -35,7 +35,7 @@ pub enum Condition {
     NotStopping,
 }
 
-/// What `/readyz` says in addition, without effect on its status: the guard must not stop because the mirror does.
+/// What `/readyz` says in addition, without effect on its status: the webhook must not stop because the controller does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Warning {
     /// The last attempt to read or write the Lease failed.
@@ -131,7 +131,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// `/readyz`. The guard serves it on its own port, too: an answer there proves that the port serves.
+/// `/readyz`. The webhook serves it on its own port, too: an answer there proves that the port serves.
 pub fn readyz(readiness: Readiness) -> Router {
     Router::new().route("/readyz", get(|| async move { readyz_response(&readiness) }))
 }

@@ -221,7 +221,7 @@ impl Metrics {
                 "Time from the first byte of a review to its response",
             ),
             reviews: add(r, "reviews", "Admission reviews, by verdict"),
-            denials: add(r, "denials", "Requests refused by the guard, by reason"),
+            denials: add(r, "denials", "Requests refused by the webhook, by reason"),
             access_reviews: add(r, "access_reviews", "SubjectAccessReviews, by result"),
             connections: add(r, "webhook_connections", "Open connections to the webhook"),
             handshakes: add(r, "webhook_handshakes", "TLS handshakes of the webhook, by result"),

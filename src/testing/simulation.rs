@@ -1,4 +1,4 @@
-//! A simulation of the mirror: the real world, queue, plan, apply, brake, retry and election of two replicas on a
+//! A simulation of the controller: the real world, queue, plan, apply, brake, retry and election of two replicas on a
 //! simulated API server, under a virtual clock. From a seed come what people do, what goes wrong and how long everything
 //! takes; the `model` crate says what Lockstep has to make of it.
 //!
@@ -11,7 +11,7 @@
 //! | `run` | carries out a scenario and says what was wrong |
 //! | `shrink` | makes a failing scenario shorter |
 //!
-//! Left out: HTTP and `watch::run` (the end-to-end tests have both), the guard, certificates and Events.
+//! Left out: HTTP and `watch::run` (the end-to-end tests have both), the webhook, certificates and Events.
 
 mod convert;
 mod replica;

@@ -45,7 +45,7 @@ const ACCESS_CHECK_TIMEOUT: Duration = Duration::from_millis(2000);
 const NAMESPACE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the handlers share.
-pub struct Guard {
+pub struct Webhook {
     rules: Rules,
     world: SharedWorld,
     access: AccessChecker,
@@ -57,7 +57,7 @@ pub struct Guard {
     log_rate_limit: Mutex<LogRateLimit>,
 }
 
-/// A request that is no AdmissionReview, or that the guard cannot handle now.
+/// A request that is no AdmissionReview, or that the webhook cannot handle now.
 type HttpError = (StatusCode, String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,15 +94,15 @@ struct Author {
 }
 
 /// The routes of the webhook.
-pub fn routes(guard: Arc<Guard>) -> Router {
+pub fn routes(webhook: Arc<Webhook>) -> Router {
     let handler = |route| {
-        let guard = guard.clone();
-        post(move |request| async move { guard.respond(request, route).await })
+        let webhook = webhook.clone();
+        post(move |request| async move { webhook.respond(request, route).await })
     };
     Router::new().route("/validate", handler(Route::Validate)).route("/mutate", handler(Route::Mutate))
 }
 
-impl Guard {
+impl Webhook {
     pub fn new(
         rules: Rules,
         world: SharedWorld,
@@ -160,13 +160,13 @@ impl Guard {
         if !large {
             self.wait_for_namespace(&review.request.namespace).await;
         }
-        let guard = self.clone();
+        let webhook = self.clone();
         match route {
             Route::Validate => {
-                let judged = off_worker(large, move || guard.judge(review)).await?;
+                let judged = off_worker(large, move || webhook.judge(review)).await?;
                 Ok(self.finish(judged).await)
             }
-            Route::Mutate => off_worker(large, move || guard.mutate(&review)).await,
+            Route::Mutate => off_worker(large, move || webhook.mutate(&review)).await,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the mirror would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning: every
+//! What the controller would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning: every
 //! dry run in CI becomes a plan.
 
 use std::{collections::HashMap, time::Duration};

@@ -9,7 +9,7 @@ use lockstep_core::{
     object::{Kind, Object, names},
 };
 
-/// Why a body is no AdmissionReview that the guard handles. The message repeats nothing of the body: it may
+/// Why a body is no AdmissionReview that the webhook handles. The message repeats nothing of the body: it may
 /// hold a Secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {

@@ -41,7 +41,7 @@ async fn argo_cd_syncs_and_prunes_sources_finds_no_difference_and_leaves_compani
     assert_eq!(copied["annotations"]["example.com/owner"], "platform");
     assert_eq!(copied["annotations"].get(TRACKING_ID), None);
 
-    // Nothing differs, although the guard has written an annotation, whichever way Argo CD compares and applies.
+    // Nothing differs, although the webhook has written an annotation, whichever way Argo CD compares and applies.
     let proxy = cluster.configmap(&git.home, "proxy").await.expect("a source");
     assert!(proxy["metadata"]["annotations"][cluster.key("defaults")].is_string(), "{proxy}");
     let in_sync = |when: &str| {

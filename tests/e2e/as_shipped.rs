@@ -80,7 +80,7 @@ impl Replicas {
     }
 }
 
-/// Requests one after the other, each of which the guard has to refuse.
+/// Requests one after the other, each of which the webhook has to refuse.
 struct Requests {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -271,7 +271,7 @@ async fn timed(cluster: &Cluster, method: &str, path: &str, body: &Value) -> (Du
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guard_that_hangs_delays_writes_by_the_timeouts_of_the_manifests() {
+async fn webhook_that_hangs_delays_writes_by_the_timeouts_of_the_manifests() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let cluster = Arc::new(Cluster::new("hangs").await);
     let home = cluster.namespace("home").await;
@@ -303,19 +303,19 @@ async fn guard_that_hangs_delays_writes_by_the_timeouts_of_the_manifests() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guard_that_cannot_check_rights_refuses_before_the_api_server_gives_up() {
+async fn webhook_that_cannot_check_rights_refuses_before_the_api_server_gives_up() {
     let _turn = ONE_AT_A_TIME.lock().await;
     let cluster = Cluster::new("unchecked").await;
     let Some((proxy, through)) = cluster.api_server_proxy().await else { return };
     let home = cluster.namespace("home").await;
     let _installed = cluster.install_as_shipped();
     let flags = ["--webhook-bind", &cluster.address, "--no-controller"];
-    let mut guard = Lockstep::spawn_with_defaults(&cluster.domain(), &through, &flags);
-    guard.wait_ready().await;
+    let mut webhook = Lockstep::spawn_with_defaults(&cluster.domain(), &through, &flags);
+    webhook.wait_ready().await;
     cluster.wait_webhook().await;
     let late = cluster.ns("late");
     proxy.stall();
-    // A namespace that the guard does not know yet: it waits for that, too.
+    // A namespace that the webhook does not know yet: it waits for that, too.
     cluster.namespace("late").await;
     let alice = cluster.editor("alice", &[], &[&home, &late]).await;
     for namespace in [&home, &late] {
@@ -328,7 +328,7 @@ async fn guard_that_cannot_check_rights_refuses_before_the_api_server_gives_up()
     }
 }
 
-/// Reads until the guard closes the connection; returns how long that took, and what it said.
+/// Reads until the webhook closes the connection; returns how long that took, and what it said.
 async fn until_closed(mut stream: impl AsyncReadExt + Unpin, start: Instant) -> (Duration, String) {
     let mut said = Vec::new();
     drop(stream.read_to_end(&mut said).await);
@@ -339,7 +339,7 @@ async fn until_closed(mut stream: impl AsyncReadExt + Unpin, start: Instant) -> 
 async fn begin_request(peer: &Peer, text: &str) -> (Duration, String) {
     let start = Instant::now();
     let mut stream = peer.connect().await.expect("a connection");
-    stream.write_all(text.as_bytes()).await.expect("the guard reads");
+    stream.write_all(text.as_bytes()).await.expect("the webhook reads");
     until_closed(stream, start).await
 }
 
@@ -349,7 +349,7 @@ async fn peers_that_say_nothing_or_half_of_it_are_dropped_in_time() {
     let cluster = Cluster::new("silent-peers").await;
     let (_installed, _lockstep) = cluster.install_and_start(&[]).await;
     let peer = cluster.peer().await;
-    let body = "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
+    let body = "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\n\
                 content-length: 100\r\nconnection: close\r\n\r\n{\"kind\":";
     let no_handshake = async {
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! No request fails while cert-manager renews the guard's certificate and its CA. cert-manager's controllers and its
+//! No request fails while cert-manager renews the webhook's certificate and its CA. cert-manager's controllers and its
 //! cainjector are real. `make test-interop` runs this: Go builds them for minutes.
 
 use std::{
@@ -29,15 +29,15 @@ use crate::{
 use lockstep_core::certs::issue::Certificate;
 
 const NAMESPACE: &str = "lockstep-system";
-/// Whom the guard's certificate is for.
+/// Whom the webhook's certificate is for.
 const SERVICE: &str = "lockstep.lockstep-system.svc";
 /// The addresses of all tests ([`Cluster::address`]) as those of Services, which need no kube-proxy then.
 const SERVICE_ADDRESSES: &str = "--service-cluster-ip-range=127.64.0.0/12";
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 /// What Lockstep logs when it has read its files again.
-const RELOADED: &str = "the guard serves a new certificate";
+const RELOADED: &str = "the webhook serves a new certificate";
 
-/// Edits of companions that are sent at once. As many connections to the guard are needed.
+/// Edits of companions that are sent at once. As many connections to the webhook are needed.
 const EDITS: usize = 40;
 /// Sources that change at the same time.
 const SOURCES: usize = 4;
@@ -171,7 +171,7 @@ impl Scene {
         within(CONTROLLERS, trusted).await;
     }
 
-    /// Waits until the API server has verified the guard's certificate often enough, with no failure.
+    /// Waits until the API server has verified the webhook's certificate often enough, with no failure.
     async fn withstands(&self, what: &str) {
         let (rounds, connections) = (self.load.rounds(), self.service.accepted());
         let enough = format!("{ROUNDS} rounds after: {what}");
@@ -285,7 +285,7 @@ impl Replica {
     }
 }
 
-/// Edits that the guard must refuse and changes of sources that it must allow, in rounds of many at once.
+/// Edits that the webhook must refuse and changes of sources that it must allow, in rounds of many at once.
 struct Load {
     home: String,
     start: Instant,

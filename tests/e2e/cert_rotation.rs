@@ -90,7 +90,7 @@ fn spawn(cluster: &Cluster, address: &str, flags: &[&str]) -> Lockstep {
     Lockstep::spawn(&cluster.domain(), &kubeconfig, &all)
 }
 
-/// Requests that the guard must answer, one after the other in several streams.
+/// Requests that the webhook must answer, one after the other in several streams.
 struct Requests {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -107,7 +107,7 @@ impl Requests {
                 let edit = json!({"data": {"sky": "mine"}});
                 while !stop.load(Ordering::SeqCst) {
                     let body = Some(("application/merge-patch+json", &edit));
-                    // The guard refuses the edit; any other answer is a failed request.
+                    // The webhook refuses the edit; any other answer is a failed request.
                     assert_eq!(cluster.try_request("PATCH", &path, body).await, Err(403));
                     answered.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(Duration::from_millis(10)).await;

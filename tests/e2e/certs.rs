@@ -40,7 +40,7 @@ use lockstep_core::{
 };
 
 const NAMESPACE: &str = "lockstep-system";
-const HOST: &str = "guard.example";
+const HOST: &str = "webhook.example";
 const LONG: Lifetimes = Lifetimes { ca_validity: days(365), leaf_validity: days(7) };
 
 const fn days(n: u64) -> Duration {
@@ -498,7 +498,7 @@ async fn removed_or_replaced_ca_bundle_is_restored_within_seconds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn webhook_configurations_created_later_get_the_ca_and_their_hosts_get_into_the_leaf() {
     let fixture = Fixture::bare("later").await;
-    // The API server calls no guard: there is nothing to wait for.
+    // The API server calls no webhook: there is nothing to wait for.
     let replica = fixture.ready_replica(LONG).await;
     let ca = eventually("a CA", || fixture.current()).await;
     assert_eq!(replica.handshake(from_ref(&ca), "localhost").await, Ok(()));

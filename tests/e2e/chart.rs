@@ -444,7 +444,7 @@ async fn helm_test(mut helm: Command, cluster: &Cluster, namespace: &str, phase:
     check.args(["check", "--lockstep-namespace", namespace, "--domain", &cluster.domain(), "-n", namespace]);
     let printed = output(check.env("KUBECONFIG", kubeconfig), "");
     let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
-    assert!(printed.contains("✗ the API server cannot reach the guard"), "{printed}");
+    assert!(printed.contains("✗ the API server cannot reach the webhook"), "{printed}");
     assert!(!printed.contains("cannot be read") && !printed.contains("the pods in"), "{printed}");
     cluster.merge(&format!("{path}/status"), &json!({"status": {"phase": phase}})).await;
     test.await.expect("helm ends").status.success()

@@ -7,7 +7,7 @@ use crate::harness::{CONTROLLERS, Cluster, DEADLINE, configmap, eventually, run,
 #[tokio::test]
 async fn deleted_source_takes_its_companions_with_it() {
     let Some(cluster) = Cluster::audited("gone").await else { return };
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for propagation in ["Background", "Foreground", "Orphan"] {
         cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
@@ -30,7 +30,7 @@ async fn deleted_source_takes_its_companions_with_it() {
 #[tokio::test]
 async fn companion_is_deleted_when_its_source_is_unlabelled_or_its_target_no_longer_matches() {
     let cluster = Cluster::new("unlabelled").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
     cluster
@@ -62,7 +62,7 @@ async fn companion_is_deleted_when_its_source_is_unlabelled_or_its_target_no_lon
 #[tokio::test]
 async fn source_recreated_under_the_same_name_keeps_its_companions() {
     let cluster = Cluster::new("recreated").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = |sky: &str| {
         let source = cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}"));
@@ -87,7 +87,7 @@ async fn source_recreated_under_the_same_name_keeps_its_companions() {
 #[tokio::test]
 async fn companions_of_a_terminating_source_are_not_written() {
     let cluster = Cluster::new("dying").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "colors").with("/metadata/finalizers", json!(["example.com/held"])).create().await;
     cluster.source(&home, "beacon").create().await;
@@ -120,7 +120,7 @@ fn stripped(cluster: &Cluster) -> [(&'static str, Value); 3] {
 #[tokio::test]
 async fn companion_that_lost_its_marks_while_its_source_was_paused_goes_with_the_source() {
     let cluster = Cluster::new("outlives").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let mut targets = Vec::new();
     for (name, _) in stripped(&cluster) {
@@ -175,7 +175,7 @@ async fn companion_that_lost_its_marks_while_its_source_was_paused_goes_with_the
 #[tokio::test]
 async fn companion_that_lost_its_label_before_a_restart_goes_with_its_source() {
     let cluster = Cluster::new("restarted").await;
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let mut targets = Vec::new();
     // Without the annotation `source-uid`, nothing proves that it is ours.
@@ -192,7 +192,7 @@ async fn companion_that_lost_its_label_before_a_restart_goes_with_its_source() {
         cluster.merge(&configmap(namespace, "colors-synced"), &strip).await;
     }
     assert!(lockstep.stop().await.success());
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     cluster.delete(&configmap(&home, "colors")).await;
     for namespace in &targets {
         cluster.wait_gone(&configmap(namespace, "colors-synced")).await;
@@ -202,7 +202,7 @@ async fn companion_that_lost_its_label_before_a_restart_goes_with_its_source() {
 #[tokio::test]
 async fn companions_of_a_source_recreated_with_a_malformed_policy_are_deleted() {
     let cluster = Cluster::new("anew").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = || cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}"));
     source().create().await;
@@ -249,7 +249,7 @@ fn kubectl(cluster: &Cluster, line: &str) -> String {
 #[tokio::test]
 async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_write_each() {
     let Some(cluster) = Cluster::audited("keep").await else { return };
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let kept = |name: &str| {
         let source = cluster.source(&home, name).annotate("when-removed", "keep");
@@ -291,7 +291,7 @@ async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_wri
     // The garbage collector has its chance: it deletes the companion of a source that is deleted later. A new process has
     // its chance, too, and mirrors that source.
     assert!(lockstep.stop().await.success());
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     cluster.source(&home, "beacon").annotate("target-namespaces", &format!(".,{away}")).create().await;
     for namespace in [&home, &away] {
         cluster.wait_data(namespace, "beacon-synced", json!({"sky": "blue"})).await;
@@ -317,7 +317,7 @@ async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_wri
 #[tokio::test]
 async fn companion_stays_when_its_source_that_says_keep_is_unlabelled_or_its_target_no_longer_matches() {
     let Some(cluster) = Cluster::audited("handover").await else { return };
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let selected = cluster.namespace_with("selected", json!({"tier": cluster.id}), json!({})).await;
     cluster
@@ -424,7 +424,7 @@ const MANY: usize = 24;
 #[tokio::test]
 async fn deletes_of_more_than_half_are_held_and_sources_recreated_in_time_keep_their_companions() {
     let cluster = Cluster::new("accident").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let mut uids = Vec::new();
     for n in 0..MANY {
@@ -458,7 +458,7 @@ async fn deletes_of_more_than_half_are_held_and_sources_recreated_in_time_keep_t
 #[tokio::test]
 async fn companions_of_more_than_half_the_sources_missing_at_start_are_deleted_after_the_grace() {
     let cluster = Cluster::new("missing").await;
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for n in 0..MANY {
         cluster.source(&home, &format!("s{n}")).annotate("target-namespaces", &away).create().await;

@@ -1,4 +1,4 @@
-//! `--client-ca`: the guard takes reviews only from API servers that present a certificate of that CA.
+//! `--client-ca`: the webhook takes reviews only from API servers that present a certificate of that CA.
 
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,7 @@ impl Drop for TempDir {
     }
 }
 
-/// A control plane of its own whose API server presents a certificate to the guard of its only test.
+/// A control plane of its own whose API server presents a certificate to the webhook of its only test.
 pub struct VerifiedCluster {
     pub cluster: Cluster,
     ca: ClientCa,
@@ -97,7 +97,7 @@ impl VerifiedCluster {
         Some(Self { cluster, ca, ca_file, _dir: dir })
     }
 
-    /// The flags with which the guard takes reviews from this API server alone.
+    /// The flags with which the webhook takes reviews from this API server alone.
     pub fn flags(&self) -> [&str; 2] {
         ["--client-ca", &self.ca_file]
     }

@@ -164,7 +164,7 @@ async fn status_follows_changes_and_knows_the_flags_of_the_leader() {
     let cluster = Cluster::new("follow").await;
     let home = cluster.namespace("home").await;
     let _installed = cluster.install(&["--webhook-url", &cluster.url(), "--suffix=-copy"]);
-    let _lockstep = cluster.start_guard(&["--suffix=-copy"]).await;
+    let _lockstep = cluster.start_webhook(&["--suffix=-copy"]).await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-copy", json!({"sky": "blue"})).await;
     let admin = cluster.admin();
@@ -262,7 +262,7 @@ async fn what_a_person_may_not_see_is_said_and_not_taken_for_missing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plan_says_what_the_dry_run_says_and_what_the_guard_refuses() {
+async fn plan_says_what_the_dry_run_says_and_what_the_webhook_refuses() {
     let cluster = Cluster::new("planned").await;
     let (home, away, alice) = cluster.alice().await;
     let third = cluster.namespace("third").await;
@@ -315,7 +315,7 @@ async fn plan_says_what_the_dry_run_says_and_what_the_guard_refuses() {
     let dry_run = String::from_utf8_lossy(&dry_run.stderr).into_owned();
     assert!(dry_run.contains(&format!("lockstep plan: update 1, delete 1 ({away})")), "{dry_run}");
 
-    // No right in a namespace, a malformed annotation, a foreign object: as the guard and the mirror say it.
+    // No right in a namespace, a malformed annotation, a foreign object: as the webhook and the controller say it.
     let refused = source(&third, json!({}));
     let planned = cluster.command_with(&alice, "plan -f -", &refused);
     let denial = alice.fails_with("apply -f -", &refused);
@@ -413,7 +413,7 @@ async fn explanation_ends_with_the_command_that_changes_it() {
 async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
     let cluster = Cluster::new("audit").await;
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
-    let mut lockstep = cluster.start_guard(&[]).await;
+    let mut lockstep = cluster.start_webhook(&[]).await;
     let (home, a, b) = scene(&cluster).await;
     for namespace in [&a, &b] {
         for name in ["right-synced", "taken-synced"] {
@@ -432,7 +432,7 @@ async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
     // A pattern that matches nothing is worth knowing, and no drift.
     assert!(clean.out.contains("ineffective"), "{}", clean.out);
 
-    // Nobody repairs and nobody guards from here on.
+    // Nobody repairs and nobody webhooks from here on.
     lockstep.stop().await;
     cluster.apply(&["--webhook-url", &cluster.url()]);
     let instance = format!("lockstep.{}", cluster.domain());
@@ -482,8 +482,8 @@ async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
     assert!(junit.contains("failures=\"3\""), "{junit}");
     let sarif: Value = serde_json::from_str(&cluster.command(&admin, "audit -o sarif").out).expect("SARIF");
     assert_eq!(sarif["runs"][0]["results"].as_array().map(Vec::len), Some(5));
-    // Once a mirror runs again, `--wait` gives it the time to repair.
-    let _mirror = cluster.start_mirror().await;
+    // Once a controller runs again, `--wait` gives it the time to repair.
+    let _mirror = cluster.start_controller().await;
     cluster
         .merge(
             &configmap(&home, "nowhere"),
@@ -496,34 +496,34 @@ async fn audit_finds_every_kind_of_drift_and_tells_it_with_its_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
+async fn check_tells_a_webhook_that_answers_from_one_that_is_dead_or_missing() {
     let cluster = Cluster::new("check").await;
     let admin = cluster.admin();
     let absent = cluster.command(&admin, "check");
     // Lockstep's namespace is shared by all tests, so other instances' pods could be there on a real node.
     assert!(absent.out.contains("Kubernetes v1."), "{}", absent.out);
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
-    // Until the first replica is ready, the guard refuses by failurePolicy: that is no reason to uninstall it.
+    // Until the first replica is ready, the webhook refuses by failurePolicy: that is no reason to uninstall it.
     let starting = cluster.command(&admin, "check");
     let (_, remedy) =
-        starting.out.split_once("✗ the API server cannot reach the guard").expect(&starting.out);
+        starting.out.split_once("✗ the API server cannot reach the webhook").expect(&starting.out);
     let wait = "kubectl -n lockstep-system rollout status deployment lockstep";
     assert!(starting.code == 1 && remedy.contains(wait), "{}", starting.out);
-    let mut lockstep = cluster.start_guard(&[]).await;
+    let mut lockstep = cluster.start_webhook(&[]).await;
     let good = cluster.command(&admin, "check");
     assert_eq!(good.code, 0, "{}{}", good.out, good.err);
     let version = format!(", version {}", env!("CARGO_PKG_VERSION"));
     for text in
-        ["✓ the guard answers", &version, "✓ leader ", "has all its rights", "trusts a CA for another"]
+        ["✓ the webhook answers", &version, "✓ leader ", "has all its rights", "trusts a CA for another"]
     {
         assert!(good.out.contains(text), "{text}: {}", good.out);
     }
-    // Errors that are not the guard's.
+    // Errors that are not the webhook's.
     let elsewhere = cluster.command(&admin, "check -n no-such-namespace");
     assert_eq!(elsewhere.code, 0, "{}{}", elsewhere.out, elsewhere.err);
     assert!(
         elsewhere.out.contains(
-            "? the guard cannot be tried in namespace no-such-namespace: namespaces \"no-such-namespace\" not found"
+            "? the webhook cannot be tried in namespace no-such-namespace: namespaces \"no-such-namespace\" not found"
         ),
         "{}",
         elsewhere.out
@@ -540,11 +540,11 @@ async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
         "{}",
         warned.out
     );
-    // A dead guard refuses, too: by failurePolicy.
+    // A dead webhook refuses, too: by failurePolicy.
     lockstep.stop().await;
     let dead = cluster.command(&admin, "check");
     assert_eq!(dead.code, 1, "{}", dead.out);
-    assert!(dead.out.contains("✗ the API server cannot reach the guard"), "{}", dead.out);
+    assert!(dead.out.contains("✗ the API server cannot reach the webhook"), "{}", dead.out);
     let instance = format!("lockstep.{}", cluster.domain());
     admin.succeeds(&format!("delete validatingwebhookconfiguration {instance}"));
     let missing = cluster.command(&admin, "check");
@@ -554,7 +554,7 @@ async fn check_tells_a_guard_that_answers_from_one_that_is_dead_or_missing() {
         "{}",
         missing.out
     );
-    assert!(missing.out.contains("✗ the guard let"), "{}", missing.out);
+    assert!(missing.out.contains("✗ the webhook let"), "{}", missing.out);
     admin.succeeds(&format!("delete clusterrole {instance}"));
     let rights = eventually("the rights are missing", || async {
         let printed = cluster.command(&admin, "check").out;

@@ -13,7 +13,7 @@ async fn foreign(cluster: &Cluster, namespace: &str, name: &str) -> Value {
 #[tokio::test]
 async fn foreign_object_at_the_companions_name_is_a_conflict_and_is_left_alone() {
     let cluster = Cluster::new("held").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let theirs = foreign(&cluster, &home, "colors-synced").await;
     cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
@@ -33,7 +33,7 @@ async fn foreign_object_at_the_companions_name_is_a_conflict_and_is_left_alone()
 #[tokio::test]
 async fn second_source_for_the_same_companion_is_a_conflict_until_the_first_is_deleted() {
     let cluster = Cluster::new("two").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let source = |name: &str| {
         let source = cluster.source(&home, name).with("/data", json!({"from": name}));
@@ -55,7 +55,7 @@ async fn second_source_for_the_same_companion_is_a_conflict_until_the_first_is_d
 #[tokio::test]
 async fn adopt_takes_over_foreign_objects_only_where_the_namespace_accepts_and_no_controller_owns_them() {
     let cluster = Cluster::new("adopt").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let closed = cluster.namespace("closed").await;
     let open =

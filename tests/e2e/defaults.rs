@@ -9,7 +9,7 @@ use crate::{
     users::{User, manifest},
 };
 
-/// A guard, and three namespaces: sources in `home` are mirrored to `a` by default, and `b` is what the selector
+/// A webhook, and three namespaces: sources in `home` are mirrored to `a` by default, and `b` is what the selector
 /// `env=<id>` matches. Alice may write everywhere.
 struct Scene {
     cluster: Cluster,
@@ -51,7 +51,7 @@ impl Scene {
         self.cluster.configmap(&self.home, "colors").await.expect("the source exists")
     }
 
-    /// The annotation that the guard writes.
+    /// The annotation that the webhook writes.
     async fn stamp(&self) -> Value {
         self.source().await["metadata"]["annotations"][self.cluster.key("defaults")].clone()
     }
@@ -80,13 +80,13 @@ impl Scene {
         .await;
     }
 
-    /// Changes a default of the namespace, and waits until the guard has seen that.
+    /// Changes a default of the namespace, and waits until the webhook has seen that.
     async fn set_default(&self, key: &str, value: Option<&str>, expected: &Value) {
         let patch = json!({"metadata": {"annotations": {self.cluster.key(key): value}}});
         self.cluster.merge(&format!("/api/v1/namespaces/{}", self.home), &patch).await;
         let probe = json!({"metadata": {"name": "probe", "labels": {self.cluster.key("managed"): "true"}}});
         let path = format!("/api/v1/namespaces/{}/configmaps?dryRun=All", self.home);
-        eventually("the guard knows the default", || async {
+        eventually("the webhook knows the default", || async {
             let answer = self.cluster.post(&path, &probe).await;
             (answer["metadata"]["annotations"][self.cluster.key("defaults")] == *expected).then_some(())
         })
@@ -325,7 +325,7 @@ async fn defaults_written_by_hand_are_reviewed_while_stamping_is_down() {
     }
     scene.wait_only_in("refused", &[home]).await;
 
-    // With the rights it is a policy like any other, until the guard stamps again.
+    // With the rights it is a policy like any other, until the webhook stamps again.
     scene.apply(&scene.colors(&[("defaults", &by_hand)]));
     scene.wait_only_in("reviewed", &[b]).await;
     cluster.apply(&["--webhook-url", &cluster.url()]);

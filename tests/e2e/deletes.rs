@@ -34,7 +34,7 @@ impl Scene {
 
     async fn with_lease(test: &str, duration: &str, flags: &[&str]) -> Self {
         let cluster = Cluster::new(test).await;
-        // Only the RBAC for this instance's Lease is needed; without a guard the webhooks have to go.
+        // Only the RBAC for this instance's Lease is needed; without a webhook the webhooks have to go.
         let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
         for kind in ["validating", "mutating"] {
             cluster

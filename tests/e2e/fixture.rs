@@ -1,4 +1,4 @@
-//! What the tests of guard and policy start from: Alice, two namespaces, and sources with companions in them.
+//! What the tests of webhook and policy start from: Alice, two namespaces, and sources with companions in them.
 
 use serde_json::json;
 

@@ -27,8 +27,8 @@ async fn default_targets_flag_is_stamped_on_sources_without_targets() {
 }
 
 #[tokio::test]
-async fn no_controller_flag_runs_the_guard_without_the_mirror() {
-    let cluster = Cluster::new("guardonly").await;
+async fn no_controller_flag_runs_the_webhook_without_the_controller() {
+    let cluster = Cluster::new("webhookonly").await;
     let home = cluster.namespace("home").await;
     let (_installed, lockstep) =
         cluster.install_and_start(&["--no-controller", "--default-protect", "all"]).await;
@@ -37,8 +37,8 @@ async fn no_controller_flag_runs_the_guard_without_the_mirror() {
     let metrics = lockstep.metrics();
     assert!(!metrics.contains("lockstep_companion_writes_total{"), "{metrics}");
 
-    // A mirror creates the companion, which the guard then protects.
-    let _mirror = cluster.start_mirror().await;
+    // A controller creates the companion, which the webhook then protects.
+    let _mirror = cluster.start_controller().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     let edit = json!({"data": {"sky": "mine"}});
     let body = Some(("application/merge-patch+json", &edit));
@@ -49,7 +49,7 @@ async fn no_controller_flag_runs_the_guard_without_the_mirror() {
 async fn metrics_count_sources_companions_and_watches() {
     let cluster = Cluster::new("metrics").await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     lockstep.wait_metric("lockstep_sources", 1.0).await;
     lockstep.wait_metric("lockstep_companions", 2.0).await;

@@ -30,7 +30,7 @@ async fn flux_applies_and_prunes_sources_finds_no_drift_and_leaves_companions_al
     let proxy = cluster.configmap(&git.home, "proxy").await.expect("a source");
     assert!(proxy["metadata"]["annotations"][cluster.key("defaults")].is_string(), "{proxy}");
 
-    // Nothing drifts, although the guard has written an annotation.
+    // Nothing drifts, although the webhook has written an annotation.
     for _ in 0..2 {
         assert_eq!(flux.does(&["diff"], &git.manifests), git.each("unchanged"));
         assert_eq!(flux.does(&["apply"], &git.manifests), git.each("unchanged"));

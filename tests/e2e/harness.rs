@@ -36,7 +36,7 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// How long a hundred megabytes may take on a busy machine.
 pub(crate) const LARGE_DEADLINE: Duration = Duration::from_secs(240);
 
-/// A mirror without leader election and guard: it needs no permissions on objects named after a test's instance.
+/// A controller without leader election and webhook: it needs no permissions on objects named after a test's instance.
 pub(crate) const MIRROR_ONLY: &[&str] = &["--no-webhook", "--no-leader-elect"];
 
 /// The control plane for all tests that do not stop or reconfigure it.
@@ -142,7 +142,7 @@ pub(crate) struct Cluster {
     /// Unique to the test: the domain is `<id>.test` unless the test chooses another, namespaces start with `<id>-`.
     pub id: String,
     domain: String,
-    /// Where the test's guard listens: an address or a port that no other test uses.
+    /// Where the test's webhook listens: an address or a port that no other test uses.
     pub address: String,
     pub client: Client,
     /// The size of the audit log when the test started.
@@ -190,7 +190,7 @@ impl Cluster {
         Self { domain: domain.to_owned(), ..self }
     }
 
-    /// The URL at which the API server reaches the test's guard.
+    /// The URL at which the API server reaches the test's webhook.
     pub(crate) fn url(&self) -> String {
         format!("https://{}", self.address)
     }
@@ -458,20 +458,20 @@ impl Cluster {
         manifests_of(program, &[&["--domain", &self.domain(), "--secrets"], flags].concat())
     }
 
-    /// Starts a mirror for this test and waits until it is ready.
-    pub(crate) async fn start_mirror(&self) -> Lockstep {
+    /// Starts a controller for this test and waits until it is ready.
+    pub(crate) async fn start_controller(&self) -> Lockstep {
         self.start_mirror_with(&[]).await
     }
 
-    /// As [`Self::start_mirror`], with more flags.
+    /// As [`Self::start_controller`], with more flags.
     pub(crate) async fn start_mirror_with(&self, flags: &[&str]) -> Lockstep {
         self.start(&[MIRROR_ONLY, flags].concat()).await
     }
 
-    /// Installs the webhook configurations for this test, and starts mirror and guard with these flags.
+    /// Installs the webhook configurations for this test, and starts controller and webhook with these flags.
     pub(crate) async fn install_and_start(&self, flags: &[&str]) -> (InstalledManifests, Lockstep) {
         let installed = self.install(&["--webhook-url", &self.url()]);
-        (installed, self.start_guard(flags).await)
+        (installed, self.start_webhook(flags).await)
     }
 
     /// As [`Self::install_and_start`], in a process that can allocate no more than this many bytes.
@@ -484,22 +484,22 @@ impl Cluster {
         (installed, lockstep)
     }
 
-    /// Starts mirror and guard, where the webhook configurations are installed.
-    pub(crate) async fn start_guard(&self, flags: &[&str]) -> Lockstep {
+    /// Starts controller and webhook, where the webhook configurations are installed.
+    pub(crate) async fn start_webhook(&self, flags: &[&str]) -> Lockstep {
         let lockstep = self.start(&[&["--webhook-bind", &self.address], flags].concat()).await;
         self.wait_webhook().await;
         lockstep
     }
 
-    /// Waits until the API server calls the guard: it sees the CA bundle a moment after it is published.
+    /// Waits until the API server calls the webhook: it sees the CA bundle a moment after it is published.
     pub(crate) async fn wait_webhook(&self) {
         let path = "/api/v1/namespaces/default/configmaps?dryRun=All";
         let object = |key: &str| json!({"metadata": {"name": "x", "labels": {self.key(key): "true"}}});
         let (forged, mut source) = (object("companion"), object("managed"));
-        // The guard recomputes what somebody writes there.
+        // The webhook recomputes what somebody writes there.
         source["metadata"]["annotations"] = json!({self.key("defaults"): ""});
         let reached =
-            format!("the API server calls the guard at {}; is a firewall in the way?", self.address);
+            format!("the API server calls the webhook at {}; is a firewall in the way?", self.address);
         eventually(&reached, || async {
             let answer = self.try_request("POST", path, Some(("application/json", &forged))).await;
             let stamped = self.try_request("POST", path, Some(("application/json", &source))).await.ok()?;

@@ -9,7 +9,7 @@ use crate::harness::{Cluster, configmap, eventually, secret};
 #[tokio::test]
 async fn edited_companion_is_healed_and_labels_of_others_stay() {
     let cluster = Cluster::new("edited").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let source = cluster.key("source");
     let edits = [
@@ -62,7 +62,7 @@ async fn edited_companion_is_healed_and_labels_of_others_stay() {
 #[tokio::test]
 async fn deleted_companion_is_recreated_even_with_a_finalizer() {
     let cluster = Cluster::new("deleted").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     for namespace in [&home, &away] {
@@ -92,7 +92,7 @@ async fn deleted_companion_is_recreated_even_with_a_finalizer() {
 #[tokio::test]
 async fn stripped_companion_label_is_restored_from_the_other_marks() {
     let cluster = Cluster::new("stripped").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     cluster.source(&home, "colors").annotate("target-namespaces", &format!(".,{away}")).create().await;
     let label = cluster.key("companion");
@@ -127,7 +127,7 @@ async fn stripped_companion_label_is_restored_from_the_other_marks() {
 #[tokio::test]
 async fn companion_is_replaced_when_immutable_content_or_the_secret_type_changes() {
     let cluster = Cluster::new("immutable").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let source = |sky: &str| {
         cluster
@@ -178,7 +178,7 @@ async fn companion_is_replaced_when_immutable_content_or_the_secret_type_changes
 #[tokio::test]
 async fn heals_back_off_when_another_manager_keeps_overwriting_a_companion() {
     let cluster = Cluster::new("fight").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     for name in ["colors", "beacon"] {
         cluster.source(&home, name).create().await;

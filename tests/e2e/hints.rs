@@ -153,7 +153,7 @@ async fn command_that_lets_a_namespace_accept_keeps_what_it_accepts_already() {
         let shut =
             json!({"metadata": {"annotations": {cluster.key("accept-from"): "first, team-*, !team-x"}}});
         cluster.merge(&format!("/api/v1/namespaces/{away}"), &shut).await;
-        eventually("the guard has seen it", || async {
+        eventually("the webhook has seen it", || async {
             let line = "create -f - --dry-run=server";
             let other = source.replace("ca.v1", "ca.v2");
             (!output(&mut bob.kubectl(line), &other).status.success()).then_some(())

@@ -1,4 +1,4 @@
-//! Reviews that no API server sends, posted straight to the guard's port: they cost little memory, and the writes of
+//! Reviews that no API server sends, posted straight to the webhook's port: they cost little memory, and the writes of
 //! users succeed meanwhile.
 
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ async fn hostile_reviews_take_little_memory_and_delay_no_user() {
                 tokio::spawn(async move { peer.review(&body).await.map(|(status, _)| status) })
             })
             .collect();
-        // A user's write, reviewed by the same guard.
+        // A user's write, reviewed by the same webhook.
         alice.succeeds(&format!(
             "annotate --overwrite configmap colors -n {home} example.com/turn={}",
             start.elapsed().as_nanos()

@@ -21,7 +21,7 @@ impl Cluster {
 #[tokio::test]
 async fn kubectl_selects_the_companions_of_a_source_by_its_namespace_and_name() {
     let cluster = Cluster::new("select").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let targets = format!(".,{away}");
     let long = "long.".repeat(20) + "name";

@@ -12,7 +12,7 @@ const LEASE_SECONDS: u64 = 4;
 /// Longer than a test waits: only a Lease that was released is taken over in time.
 const LONG_LEASE_SECONDS: u64 = 60;
 
-/// Replicas without a guard, and a source `colors` in `home`.
+/// Replicas without a webhook, and a source `colors` in `home`.
 struct Setup {
     cluster: Cluster,
     home: String,
@@ -28,7 +28,7 @@ impl Setup {
 
     async fn with_lease(test: &str, replicas: usize, lease_seconds: u64) -> Self {
         let cluster = Cluster::new(test).await;
-        // Only the RBAC for this instance's Lease is needed; without a guard the webhooks have to go.
+        // Only the RBAC for this instance's Lease is needed; without a webhook the webhooks have to go.
         let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
         for kind in ["validating", "mutating"] {
             cluster

@@ -223,7 +223,7 @@ async fn lockstep_with_certificate_files_needs_no_permission_to_write_certificat
     let refused = tokio::task::spawn_blocking(move || rotate.output().expect("lockstep")).await.unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        !refused.status.success() && said.contains("cert-manager issues the guard's certificate"),
+        !refused.status.success() && said.contains("cert-manager issues the webhook's certificate"),
         "{said}"
     );
     assert!(!lockstep.log().contains("forbidden"), "{}", lockstep.log());
@@ -240,7 +240,7 @@ fn webhooks_have_short_timeouts_and_cover_every_namespace() {
     for webhook in webhooks {
         assert!(webhook["timeoutSeconds"].as_u64().is_some_and(|seconds| seconds <= 3), "{webhook:#}");
         assert_eq!(webhook["sideEffects"], "None", "{webhook:#}");
-        assert!(webhook["clientConfig"]["caBundle"].is_null(), "the guard writes caBundle: {webhook:#}");
+        assert!(webhook["clientConfig"]["caBundle"].is_null(), "the webhook writes caBundle: {webhook:#}");
         assert!(webhook["namespaceSelector"].is_null(), "a namespace is left out: {webhook:#}");
         // The API server accepts namespaceObject in matchConditions, and then fails every request.
         assert!(!webhook["matchConditions"].to_string().contains("namespaceObject"), "{webhook:#}");

@@ -18,7 +18,7 @@ use crate::{
     users::manifest,
 };
 
-/// The 120 MiB that docs/operations.md allows a replica without the guard, and what the allocator keeps besides.
+/// The 120 MiB that docs/operations.md allows a replica without the webhook, and what the allocator keeps besides.
 const MIRROR_BOUND: u64 = 160 << 20;
 /// The memory limit of deploy/base/deployment.yaml.
 const SHIPPED_LIMIT: u64 = 256 << 20;
@@ -74,7 +74,7 @@ async fn sources_of_100_mb_stay_within_the_bound_with_lists_in_pages() {
     let cluster = Cluster::on(plane, "hoard").await;
     let (greedy, modest) = (cluster.namespace("greedy").await, cluster.namespace("modest").await);
     hoard(&cluster, &greedy, 100).await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     patiently("all sources are listed", || async {
         (lockstep.metric("lockstep_sources") == 100.0).then_some(())
     })
@@ -99,7 +99,7 @@ async fn hostile_inputs_side_by_side_fit_into_the_shipped_limit_while_others_are
     let cluster = Arc::new(Cluster::on(plane, "siege").await);
     let greedy = cluster.namespace("greedy").await;
     let (home, away, alice) = cluster.alice().await;
-    // Written before the guard runs, which would refuse what is malformed.
+    // Written before the webhook runs, which would refuse what is malformed.
     hoard(&cluster, &greedy, 120).await;
     let items = (0..45_000).map(|n| format!("{n:x}")).collect::<Vec<_>>().join(",");
     for n in 0..40 {

@@ -310,8 +310,8 @@ async fn reflectors_secrets_move_and_come_back_and_no_copy_is_ever_missing() {
 #[tokio::test]
 async fn source_whose_copies_are_not_adopted_is_put_back_and_the_same_command_continues() {
     let cluster = Cluster::new("interrupted").await;
-    // The guard alone: nobody adopts.
-    let (_installed, _guard) = cluster.install_and_start(&["--no-controller"]).await;
+    // The webhook alone: nobody adopts.
+    let (_installed, _webhook) = cluster.install_and_start(&["--no-controller"]).await;
     let home = cluster.namespace("home").await;
     let targets = vec![cluster.namespace("t0").await];
     replicator_push(&cluster, (&home, "first"), &targets[0], &targets).await;
@@ -340,7 +340,7 @@ async fn source_whose_copies_are_not_adopted_is_put_back_and_the_same_command_co
     let clean: serde_json::Map<String, Value> = theirs.map(|key| (key.clone(), Value::Null)).collect();
     cluster.merge(&secret(&targets[0], "second"), &json!({"metadata": {"annotations": clean}})).await;
 
-    let _mirror = cluster.start_mirror().await;
+    let _mirror = cluster.start_controller().await;
     let done = migrated(&admin, &apply).await;
     assert!(done.contains("was begun before: going on with it"), "{done}");
     assert!(done.contains("2 sources and 2 copies belong to Lockstep now"), "{done}");
@@ -417,7 +417,7 @@ async fn what_the_person_may_not_do_is_said_before_anything_is_written() {
     let patch = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["patch"], "resourceNames": [targets[0]]});
     cluster.grant(&format!("{}-ns", reader.name), &reader.subject(), None, json!([patch])).await;
     cluster.grant(&reader.name, &reader.subject(), Some(&targets[0]), json!([all_verbs()])).await;
-    // The guard remembers for seconds that somebody lacks a right.
+    // The webhook remembers for seconds that somebody lacks a right.
     eventually("the rights count", || async {
         (!migrated(&reader, &plan).await.contains("--apply would be refused")).then_some(())
     })

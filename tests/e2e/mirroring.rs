@@ -7,7 +7,7 @@ use crate::harness::{Cluster, configmap, secret};
 #[tokio::test]
 async fn labelled_object_gets_a_companion_in_every_target() {
     let cluster = Cluster::new("becomes").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let named = cluster.namespace("named").await;
     let prefixed = cluster.namespace("team-a").await;
@@ -51,7 +51,7 @@ async fn labelled_object_gets_a_companion_in_every_target() {
 #[tokio::test]
 async fn secret_is_mirrored_with_its_type_and_its_values_are_never_logged() {
     let cluster = Cluster::new("secret").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let away = cluster.namespace("away").await;
     let data = json!({"username": "aHVzaC11c2Vy", "password": "aHVzaC1odXNo"});
@@ -82,7 +82,7 @@ async fn secret_is_mirrored_with_its_type_and_its_values_are_never_logged() {
 #[tokio::test]
 async fn change_of_source_content_or_policy_reaches_each_companion_in_one_write() {
     let Some(cluster) = Cluster::audited("changes").await else { return };
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let (a, b) = (cluster.namespace("a").await, cluster.namespace("b").await);
     cluster.source(&home, "colors").annotate("target-namespaces", &format!("{a},{b}")).create().await;
@@ -119,7 +119,7 @@ async fn change_of_source_content_or_policy_reaches_each_companion_in_one_write(
 #[tokio::test]
 async fn keys_companion_name_copy_labels_and_copy_annotations_take_effect() {
     let cluster = Cluster::new("keys").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     cluster
         .source(&home, "colors")
@@ -170,7 +170,7 @@ async fn keys_companion_name_copy_labels_and_copy_annotations_take_effect() {
 #[tokio::test]
 async fn new_or_newly_matching_namespace_gets_its_companions() {
     let cluster = Cluster::new("appears").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let late = cluster.ns("late");
     cluster
@@ -192,7 +192,7 @@ async fn new_or_newly_matching_namespace_gets_its_companions() {
 #[tokio::test]
 async fn terminating_namespace_is_skipped_without_retries() {
     let Some(cluster) = Cluster::audited("terminating").await else { return };
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let going = cluster.namespace("going").await;
     // A finalizer keeps the namespace terminating for as long as the test lasts.
@@ -220,7 +220,7 @@ async fn terminating_namespace_is_skipped_without_retries() {
 #[tokio::test]
 async fn companions_of_a_paused_source_are_left_alone_until_it_is_deleted() {
     let cluster = Cluster::new("paused").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     cluster.source(&home, "beacon").create().await;
@@ -244,7 +244,7 @@ async fn companions_of_a_paused_source_are_left_alone_until_it_is_deleted() {
 #[tokio::test]
 async fn source_without_annotations_uses_built_in_defaults_and_is_never_written() {
     let cluster = Cluster::new("defaults").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let away = cluster.namespace("away").await;
     let defaults = json!({cluster.key("default-target-namespaces"): away});
     let home = cluster.namespace_with("home", json!({}), defaults).await;
@@ -263,7 +263,7 @@ async fn source_without_annotations_uses_built_in_defaults_and_is_never_written(
 #[tokio::test]
 async fn write_planned_on_a_stale_cache_is_planned_again() {
     let cluster = Cluster::new("stale").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     for n in 0..5 {
         cluster

@@ -187,7 +187,7 @@ async fn every_alert_fires_at_a_real_fault() {
     let (_busy, webhook) = busy_mirror(&busy, &mut prometheus).await;
     let messy = Cluster::new("messy").await;
     let _messy = messy_mirror(&messy, &mut prometheus).await;
-    let gone = Cluster::new("gone").await.start_mirror().await;
+    let gone = Cluster::new("gone").await.start_controller().await;
     prometheus.add("gone", &gone);
     eventually("the replica that will be gone is scraped", || async {
         (!prometheus.query("lockstep_ready{cluster=\"gone\"} == 1").is_empty()).then_some(())
@@ -195,7 +195,7 @@ async fn every_alert_fires_at_a_real_fault() {
     .await;
     gone.kill();
     let besieged = Cluster::new("besieged").await;
-    let _besieged = besieged_guard(&besieged, &mut prometheus).await;
+    let _besieged = besieged_webhook(&besieged, &mut prometheus).await;
 
     let mut fired: BTreeMap<(String, String), Value> = BTreeMap::new();
     let complete = poll(ALERT_DEADLINE, || {
@@ -246,7 +246,7 @@ async fn orphan(cluster: &Cluster, prometheus: &mut Prometheus) -> (Lockstep, im
     (lockstep, installed)
 }
 
-/// A mirror that writes one companion at a time, into a namespace where a webhook does not answer.
+/// A controller that writes one companion at a time, into a namespace where a webhook does not answer.
 async fn busy_mirror(
     cluster: &Cluster,
     prometheus: &mut Prometheus,
@@ -264,10 +264,10 @@ async fn busy_mirror(
     (lockstep, webhook)
 }
 
-/// A mirror with a conflict, a source that asks for too much, a rival, and an accident.
+/// A controller with a conflict, a source that asks for too much, a rival, and an accident.
 async fn messy_mirror(cluster: &Cluster, prometheus: &mut Prometheus) -> Lockstep {
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     prometheus.add("messy", &lockstep);
     let taken = json!({"metadata": {"name": "taken-synced"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &taken).await;
@@ -294,8 +294,8 @@ async fn messy_mirror(cluster: &Cluster, prometheus: &mut Prometheus) -> Lockste
     lockstep
 }
 
-/// A guard that peers disturb, whose certificate is short-lived, whose configuration is deleted, and that loses rights.
-async fn besieged_guard(cluster: &Cluster, prometheus: &mut Prometheus) -> (Lockstep, impl Drop + use<>) {
+/// A webhook that peers disturb, whose certificate is short-lived, whose configuration is deleted, and that loses rights.
+async fn besieged_webhook(cluster: &Cluster, prometheus: &mut Prometheus) -> (Lockstep, impl Drop + use<>) {
     let home = cluster.namespace("home").await;
     // It has its own identity, so that the other tests keep their rights.
     let own = cluster.ns("system");

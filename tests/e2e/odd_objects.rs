@@ -1,4 +1,4 @@
-//! Whatever the API server accepts, the guard can read: random objects that are odd, but legal.
+//! Whatever the API server accepts, the webhook can read: random objects that are odd, but legal.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
@@ -272,7 +272,7 @@ async fn zero_time_in_managed_fields_ends_no_watch_and_no_review() {
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     let companion = secret(&home, "login-synced");
     eventually("the companion", || async { cluster.get(&companion).await }).await;
-    // The watches and the guard see it, too.
+    // The watches and the webhook see it, too.
     for path in &paths {
         patch(path).await;
     }
@@ -310,7 +310,7 @@ async fn null_value_in_a_secret_is_mirrored_as_the_api_server_stores_it() {
 }
 
 #[tokio::test]
-async fn largest_objects_that_the_api_server_takes_pass_the_guard() {
+async fn largest_objects_that_the_api_server_takes_pass_the_webhook() {
     let cluster = Cluster::new("largest").await;
     let home = cluster.namespace("home").await;
     let (_installed, _lockstep) = cluster.install_and_start(&[]).await;

@@ -1,4 +1,4 @@
-//! A peer that posts to the guard's port without being the API server.
+//! A peer that posts to the webhook's port without being the API server.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -32,7 +32,7 @@ pub(crate) struct Peer {
 }
 
 impl Cluster {
-    /// A peer that trusts the guard as the API server does: by the `caBundle` of the webhook configuration.
+    /// A peer that trusts the webhook as the API server does: by the `caBundle` of the webhook configuration.
     pub(crate) async fn peer(&self) -> Peer {
         self.peer_with(None).await
     }
@@ -108,11 +108,11 @@ impl Peer {
     ) -> std::io::Result<(u16, String)> {
         let mut stream = self.connect().await?;
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\n\
              content-length: {}\r\nconnection: close\r\n\r\n",
             body.len()
         );
-        // The guard may answer and close before it has read everything.
+        // The webhook may answer and close before it has read everything.
         drop(stream.write_all((head + body).as_bytes()).await);
         let mut answer = Vec::new();
         let read = stream.read_to_end(&mut answer).await;
@@ -132,7 +132,7 @@ impl Peer {
         let mut stream = self.connect().await.expect("a connection");
         let (first, second) = body.split_at(body.len() / 2);
         let head = format!(
-            "POST /validate HTTP/1.1\r\nhost: guard\r\ncontent-type: application/json\r\n\
+            "POST /validate HTTP/1.1\r\nhost: webhook\r\ncontent-type: application/json\r\n\
              content-length: {}\r\nconnection: close\r\n\r\n",
             body.len()
         );

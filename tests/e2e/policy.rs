@@ -9,7 +9,7 @@ use crate::{
 };
 use lockstep_core::admission::admission_request::KUBERNETES_CLEANUP_USERS;
 
-/// Companions of `colors` in two namespaces and of the Secret `key`, made by a mirror that is stopped again.
+/// Companions of `colors` in two namespaces and of the Secret `key`, made by a controller that is stopped again.
 struct Setup {
     cluster: Cluster,
     home: String,
@@ -27,9 +27,9 @@ impl Setup {
         setup
     }
 
-    /// Runs a mirror until every source has its companions.
+    /// Runs a controller until every source has its companions.
     async fn mirror(&self) {
-        let mut lockstep = self.cluster.start_mirror().await;
+        let mut lockstep = self.cluster.start_controller().await;
         self.cluster.wait_companions(&self.home, &self.away).await;
         assert!(lockstep.stop().await.success());
     }
@@ -189,7 +189,7 @@ async fn write_that_changes_only_managed_fields_is_allowed_even_for_a_large_comp
         .collect::<serde_json::Map<_, _>>()
         .into();
     cluster.source(home, "large").with("/data", many.clone()).create().await;
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     cluster.wait_data(home, "large-synced", many).await;
     lockstep.stop().await;
 
@@ -222,7 +222,7 @@ async fn companions_with_protect_none_and_other_objects_are_not_protected() {
     for name in ["one", "two"] {
         cluster.source(home, name).annotate("protect", "none").create().await;
     }
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     for name in ["one-synced", "two-synced"] {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
@@ -264,7 +264,7 @@ async fn object_without_a_valid_source_annotation_may_be_edited_and_deleted_but_
 }
 
 #[tokio::test]
-async fn exempt_users_and_the_mirror_are_allowed() {
+async fn exempt_users_and_the_controller_are_allowed() {
     let setup = Setup::new("exempt").await;
     let (cluster, home, away) = (&setup.cluster, &setup.home, &setup.away);
     let group = format!("o'ps {}", cluster.id);
@@ -280,8 +280,8 @@ async fn exempt_users_and_the_mirror_are_allowed() {
     });
     bob.succeeds_with(&format!("create -f - -n {home}"), &forged.to_string());
 
-    // The mirror creates, updates and deletes companions.
-    let _lockstep = cluster.start_mirror().await;
+    // The controller creates, updates and deletes companions.
+    let _lockstep = cluster.start_controller().await;
     cluster.wait_data(home, "colors-synced", json!({"sky": "blue"})).await;
     cluster.merge(&configmap(home, "colors"), &json!({"data": {"sky": "red"}})).await;
     for namespace in [home, away] {
@@ -300,7 +300,7 @@ async fn garbage_collector_and_namespace_controller_are_allowed() {
     for name in ["background", "foreground", "orphan"] {
         cluster.source(home, name).annotate("protect", "all").create().await;
     }
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     for name in ["background", "foreground", "orphan"] {
         cluster.wait_data(home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
     }

@@ -8,7 +8,7 @@ use crate::{
     users::{User, manifest},
 };
 
-/// A guard, two namespaces, and two users: Bob may write in `home` only, Alice in both.
+/// A webhook, two namespaces, and two users: Bob may write in `home` only, Alice in both.
 struct Scene {
     cluster: Cluster,
     home: String,
@@ -80,7 +80,7 @@ impl Scene {
         eventually("the Secret's companion", || self.cluster.get(&path)).await;
     }
 
-    /// Waits until the mirror has reconciled a source that Bob creates now: it has reconciled earlier ones by
+    /// Waits until the controller has reconciled a source that Bob creates now: it has reconciled earlier ones by
     /// then.
     async fn reconciled(&self) {
         self.bob.succeeds_with(

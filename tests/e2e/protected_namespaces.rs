@@ -1,4 +1,4 @@
-//! Namespaces that the mirror protects by itself, without guard or policy.
+//! Namespaces that the controller protects by itself, without webhook or policy.
 
 use serde_json::json;
 
@@ -140,7 +140,7 @@ async fn namespace_made_anew_with_exclude_or_without_accept_from_gets_no_compani
 }
 
 #[tokio::test]
-async fn default_targets_of_a_namespace_have_no_effect_until_the_guard_stamps_them() {
+async fn default_targets_of_a_namespace_have_no_effect_until_the_webhook_stamps_them() {
     let cluster = Cluster::new("unstamped").await;
     let away = cluster.namespace_with("away", json!({"env": cluster.id}), json!({})).await;
     let defaults = json!({
@@ -148,7 +148,7 @@ async fn default_targets_of_a_namespace_have_no_effect_until_the_guard_stamps_th
         cluster.key("default-target-selector"): format!("env={}", cluster.id),
     });
     let home = cluster.namespace_with("home", json!({}), defaults).await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     cluster.source(&home, "colors").create().await;
     cluster.wait_data(&home, "colors-synced", json!({"sky": "blue"})).await;
     // The Event is written after all writes of the reconcile.

@@ -7,7 +7,7 @@ use crate::harness::{CONTROLLERS, Cluster, RETRY, configmap, eventually, secret,
 #[tokio::test]
 async fn long_names_companions_as_sources_and_malformed_annotations_are_refused() {
     let Some(cluster) = Cluster::audited("malformed").await else { return };
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let long = "x".repeat(250);
     let companion = cluster.key("companion");
@@ -47,7 +47,7 @@ async fn long_names_companions_as_sources_and_malformed_annotations_are_refused(
 #[tokio::test]
 async fn annotations_over_the_limits_are_refused_in_one_short_line() {
     let cluster = Cluster::new("limits").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     // About as many items as the API server lets an annotation have.
     let list = (0..45_000).map(|n| format!("{n:x}")).collect::<Vec<_>>().join(",");
@@ -73,7 +73,7 @@ async fn annotations_over_the_limits_are_refused_in_one_short_line() {
 #[tokio::test]
 async fn unmirrorable_secret_types_reserved_names_and_missing_type_keys_are_refused() {
     let Some(cluster) = Cluster::audited("bound").await else { return };
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let account = json!({"metadata": {"name": "robot"}});
     cluster.post(&format!("/api/v1/namespaces/{home}/serviceaccounts"), &account).await;
@@ -138,7 +138,7 @@ async fn invalid_companion_is_not_retried_until_the_source_changes() {
 #[tokio::test]
 async fn exceeded_quota_is_reported_and_retried() {
     let cluster = Cluster::new("quota").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/configmaps": "0"}}});
     let quotas = format!("/api/v1/namespaces/{away}/resourcequotas");

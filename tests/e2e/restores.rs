@@ -10,8 +10,8 @@ use crate::{
 
 const FORGED: &str = "carries the companion label or annotations of Lockstep; only Lockstep may set these";
 
-/// Restores are tried while no mirror runs: it would create the companions first.
-const NO_MIRROR: &str = "--no-controller";
+/// Restores are tried while no controller runs: it would create the companions first.
+const NO_CONTROLLER: &str = "--no-controller";
 
 fn companions<'a>(cluster: &'a Cluster, away: &'a str) -> [Subject<'a>; 2] {
     [("configmap", "colors-synced"), ("secret", "token-synced")].map(|(kind, name)| Subject {
@@ -59,8 +59,8 @@ async fn companion_is_restored_by_users_who_may_read_the_source_and_by_nobody_el
         backups.push((companion.file(|_| {}).await, companion.file(one_byte_differs).await));
     }
     assert!(lockstep.stop().await.success());
-    let flags = [&verified.flags()[..], &[NO_MIRROR]].concat();
-    let mut guard = cluster.start_guard(&flags).await;
+    let flags = [&verified.flags()[..], &[NO_CONTROLLER]].concat();
+    let mut webhook = cluster.start_webhook(&flags).await;
 
     // The sources are lost, too, and restored first: they have other UIDs.
     for line in [format!("delete cm colors -n {home}"), format!("delete secret token -n {home}")] {
@@ -97,12 +97,12 @@ async fn companion_is_restored_by_users_who_may_read_the_source_and_by_nobody_el
         let line = format!("label {kind} {name} -n {away} team=mine");
         assert_refused(&line, &alice.fails(&line), edited);
     }
-    assert_eq!(uids().await, first_uids, "no mirror runs yet");
+    assert_eq!(uids().await, first_uids, "no controller runs yet");
 
-    // The mirror keeps them, and only corrects the UIDs.
+    // The controller keeps them, and only corrects the UIDs.
     let before: Vec<_> = companions(cluster, &away).iter().map(Subject::path).collect();
-    assert!(guard.stop().await.success());
-    let mut lockstep = cluster.start_guard(&verified.flags()).await;
+    assert!(webhook.stop().await.success());
+    let mut lockstep = cluster.start_webhook(&verified.flags()).await;
     for path in &before {
         eventually("the UID of the source is corrected", || async {
             let companion = cluster.get(path).await?;
@@ -125,7 +125,7 @@ async fn companion_is_restored_by_nobody_where_reviews_come_without_a_client_cer
     let [companion, _] = companions(&cluster, &away);
     let backup = companion.file(|_| {}).await;
     assert!(lockstep.stop().await.success());
-    let _guard = cluster.start_guard(&[NO_MIRROR]).await;
+    let _webhook = cluster.start_webhook(&[NO_CONTROLLER]).await;
     alice.succeeds(&format!("delete cm colors-synced -n {away}"));
     let line = format!("create -f - -n {away}");
     assert_refused(&line, &alice.fails_with(&line, &backup), FORGED);

@@ -7,7 +7,7 @@ use crate::harness::{Cluster, configmap, eventually};
 #[tokio::test]
 async fn restart_converges_on_changes_made_while_down_without_needless_writes() {
     let cluster = Cluster::new("down").await;
-    let mut lockstep = cluster.start_mirror().await;
+    let mut lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     for name in ["right", "changed", "edited", "lost", "gone", "unlabelled"] {
         cluster.source(&home, name).annotate("target-namespaces", &away).create().await;
@@ -25,7 +25,7 @@ async fn restart_converges_on_changes_made_while_down_without_needless_writes() 
     cluster.merge(&configmap(&home, "unlabelled"), &unlabelled).await;
     cluster.source(&home, "new").annotate("target-namespaces", &away).create().await;
 
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     cluster.wait_data(&away, "changed-synced", json!({"sky": "red"})).await;
     for name in ["edited", "lost", "new"] {
         cluster.wait_data(&away, &format!("{name}-synced"), json!({"sky": "blue"})).await;

@@ -128,7 +128,7 @@ async fn hanging_write_delays_no_other_target_and_superseded_content_is_not_writ
     let configurations = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
     let configuration = webhook.configuration(&cluster, &slow);
     cluster.post(configurations, &configuration).await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
 
     // The API server calls the webhook a moment after it was configured: probe with sources until one write hangs.
     let mut probes = 0;

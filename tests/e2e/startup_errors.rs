@@ -54,7 +54,7 @@ fn invalid_flag_is_named_with_its_valid_values() {
 
 #[test]
 fn invalid_webhook_url_fails_with_one_message() {
-    let output = lockstep(&["manifests", "--webhook-url", "http://guard:9443"], "");
+    let output = lockstep(&["manifests", "--webhook-url", "http://webhook:9443"], "");
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("--webhook-url") && text.contains("https, a host, no path"), "{text}");

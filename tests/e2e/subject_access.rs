@@ -35,7 +35,7 @@ async fn access_of_groups_service_accounts_and_impersonated_users_counts() {
     let refused = format!("{} may not create configmaps a-synced in namespace {away}", member.name);
     assert_refused(&line, &member.fails_with(&line, &source(&cluster, "a", &away)), &refused);
     cluster.grant(&painters, &group, Some(&away), json!([all_verbs()])).await;
-    eventually("the guard knows, too", || async {
+    eventually("the webhook knows, too", || async {
         output(&mut member.kubectl(&line), &source(&cluster, "a", &away)).status.success().then_some(())
     })
     .await;
@@ -49,7 +49,7 @@ async fn access_of_groups_service_accounts_and_impersonated_users_counts() {
     assert_refused(&line, &robot.fails_with(&line, &source(&cluster, "b", &away)), &refused);
     let group = json!({"kind": "Group", "name": format!("system:serviceaccounts:{home}")});
     cluster.grant("robots", &group, Some(&away), json!([all_verbs()])).await;
-    eventually("the guard knows, too", || async {
+    eventually("the webhook knows, too", || async {
         output(&mut robot.kubectl(&line), &source(&cluster, "b", &away)).status.success().then_some(())
     })
     .await;

@@ -136,13 +136,13 @@ async fn replica_cut_off_while_a_namespace_was_made_anew_still_protects_companio
     let (home, away, alice) = cluster.alice().await;
     let _installed = cluster.install(&["--webhook-url", &cluster.url()]);
     let flags = ["--webhook-bind", &cluster.address, "--no-controller"];
-    let guard = spawn(&cluster, &through, &flags).await;
+    let webhook = spawn(&cluster, &through, &flags).await;
     cluster.wait_webhook().await;
-    let _mirror = cluster.start_mirror().await;
+    let _mirror = cluster.start_controller().await;
     cluster.make_sources(&home, &away, &[]).await;
     cluster.wait_companions(&home, &away).await;
 
-    // A finalizer keeps the namespace until the guard has seen that it is terminating.
+    // A finalizer keeps the namespace until the webhook has seen that it is terminating.
     let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/held"]}});
     cluster.post(&format!("/api/v1/namespaces/{away}/configmaps"), &held).await;
     let path = format!("/api/v1/namespaces/{away}");
@@ -152,7 +152,7 @@ async fn replica_cut_off_while_a_namespace_was_made_anew_still_protects_companio
     cluster.wait_collected(&configmap(&away, "colors-synced")).await;
     let (admin, key) = (cluster.admin(), cluster.key("copy-labels"));
     let probe = format!("annotate --overwrite --dry-run=server configmap colors -n {home} {key}=a");
-    eventually("the guard knows that the namespace is terminating", || async {
+    eventually("the webhook knows that the namespace is terminating", || async {
         let output = admin.kubectl(&probe).output().expect("kubectl");
         String::from_utf8_lossy(&output.stderr).contains("is terminating").then_some(())
     })
@@ -173,5 +173,5 @@ async fn replica_cut_off_while_a_namespace_was_made_anew_still_protects_companio
     let refused =
         alice.fails(&format!("patch configmap colors-synced -n {away} -p {{\"data\":{{\"sky\":\"red\"}}}}"));
     assert!(refused.contains("is a companion, kept equal to"), "{refused}");
-    assert!(guard.log().contains("denied"), "the replica that was cut off decided");
+    assert!(webhook.log().contains("denied"), "the replica that was cut off decided");
 }

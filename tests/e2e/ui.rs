@@ -44,7 +44,7 @@ impl Drop for Ui {
 }
 
 #[tokio::test]
-async fn heal_of_an_edit_behind_the_guard_appears_without_a_reload() {
+async fn heal_of_an_edit_behind_the_webhook_appears_without_a_reload() {
     let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-heal").await;
     let (_installed, _lockstep) = cluster.install_and_start(&["--exempt-group", "system:masters"]).await;
@@ -60,7 +60,7 @@ async fn heal_of_an_edit_behind_the_guard_appears_without_a_reload() {
     browser.wait_text("#cluster", "valid for").await;
     browser.run("window.sameDocument = true");
 
-    // The guard lets an exempt user do that; the mirror undoes it.
+    // The webhook lets an exempt user do that; the controller undoes it.
     cluster.merge(&configmap(&away, "colors-synced"), &json!({"data": {"sky": "hidden-value"}})).await;
     browser.wait_text("#entries", "Healed").await;
     browser.wait_text("#entries", &format!("{away}/colors-synced (content, by tester)")).await;
@@ -82,7 +82,7 @@ async fn heal_of_an_edit_behind_the_guard_appears_without_a_reload() {
 async fn empty_cell_says_why_by_keyboard_alone() {
     let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-why").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (away, home) = (cluster.namespace("away").await, cluster.namespace("home").await);
     cluster.source(&home, "both").annotate("target-namespaces", &format!(".,{away}")).create().await;
     cluster.source(&home, "single").create().await;
@@ -125,14 +125,14 @@ async fn empty_cell_says_why_by_keyboard_alone() {
 async fn hostile_names_and_messages_are_text() {
     let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-hostile").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     let hostile = "<img src=x onerror=window.pwned=1>";
-    // Without the guard, a malformed source can exist. Its Trouble quotes the annotation.
+    // Without the webhook, a malformed source can exist. Its Trouble quotes the annotation.
     cluster.source(&home, "evil").annotate("protect", hostile).create().await;
     let event = json!({
         "metadata": {"namespace": home, "name": "forged"},
-        "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Mirror", "type": "Warning",
+        "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Reconcile", "type": "Warning",
         "reason": "<b>Forged</b>", "note": format!("{hostile} </script><script>window.pwned=2</script>"),
         "regarding": {"kind": "ConfigMap", "namespace": home, "name": "evil"},
         "reportingController": format!("lockstep.{}", cluster.domain()), "reportingInstance": "me",
@@ -160,7 +160,7 @@ async fn hostile_names_and_messages_are_text() {
 async fn person_with_few_rights_is_told_what_they_do_not_see() {
     let Some(browser) = Browser::start(1280, 800) else { return };
     let cluster = Cluster::new("ui-rights").await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     let alice = cluster.editor("alice", &[], &[&home]).await;
     let events =

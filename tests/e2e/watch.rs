@@ -18,7 +18,7 @@ use lockstep_core::object::Object;
 async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwards() {
     let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "outage").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let (home, away) = (cluster.namespace("home").await, cluster.namespace("away").await);
     cluster.source(&home, "colors").annotate("target-namespaces", &away).create().await;
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
@@ -47,7 +47,7 @@ async fn changes_during_an_outage_of_the_api_server_or_etcd_are_mirrored_afterwa
 async fn source_created_as_soon_as_a_restarted_api_server_is_ready_is_mirrored_at_once() {
     let Some(plane) = dedicated_control_plane(&[]) else { return };
     let cluster = Cluster::on(plane, "restart").await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "before").create().await;
     cluster.wait_data(&home, "before-synced", json!({"sky": "blue"})).await;
@@ -76,7 +76,7 @@ async fn server_without_streaming_lists_is_listed_in_pages() {
     let cluster = Cluster::on(plane, "pages").await;
     let home = cluster.namespace("home").await;
     cluster.source(&home, "early").create().await;
-    let lockstep = cluster.start_mirror().await;
+    let lockstep = cluster.start_controller().await;
     lockstep.wait_log("listing in pages").await;
     cluster.wait_data(&home, "early-synced", json!({"sky": "blue"})).await;
     cluster.source(&home, "late").create().await;

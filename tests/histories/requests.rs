@@ -17,12 +17,12 @@ const MAX_LATENESS: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
-    /// With the guard in force, or without it.
+    /// With the webhook in force, or without it.
     Person(Actor, Reviewed),
     Replica(usize),
 }
 
-/// Whether the API server asks the guard about a request that concerns it.
+/// Whether the API server asks the webhook about a request that concerns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reviewed {
     Yes,

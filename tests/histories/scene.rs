@@ -58,7 +58,7 @@ pub(crate) struct Scene {
     requests: Arc<Requests>,
     people: HashMap<&'static str, Client>,
     tenant: User,
-    /// Whether the API server asks the guard.
+    /// Whether the API server asks the webhook.
     pub reviewed: Reviewed,
     /// What the webhooks were installed with.
     manifest_flags: Vec<String>,
@@ -77,7 +77,7 @@ pub(crate) enum Performed {
     /// It is about an object that is not there, for example.
     Nothing,
     Accepted,
-    /// By the API server, by the guard, or because of a fault.
+    /// By the API server, by the webhook, or because of a fault.
     Refused,
 }
 
@@ -363,7 +363,7 @@ impl Scene {
         self.cluster.apply_those_of(&build.program(), &flags);
     }
 
-    /// Whether the API server asks the guard again.
+    /// Whether the API server asks the webhook again.
     pub(crate) async fn wait_reviewed(&mut self) {
         self.cluster.wait_webhook().await;
         self.reviewed = Reviewed::Yes;

@@ -59,7 +59,7 @@ pub(crate) async fn kill_each_container(installation: &Installation, node: &Node
         // Until the Service drops the dead endpoint, a request may fail, which replicas cannot prevent. It must be over
         // soon.
         installation.wait_webhook(&namespace).await;
-        let guarded = start.elapsed();
+        let protected = start.elapsed();
         wait_mirrored(installation, &namespace, name).await;
         let mirrored = start.elapsed();
         let runs = eventually("the container runs again", || async {
@@ -68,7 +68,7 @@ pub(crate) async fn kill_each_container(installation: &Installation, node: &Node
         });
         within(CONTROLLERS, runs).await;
         report(&format!(
-            "{name}'s container killed: the guard refuses again after {guarded:.1?}, a source is mirrored after {mirrored:.1?}"
+            "{name}'s container killed: the webhook refuses again after {protected:.1?}, a source is mirrored after {mirrored:.1?}"
         ));
         assert!(mirrored <= LEASE_DURATION + MAX_TAKEOVER, "{mirrored:?} without the {name}");
     }
@@ -89,7 +89,7 @@ async fn wait_mirrored(installation: &Installation, namespace: &str, name: &str)
     within(TAKEOVER, installation.cluster.wait_data(namespace, &companion, json!({"sky": "blue"}))).await;
 }
 
-/// Deletes the Secret with the CA: it is restored, and the API server trusts the guard all the time.
+/// Deletes the Secret with the CA: it is restored, and the API server trusts the webhook all the time.
 pub(crate) async fn delete_the_ca(installation: &Installation) {
     let path = secret(NAMESPACE, "lockstep.workshop.io");
     let before = installation.cluster.get(&path).await.expect("the CA");

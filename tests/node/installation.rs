@@ -51,11 +51,11 @@ impl Installation {
         manifests(&self.flags.iter().map(String::as_str).chain(flags.iter().copied()).collect::<Vec<_>>())
     }
 
-    /// Waits until the API server calls the guard, which refuses a forged companion.
+    /// Waits until the API server calls the webhook, which refuses a forged companion.
     pub(crate) async fn wait_webhook(&self, namespace: &str) {
         let path = format!("/api/v1/namespaces/{namespace}/configmaps?dryRun=All");
         let forged = json!({"metadata": {"name": "x", "labels": {"workshop.io/companion": "true"}}});
-        let refuses = eventually("the guard refuses", || async {
+        let refuses = eventually("the webhook refuses", || async {
             let answer = self.cluster.try_request("POST", &path, Some(("application/json", &forged))).await;
             (answer.expect_err("a forged companion was accepted") == 403).then_some(())
         });

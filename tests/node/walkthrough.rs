@@ -1,4 +1,4 @@
-//! The walk-through of the README, with the guard behind its Service.
+//! The walk-through of the README, with the webhook behind its Service.
 
 use serde_json::json;
 

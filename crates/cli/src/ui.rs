@@ -1,4 +1,4 @@
-//! `lockstep ui`: a page about the mirror, served on loopback with the rights of the person who runs it.
+//! `lockstep ui`: a page about the controller, served on loopback with the rights of the person who runs it.
 //!
 //! | file | job |
 //! | --- | --- |

@@ -37,7 +37,7 @@ pub struct Keys {
     pub set_annotations: String,
     pub consent: String,
     pub protect: String,
-    /// Written by the guard: what a source's author left out, in one annotation.
+    /// Written by the webhook: what a source's author left out, in one annotation.
     pub defaults: String,
     pub adopt: String,
     pub paused: String,
@@ -139,7 +139,7 @@ impl Keys {
         ]
     }
 
-    /// What a source may have and people do not write: the guard's annotation, and what a copy of a companion has.
+    /// What a source may have and people do not write: the webhook's annotation, and what a copy of a companion has.
     pub(crate) fn left_on_source(&self) -> [&str; 5] {
         let Self { defaults, source_checksum, copied, source_namespace, source_name, .. } = self;
         [defaults, source_checksum, copied, source_namespace, source_name]
@@ -210,7 +210,7 @@ impl Keys {
     /// - `last-applied-configuration`, which contains the values of a Secret;
     /// - keys by which other tools would take the companion for one of their own objects and delete it: Argo CD, Flux, Helm,
     ///   `kubectl apply --prune`, cli-utils, kapp, Fleet, OLM, Velero;
-    /// - keys that would make it a source or a companion of another instance, whose guard trusts our writes if both
+    /// - keys that would make it a source or a companion of another instance, whose webhook trusts our writes if both
     ///   run with the same ServiceAccount.
     ///
     /// ```

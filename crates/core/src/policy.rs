@@ -65,7 +65,7 @@ pub struct Targets {
     pub needs_consent: bool,
 }
 
-/// Which requests for a companion the guard refuses.
+/// Which requests for a companion the webhook refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protect {
     #[default]
@@ -140,7 +140,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Parses the annotations of a source: what a person wrote, else what the guard stamped, else the built-in default.
+    /// Parses the annotations of a source: what a person wrote, else what the webhook stamped, else the built-in default.
     /// The defaults of its namespace are not read here: they apply once the webhook has stamped them on the source,
     /// because only then are they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
@@ -557,7 +557,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// The defaults that the guard stamped on a source.
+/// The defaults that the webhook stamped on a source.
 fn stamped_defaults(keys: &Keys, meta: &Meta) -> Result<Defaults, Fault> {
     match meta.annotations.get(&keys.defaults) {
         Some(text) => Defaults::from_annotation(text).map_err(|error| fault(&keys.defaults, &error)),

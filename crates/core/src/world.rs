@@ -47,7 +47,7 @@ pub struct Scope {
     pub kinds: Vec<Kind>,
 }
 
-/// The hard limits that the mirror keeps, whatever annotations say.
+/// The hard limits that the controller keeps, whatever annotations say.
 #[derive(Debug, Clone)]
 pub struct NamespaceRules {
     /// Lockstep's own namespace. It has neither sources nor companions.

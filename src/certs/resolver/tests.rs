@@ -76,34 +76,37 @@ fn serving(leaf: &Leaf) -> Arc<Resolver> {
 #[test]
 fn client_that_trusts_the_ca_accepts_its_leaf_for_its_names_while_it_is_valid() {
     let (ca, other) = (ca(HOUR), ca(HOUR));
-    let leaf = ca.issue(&names(&["guard.example", "127.0.0.1"]), Duration::from_mins(10), at(0)).unwrap();
+    let leaf = ca.issue(&names(&["webhook.example", "127.0.0.1"]), Duration::from_mins(10), at(0)).unwrap();
     let resolver = serving(&leaf);
     let handshake_with = |root: &Ca, host, now| handshake(&resolver, &root.certificate, host, at(now));
-    assert_eq!(handshake_with(&ca, "guard.example", 0), Ok(()));
+    assert_eq!(handshake_with(&ca, "webhook.example", 0), Ok(()));
     assert_eq!(handshake_with(&ca, "127.0.0.1", 0), Ok(()));
-    assert_eq!(handshake_with(&ca, "guard.example", 1 - DAY), Ok(()), "the client's clock is behind");
-    assert_eq!(handshake_with(&ca, "guard.example", 599), Ok(()));
-    assert!(handshake_with(&ca, "guard.example", 601).unwrap_err().contains("xpired"));
-    assert!(handshake_with(&ca, "guard.example", -DAY - 1).unwrap_err().contains("not valid yet"));
+    assert_eq!(handshake_with(&ca, "webhook.example", 1 - DAY), Ok(()), "the client's clock is behind");
+    assert_eq!(handshake_with(&ca, "webhook.example", 599), Ok(()));
+    assert!(handshake_with(&ca, "webhook.example", 601).unwrap_err().contains("xpired"));
+    assert!(handshake_with(&ca, "webhook.example", -DAY - 1).unwrap_err().contains("not valid yet"));
     assert!(handshake_with(&ca, "elsewhere.example", 0).unwrap_err().contains("not valid for name"));
-    assert!(handshake_with(&other, "guard.example", 0).unwrap_err().contains("UnknownIssuer"));
+    assert!(handshake_with(&other, "webhook.example", 0).unwrap_err().contains("UnknownIssuer"));
 }
 
 #[test]
 fn new_leaf_is_used_from_the_next_handshake_on() {
     let (first, second) = (ca(HOUR), ca(HOUR));
-    let names = names(&["guard.example"]);
+    let names = names(&["webhook.example"]);
     let resolver: Arc<Resolver> = Arc::default();
-    assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err(), "no certificate yet");
+    assert!(
+        handshake(&resolver, &first.certificate, "webhook.example", at(0)).is_err(),
+        "no certificate yet"
+    );
     for ca in [&first, &second] {
         let leaf = ca.issue(&names, HOUR, at(0)).unwrap();
         resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der()).unwrap());
-        assert_eq!(handshake(&resolver, &ca.certificate, "guard.example", at(0)), Ok(()));
+        assert_eq!(handshake(&resolver, &ca.certificate, "webhook.example", at(0)), Ok(()));
     }
-    assert!(handshake(&resolver, &first.certificate, "guard.example", at(0)).is_err());
+    assert!(handshake(&resolver, &first.certificate, "webhook.example", at(0)).is_err());
     // A key that does not match the certificate changes nothing.
     let (one, other) = (first.issue(&names, HOUR, at(0)).unwrap(), first.issue(&names, HOUR, at(0)).unwrap());
     assert!(certified_key(vec![one.certificate.der().clone()], other.key_der()).is_err());
-    assert_eq!(handshake(&resolver, &second.certificate, "guard.example", at(0)), Ok(()));
+    assert_eq!(handshake(&resolver, &second.certificate, "webhook.example", at(0)), Ok(()));
     assert_eq!(format!("{resolver:?}"), "Resolver { .. }");
 }

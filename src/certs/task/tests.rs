@@ -159,7 +159,7 @@ async fn hanging_write_to_one_configuration_holds_up_neither_the_other_nor_the_s
     assert!(next("secrets").await.starts_with("POST"));
     let before = resolver.chain();
     assert!(before.is_some());
-    let other_host = configuration("3", &[(json!({"url": "https://guard.example"}), None)]);
+    let other_host = configuration("3", &[(json!({"url": "https://webhook.example"}), None)]);
     senders.configurations[1].send_replace(Observed::Present(Arc::new(other_host)));
     let renewed = async {
         while resolver.chain() == before {

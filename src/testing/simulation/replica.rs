@@ -1,4 +1,4 @@
-//! A replica: the world, queue, mirror and election of `lockstep run`, on the simulated API server.
+//! A replica: the world, queue, controller and election of `lockstep run`, on the simulated API server.
 
 use std::{
     cell::RefCell,
@@ -18,7 +18,7 @@ use super::{
     watches::{Shown, WATCH_IDS},
 };
 use crate::{
-    clock, controller as mirror,
+    clock, controller,
     controller::{
         Tasks,
         api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},
@@ -124,12 +124,12 @@ impl Replica {
             self.cluster.lock().judge.memory_lost();
         }
         if listed && self.tasks.is_empty() && self.readiness.unmet().is_empty() {
-            self.start_mirror();
+            self.start_controller();
         }
     }
 
-    /// As `cli::run` and `Mirror::run` do.
-    fn start_mirror(&mut self) {
+    /// As `cli::run` and `Controller::run` do.
+    fn start_controller(&mut self) {
         let metrics = METRICS.with_borrow(Metrics::clone);
         let (annotations, number) = (LeaseAnnotations::default(), self.number);
         let election = ElectionConfig {
@@ -149,7 +149,7 @@ impl Replica {
             metrics.clone(),
             self.readiness.clone(),
         );
-        let settings = mirror::Settings {
+        let settings = controller::Settings {
             keys: keys(),
             workers: self.settings.workers,
             writes: self.settings.writes,

@@ -77,13 +77,13 @@ pub(crate) fn rules() -> Rules {
     }
 }
 
-fn guard_with(client: kube::Client) -> Arc<Guard> {
+fn webhook_with(client: kube::Client) -> Arc<Webhook> {
     let metrics = Metrics::new();
-    Arc::new(Guard::new(rules(), world(), AccessChecker::new(client, metrics.clone()), metrics, false))
+    Arc::new(Webhook::new(rules(), world(), AccessChecker::new(client, metrics.clone()), metrics, false))
 }
 
-fn guard(access: Access) -> Arc<Guard> {
-    guard_with(api_server(access))
+fn webhook(access: Access) -> Arc<Webhook> {
+    webhook_with(api_server(access))
 }
 
 fn object(name: &str, label: &str, annotations: &Value) -> Value {
@@ -125,16 +125,16 @@ fn post_to(path: &str, body: impl Into<Body>) -> HttpRequest<Body> {
     HttpRequest::post(path).header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
 }
 
-async fn send(guard: &Arc<Guard>, request: HttpRequest<Body>) -> (StatusCode, String) {
-    let response = routes(guard.clone()).oneshot(request).await.unwrap();
+async fn send(webhook: &Arc<Webhook>, request: HttpRequest<Body>) -> (StatusCode, String) {
+    let response = routes(webhook.clone()).oneshot(request).await.unwrap();
     let status = response.status();
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 /// The `response` of the answer to a review.
-async fn answered(guard: &Arc<Guard>, review: &Value) -> Value {
-    let (status, body) = send(guard, post_to("/validate", review.to_string())).await;
+async fn answered(webhook: &Arc<Webhook>, review: &Value) -> Value {
+    let (status, body) = send(webhook, post_to("/validate", review.to_string())).await;
     assert_eq!(status, StatusCode::OK, "{body}");
     let mut answer: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(answer["response"]["uid"], review["request"]["uid"]);
@@ -151,23 +151,23 @@ fn reason(response: &Value) -> &str {
     }
 }
 
-fn counted(guard: &Guard, line: &str) -> bool {
-    let text = guard.metrics.render();
+fn counted(webhook: &Webhook, line: &str) -> bool {
+    let text = webhook.metrics.render();
     text.lines().any(|found| found == line)
 }
 
 #[tokio::test]
 async fn review_is_answered_and_counted() {
-    let guard = guard(Access::Allowed);
-    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
-    assert_eq!(reason(&answered(&guard, &a_source()).await), "allowed");
+    let webhook = webhook(Access::Allowed);
+    assert_eq!(reason(&answered(&webhook, &an_edit()).await), "edit");
+    assert_eq!(reason(&answered(&webhook, &a_source()).await), "allowed");
     let stale = object("shapes", "managed", &json!({"workshop.io/defaults": ""}));
     let stale = review_of("CREATE", &Value::Null, &stale).to_string();
-    let (status, body) = send(&guard, post_to("/mutate", stale)).await;
+    let (status, body) = send(&webhook, post_to("/mutate", stale)).await;
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(answer["response"]["patchType"], "JSONPatch");
-    assert_eq!(send(&guard, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(send(&webhook, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
     for line in [
         "lockstep_reviews_total{verdict=\"denied\"} 1",
         "lockstep_reviews_total{verdict=\"allowed\"} 1",
@@ -176,13 +176,13 @@ async fn review_is_answered_and_counted() {
         "lockstep_denials_total{reason=\"edit\"} 1",
         "lockstep_review_duration_seconds_count 4",
     ] {
-        assert!(counted(&guard, line), "{line} in\n{}", guard.metrics.render());
+        assert!(counted(&webhook, line), "{line} in\n{}", webhook.metrics.render());
     }
 }
 
 #[tokio::test]
 async fn only_json_is_accepted() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     for (kind, expected) in [
         (None, StatusCode::UNSUPPORTED_MEDIA_TYPE),
         (Some("text/plain"), StatusCode::UNSUPPORTED_MEDIA_TYPE),
@@ -195,13 +195,13 @@ async fn only_json_is_accepted() {
         if let Some(kind) = kind {
             request.headers_mut().insert(header::CONTENT_TYPE, kind.parse().unwrap());
         }
-        assert_eq!(send(&guard, request).await.0, expected, "{kind:?}");
+        assert_eq!(send(&webhook, request).await.0, expected, "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn other_paths_and_methods_are_rejected() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     for (method, path, expected) in [
         ("GET", "/validate", StatusCode::METHOD_NOT_ALLOWED),
         ("PUT", "/validate", StatusCode::METHOD_NOT_ALLOWED),
@@ -213,7 +213,7 @@ async fn other_paths_and_methods_are_rejected() {
     ] {
         let mut request = post_to(path, an_edit().to_string());
         *request.method_mut() = method.parse().unwrap();
-        let (status, body) = send(&guard, request).await;
+        let (status, body) = send(&webhook, request).await;
         assert_eq!(status, expected, "{method} {path}");
         assert!(!body.contains("allowed"));
     }
@@ -221,7 +221,7 @@ async fn other_paths_and_methods_are_rejected() {
 
 #[tokio::test]
 async fn malformed_body_is_never_allowed_and_never_quoted() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     let whole = an_edit().to_string();
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let bodies: Vec<Vec<u8>> = vec![
@@ -240,7 +240,7 @@ async fn malformed_body_is_never_allowed_and_never_quoted() {
     ];
     for body in bodies {
         let shown = String::from_utf8_lossy(&body[..body.len().min(99)]).into_owned();
-        let (status, text) = send(&guard, post_to("/validate", body)).await;
+        let (status, text) = send(&webhook, post_to("/validate", body)).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{shown}");
         assert!(!text.contains("allowed") && !text.contains("hush") && text.len() < 200, "{text}");
     }
@@ -250,14 +250,14 @@ async fn malformed_body_is_never_allowed_and_never_quoted() {
 async fn rejected_requests_are_logged_at_a_limited_rate() {
     let log = CapturedLogs::default();
     let _capture = log.start("info");
-    let guard = guard(Access::Allowed);
-    assert_eq!(send(&guard, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
+    let webhook = webhook(Access::Allowed);
+    assert_eq!(send(&webhook, post_to("/validate", "hush")).await.0, StatusCode::BAD_REQUEST);
     let text = log.text();
     assert!(text.contains("rejected: the body is not an AdmissionReview"), "{text}");
     assert!(text.contains("status=400") && !text.contains("hush"), "{text}");
     let before = Instant::now();
     for _ in 0..1000 {
-        send(&guard, post_to("/validate", "hush")).await;
+        send(&webhook, post_to("/validate", "hush")).await;
     }
     let (lines, seconds) = (log.text().lines().count(), before.elapsed().as_secs());
     assert!(lines as u64 <= 20 * (seconds + 2), "{lines} lines in {seconds} s");
@@ -265,16 +265,16 @@ async fn rejected_requests_are_logged_at_a_limited_rate() {
 
 #[tokio::test]
 async fn body_that_is_too_large_is_a_413() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     let known = post_to("/validate", vec![b' '; (20 << 20) + 1]);
     let chunk = axum::body::Bytes::from(vec![b' '; 1 << 20]);
     let chunks = futures::stream::repeat_with(move || Ok::<_, Infallible>(chunk.clone()));
     for request in [known, post_to("/validate", Body::from_stream(chunks))] {
-        assert_eq!(send(&guard, request).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(send(&webhook, request).await.0, StatusCode::PAYLOAD_TOO_LARGE);
     }
     // A body just below the limit is accepted.
     let body = format!("{}{}", " ".repeat((20 << 20) - 2000), an_edit());
-    assert_eq!(send(&guard, post_to("/validate", body)).await.0, StatusCode::OK);
+    assert_eq!(send(&webhook, post_to("/validate", body)).await.0, StatusCode::OK);
 }
 
 /// A body of which only the beginning arrives.
@@ -285,16 +285,16 @@ fn stalled(beginning: &'static str) -> Body {
 
 #[tokio::test(start_paused = true)]
 async fn stalled_body_is_a_408_and_delays_no_other_review() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     let start = Instant::now();
     let hostile: Vec<_> = (0..500)
         .map(|_| {
-            let guard = guard.clone();
-            tokio::spawn(async move { send(&guard, post_to("/validate", stalled("{\"kind\":"))).await })
+            let webhook = webhook.clone();
+            tokio::spawn(async move { send(&webhook, post_to("/validate", stalled("{\"kind\":"))).await })
         })
         .collect();
     tokio::task::yield_now().await;
-    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(reason(&answered(&webhook, &an_edit()).await), "edit");
     assert_eq!(start.elapsed(), Duration::ZERO);
     for outcome in join_all(hostile).await {
         assert_eq!(outcome.unwrap().0, StatusCode::REQUEST_TIMEOUT);
@@ -309,34 +309,34 @@ async fn stalled_body_is_a_408_and_delays_no_other_review() {
 async fn source_is_denied_when_access_cannot_be_checked() {
     // Nothing listens on this port.
     let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
-    let guard = guard_with(client::build(config, |_, _| {}).unwrap());
-    let response = answered(&guard, &a_source()).await;
+    let webhook = webhook_with(client::build(config, |_, _| {}).unwrap());
+    let response = answered(&webhook, &a_source()).await;
     assert_eq!(reason(&response), "unanswered");
-    assert!(counted(&guard, "lockstep_denials_total{reason=\"unanswered\"} 1"));
+    assert!(counted(&webhook, "lockstep_denials_total{reason=\"unanswered\"} 1"));
 }
 
 #[tokio::test]
 async fn source_is_denied_to_a_user_without_access() {
-    let guard = guard(Access::Denied);
-    assert_eq!(reason(&answered(&guard, &a_source()).await), "no_right");
+    let webhook = webhook(Access::Denied);
+    assert_eq!(reason(&answered(&webhook, &a_source()).await), "no_right");
 }
 
 #[tokio::test]
 async fn user_without_access_who_tries_other_names_causes_no_more_access_reviews() {
-    let guard = guard(Access::Denied);
+    let webhook = webhook(Access::Denied);
     let calls = || {
-        let text = guard.metrics.render();
+        let text = webhook.metrics.render();
         let line = text
             .lines()
             .find_map(|line| line.strip_prefix("lockstep_access_reviews_total{result=\"denied\"} "));
         line.map_or(0, |number| number.parse::<u64>().unwrap())
     };
-    assert_eq!(reason(&answered(&guard, &a_source()).await), "no_right");
+    assert_eq!(reason(&answered(&webhook, &a_source()).await), "no_right");
     let first = calls();
-    assert!(first > 0, "{}", guard.metrics.render());
+    assert!(first > 0, "{}", webhook.metrics.render());
     for number in 0..20 {
         let other = object(&format!("other-{number}"), "managed", &json!({}));
-        let response = answered(&guard, &review_of("CREATE", &Value::Null, &other)).await;
+        let response = answered(&webhook, &review_of("CREATE", &Value::Null, &other)).await;
         assert_eq!(reason(&response), "no_right");
         let message = response["status"]["message"].as_str().unwrap();
         assert!(message.contains(&format!("other-{number}-synced")), "{message}");
@@ -346,18 +346,18 @@ async fn user_without_access_who_tries_other_names_causes_no_more_access_reviews
 
 #[tokio::test(start_paused = true)]
 async fn hanging_access_checks_time_out_and_delay_no_review_without_one() {
-    let guard = guard(Access::Hangs);
+    let webhook = webhook(Access::Hangs);
     let start = Instant::now();
     let hostile: Vec<_> = (0..300)
         .map(|number| {
-            let guard = guard.clone();
+            let webhook = webhook.clone();
             let mut review = a_source();
             review["request"]["userInfo"]["username"] = format!("mallory-{number}").into();
-            tokio::spawn(async move { answered(&guard, &review).await })
+            tokio::spawn(async move { answered(&webhook, &review).await })
         })
         .collect();
     tokio::task::yield_now().await;
-    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(reason(&answered(&webhook, &an_edit()).await), "edit");
     assert_eq!(start.elapsed(), Duration::ZERO);
     for response in join_all(hostile).await {
         assert_eq!(reason(&response.unwrap()), "unanswered");
@@ -389,10 +389,10 @@ fn review_from(peer: Peer, user: &str) -> HttpRequest<Body> {
 
 /// What Alice gets after 300 requests of others are waiting.
 async fn answer_after_flood(flood: impl Fn(usize) -> HttpRequest<Body>, alice: HttpRequest<Body>) -> String {
-    let guard = guard_with(slow_api_server());
+    let webhook = webhook_with(slow_api_server());
     let spawn = |request: HttpRequest<Body>| {
-        let guard = guard.clone();
-        tokio::spawn(async move { send(&guard, request).await.1 })
+        let webhook = webhook.clone();
+        tokio::spawn(async move { send(&webhook, request).await.1 })
     };
     let hostile: Vec<_> = (0..300).map(|number| spawn(flood(number))).collect();
     tokio::task::yield_now().await;
@@ -424,16 +424,16 @@ async fn tenant_with_many_access_checks_through_a_verified_api_server_delays_no_
 async fn review_without_a_client_certificate_is_a_401_if_one_is_required() {
     let metrics = Metrics::new();
     let access = AccessChecker::new(api_server(Access::Allowed), metrics.clone());
-    let guard = Arc::new(Guard::new(rules(), world(), access, metrics, true));
+    let webhook = Arc::new(Webhook::new(rules(), world(), access, metrics, true));
     let peer = |verified| Peer { verified, ..Peer::default() };
     for (peer, expected) in [(peer(false), StatusCode::UNAUTHORIZED), (peer(true), StatusCode::OK)] {
-        let (status, body) = send(&guard, review_from(peer, "alice")).await;
+        let (status, body) = send(&webhook, review_from(peer, "alice")).await;
         assert_eq!(status, expected, "{body}");
         assert_eq!(body.contains("allowed"), peer.verified, "{body}");
     }
 }
 
-/// A companion of `colors` in `home` with this data, as the mirror writes it, but with the UID of an earlier source.
+/// A companion of `colors` in `home` with this data, as the controller writes it, but with the UID of an earlier source.
 fn a_restored_companion(sky: &str) -> Value {
     let data = json!({"sky": sky});
     let checksum = Content { data: serde_json::from_value(data.clone()).unwrap(), ..Content::default() };
@@ -462,12 +462,12 @@ async fn companion_is_restored_only_by_a_user_who_is_known_to_read_its_source() 
         (Access::Allowed, peer(false), "hush-blue", "forged"),
     ] {
         for dry_run in [false, true] {
-            let guard = guard(access);
+            let webhook = webhook(access);
             let mut review = a_restored_companion(sky);
             review["request"]["dryRun"] = dry_run.into();
             let mut request = post_to("/validate", review.to_string());
             request.extensions_mut().insert(peer);
-            let answer: Value = serde_json::from_str(&send(&guard, request).await.1).unwrap();
+            let answer: Value = serde_json::from_str(&send(&webhook, request).await.1).unwrap();
             assert_eq!(reason(&answer["response"]), expected, "{sky} {}", peer.verified);
         }
     }
@@ -476,11 +476,11 @@ async fn companion_is_restored_only_by_a_user_who_is_known_to_read_its_source() 
 #[tokio::test]
 async fn right_and_wrong_guess_of_a_user_who_may_not_read_the_source_cause_the_same_answer_and_calls() {
     let guess = |sky: &'static str| async move {
-        let guard = guard(Access::Denied);
+        let webhook = webhook(Access::Denied);
         let mut request = post_to("/validate", a_restored_companion(sky).to_string());
         request.extensions_mut().insert(Peer { verified: true, ..Peer::default() });
-        let answer = send(&guard, request).await;
-        assert!(counted(&guard, "lockstep_access_reviews_total{result=\"denied\"} 1"), "{sky}");
+        let answer = send(&webhook, request).await;
+        assert!(counted(&webhook, "lockstep_access_reviews_total{result=\"denied\"} 1"), "{sky}");
         answer
     };
     assert_eq!(guess("hush-blue").await, guess("hush-bluf").await);
@@ -488,18 +488,18 @@ async fn right_and_wrong_guess_of_a_user_who_may_not_read_the_source_cause_the_s
 
 #[tokio::test(start_paused = true)]
 async fn unknown_namespace_delays_only_its_own_reviews() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     let start = Instant::now();
     let mut review = a_source();
     review["request"]["namespace"] = "nowhere".into();
     let hostile: Vec<_> = (0..300)
         .map(|_| {
-            let (guard, review) = (guard.clone(), review.clone());
-            tokio::spawn(async move { answered(&guard, &review).await })
+            let (webhook, review) = (webhook.clone(), review.clone());
+            tokio::spawn(async move { answered(&webhook, &review).await })
         })
         .collect();
     tokio::task::yield_now().await;
-    assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+    assert_eq!(reason(&answered(&webhook, &an_edit()).await), "edit");
     assert_eq!(start.elapsed(), Duration::ZERO);
     join_all(hostile).await;
     assert!(start.elapsed() >= NAMESPACE_TIMEOUT && start.elapsed() < NAMESPACE_TIMEOUT * 2);
@@ -507,10 +507,10 @@ async fn unknown_namespace_delays_only_its_own_reviews() {
 
 #[tokio::test(start_paused = true)]
 async fn namespace_that_appears_in_time_is_used() {
-    let guard = guard(Access::Allowed);
+    let webhook = webhook(Access::Allowed);
     let mut review = a_source();
     review["request"]["namespace"] = "fresh".into();
-    let world = guard.world.clone();
+    let world = webhook.world.clone();
     let late = async {
         tokio::time::sleep(NAMESPACE_TIMEOUT / 2).await;
         let mut meta = lockstep_core::testing::namespace("fresh").object.metadata;
@@ -518,7 +518,7 @@ async fn namespace_that_appears_in_time_is_used() {
         world.write(|world| world.apply_namespace(&meta));
     };
     let request = post_to("/mutate", review.to_string());
-    let ((status, body), ()) = futures::future::join(send(&guard, request), late).await;
+    let ((status, body), ()) = futures::future::join(send(&webhook, request), late).await;
     assert_eq!(status, StatusCode::OK);
     let answer: Value = serde_json::from_str(&body).unwrap();
     let patch: k8s_openapi::ByteString = serde_json::from_value(answer["response"]["patch"].clone()).unwrap();
@@ -529,15 +529,15 @@ async fn namespace_that_appears_in_time_is_used() {
 fn review_does_not_wait_for_large_ones_of_the_same_peer() {
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
     runtime.unwrap().block_on(async {
-        let guard = guard(Access::Allowed);
+        let webhook = webhook(Access::Allowed);
         let (release, blocked) = std::sync::mpsc::channel::<()>();
         let blocker = tokio::task::spawn_blocking(move || blocked.recv().is_ok());
         let body = || format!("{}{}", " ".repeat(4 << 20), an_edit());
         let mut large: Vec<_> =
-            (0..3).map(|_| Box::pin(send(&guard, post_to("/validate", body())))).collect();
+            (0..3).map(|_| Box::pin(send(&webhook, post_to("/validate", body())))).collect();
         assert!(large.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
-        assert_eq!(guard.memory.used()[2], 52 << 20);
-        assert_eq!(reason(&answered(&guard, &an_edit()).await), "edit");
+        assert_eq!(webhook.memory.used()[2], 52 << 20);
+        assert_eq!(reason(&answered(&webhook, &an_edit()).await), "edit");
         release.send(()).unwrap();
         assert!(blocker.await.unwrap());
         for (status, body) in join_all(large).await {
@@ -550,18 +550,18 @@ fn review_does_not_wait_for_large_ones_of_the_same_peer() {
 fn disconnected_peer_frees_neither_budget_before_parsing_ends() {
     let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build();
     runtime.unwrap().block_on(async {
-        let guard = guard(Access::Allowed);
+        let webhook = webhook(Access::Allowed);
         let (release, blocked) = std::sync::mpsc::channel::<()>();
         let blocker = tokio::task::spawn_blocking(move || blocked.recv().is_ok());
         let size = 2 << 20;
         let body = format!("{}{}", " ".repeat(size), an_edit());
         // The body is complete and waits for a thread.
-        assert!(send(&guard, post_to("/validate", body)).now_or_never().is_none());
-        let [body, _, parsed] = guard.memory.used();
+        assert!(send(&webhook, post_to("/validate", body)).now_or_never().is_none());
+        let [body, _, parsed] = webhook.memory.used();
         assert!(body >= size && parsed >= size * 16, "{body} {parsed}");
         release.send(()).unwrap();
         assert!(blocker.await.unwrap());
-        while guard.memory.used() != [0; 3] {
+        while webhook.memory.used() != [0; 3] {
             tokio::task::yield_now().await;
         }
     });
@@ -569,14 +569,14 @@ fn disconnected_peer_frees_neither_budget_before_parsing_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn review_that_waits_for_an_access_check_holds_little_memory() {
-    let guard = guard(Access::Hangs);
+    let webhook = webhook(Access::Hangs);
     let mut review = a_source();
     review["request"]["object"]["data"]["sky"] = "x".repeat(200 << 10).into();
-    let mut waiting = Box::pin(answered(&guard, &review));
+    let mut waiting = Box::pin(answered(&webhook, &review));
     assert!(waiting.as_mut().now_or_never().is_none());
-    assert_eq!(guard.memory.used(), [MIN_REVIEW_BYTES, 0, 0]);
+    assert_eq!(webhook.memory.used(), [MIN_REVIEW_BYTES, 0, 0]);
     assert_eq!(reason(&waiting.await), "unanswered");
-    assert_eq!(guard.memory.used(), [0; 3]);
+    assert_eq!(webhook.memory.used(), [0; 3]);
 }
 
 /// The CPU time of threads, from `/proc`: unlike elapsed time, it does not depend on what else the machine
@@ -630,11 +630,11 @@ fn review_of_two_large_secrets_takes_little_more_cpu_time_than_parsing_them() {
         let work = |before: Option<Duration>, passed: Duration| {
             threads.cpu_time().zip(before).map_or(passed, |(after, before)| after - before)
         };
-        // What the guard's own parsing takes in this build, on this machine.
+        // What the webhook's own parsing takes in this build, on this machine.
         let (before, start) = (threads.cpu_time(), std::time::Instant::now());
         drop(wire::parse(body.as_bytes()).unwrap());
         let floor = work(before, start.elapsed());
-        let served = TestServer::start(routes(guard(Access::Allowed)), ConnectionLimits::default()).await;
+        let served = TestServer::start(routes(webhook(Access::Allowed)), ConnectionLimits::default()).await;
         for protocol in ["HTTP/2", "HTTP/1.1"] {
             let (before, start) = (threads.cpu_time(), std::time::Instant::now());
             let request = post("/validate", body.clone());
@@ -665,14 +665,14 @@ fn review_of_two_large_secrets_takes_little_more_cpu_time_than_parsing_them() {
 
 #[tokio::test(start_paused = true)]
 async fn denials_are_logged_at_a_limited_rate_and_forge_no_lines() {
-    let guard = guard(Access::Denied);
+    let webhook = webhook(Access::Denied);
     let log = CapturedLogs::default();
     let capturing = log.start("trace");
     let mut review = a_source();
     let user = format!("alice\n2026 INFO forged\u{1b}[31m{}", "x".repeat(100_000));
     review["request"]["userInfo"]["username"] = user.into();
     for _ in 0..200 {
-        assert_eq!(reason(&answered(&guard, &review).await), "no_right");
+        assert_eq!(reason(&answered(&webhook, &review).await), "no_right");
     }
     drop(capturing);
     let text = log.text();

@@ -302,7 +302,7 @@ fn malformed_body_is_never_quoted() {
     }
 }
 
-/// serde rejects a duplicate field, so the API server cannot see one value and the guard the other. Of
+/// serde rejects a duplicate field, so the API server cannot see one value and the webhook the other. Of
 /// duplicate keys that users choose (data, labels), the last one counts, as in Go.
 #[test]
 fn duplicate_field_is_rejected() {

@@ -26,9 +26,9 @@ pub struct Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Actor {
-    /// Exempt from the guard: everything that the API server itself allows.
+    /// Exempt from the webhook: everything that the API server itself allows.
     Exempt,
-    /// May do anything by RBAC; the guard reviews it.
+    /// May do anything by RBAC; the webhook reviews it.
     Admin,
     /// May write ConfigMaps and Secrets in the namespace `home` only.
     Tenant,

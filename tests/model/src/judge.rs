@@ -18,7 +18,7 @@ use crate::{
 pub enum Writer {
     /// A person or another tool.
     Person,
-    /// Lockstep's mirror.
+    /// Lockstep's controller.
     Lockstep,
     /// The garbage collector, the namespace controller, or the API server when the last finalizer goes.
     Kubernetes,

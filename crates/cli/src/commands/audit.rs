@@ -59,7 +59,7 @@ pub struct Audit {
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Format,
 
-    /// How long the mirror may take to repair what is found before it counts
+    /// How long the controller may take to repair what is found before it counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
     pub wait: Duration,
 

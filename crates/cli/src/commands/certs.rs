@@ -19,7 +19,7 @@ use lockstep_core::certs::issue::{Ca, SubjectNames, subject_name};
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum CertsCommand {
-    /// Replace the guard's CA and its key after a leak; no request fails meanwhile
+    /// Replace the webhook's CA and its key after a leak; no request fails meanwhile
     Rotate(rotate::Rotate),
 }
 
@@ -33,7 +33,7 @@ pub struct Certs {
     #[arg(long, default_value = "certs")]
     pub dir: PathBuf,
 
-    /// The DNS names or IP addresses under which the API server calls the guard
+    /// The DNS names or IP addresses under which the API server calls the webhook
     #[arg(long, value_name = "NAME_OR_IP", default_values = ["localhost", "127.0.0.1"], value_parser = host)]
     pub host: Vec<String>,
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn host_must_be_a_dns_name_or_an_ip_address() {
-        assert_eq!(host("Guard.Example"), Ok("guard.example".to_owned()));
+        assert_eq!(host("Webhook.Example"), Ok("webhook.example".to_owned()));
         assert_eq!(host("[::1]"), Ok("::1".to_owned()));
         assert!(host("a host").is_err() && host("").is_err() && host("https://x").is_err());
     }

@@ -22,10 +22,10 @@ use lockstep_core::{keys, object::Kind};
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Before an installation it says whether the cluster and your rights suffice; after one, whether everything works.
-To see whether the guard answers, it tries to create a malformed source, as a dry run: nothing is stored.
+To see whether the webhook answers, it tries to create a malformed source, as a dry run: nothing is stored.
 Exit codes: 0 all is well, warnings included; 1 something is not.")]
 pub struct Check {
-    /// Where the guard is tried: you must be allowed to create ConfigMaps there [default: that of the kubeconfig]
+    /// Where the webhook is tried: you must be allowed to create ConfigMaps there [default: that of the kubeconfig]
     #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
 

@@ -31,7 +31,7 @@ Examples:
   lockstep status -A -o json | jq '.sources[] | select(.state != \"in-step\")'
 
 States: in step; N conflicts (another object has the name); paused, N changes behind; matches no namespace;
-refused (malformed); N deletes held until …; N to write (the mirror has not written them yet); source gone.")]
+refused (malformed); N deletes held until …; N to write (the controller has not written them yet); source gone.")]
 pub struct Status {
     /// A source: NAME, NAMESPACE/NAME, or secret/NAMESPACE/NAME
     #[arg(value_name = "SOURCE")]

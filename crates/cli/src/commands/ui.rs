@@ -1,4 +1,4 @@
-//! `lockstep ui`: a page about the mirror, on this machine, with the rights of the person who runs it.
+//! `lockstep ui`: a page about the controller, on this machine, with the rights of the person who runs it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

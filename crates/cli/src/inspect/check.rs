@@ -92,7 +92,7 @@ impl Facts<'_> {
                     checks.extend(self.webhooks(*kind, found, now));
                 }
                 checks.push(service_account(account, lacks));
-                checks.push(self.guard(user, probe));
+                checks.push(self.webhook(user, probe));
             }
         }
         match &self.tools {
@@ -269,12 +269,12 @@ impl Facts<'_> {
         }
     }
 
-    /// What the answer to a malformed source says about the guard. Only our own webhooks prove something: any other
-    /// refusal came before the guard was asked, or from somebody else.
-    fn guard(&self, user: &User, probe: &Result<Option<Box<Status>>, Failure>) -> Check {
+    /// What the answer to a malformed source says about the webhook. Only our own webhooks prove something: any other
+    /// refusal came before the webhook was asked, or from somebody else.
+    fn webhook(&self, user: &User, probe: &Result<Option<Box<Status>>, Failure>) -> Check {
         let untried = |why: &str| {
             unknown(format!(
-                "the guard cannot be tried in namespace {}: {why}; -n chooses another",
+                "the webhook cannot be tried in namespace {}: {why}; -n chooses another",
                 self.namespace
             ))
         };
@@ -282,13 +282,13 @@ impl Facts<'_> {
             Ok(Some(status)) => status,
             Ok(None) if self.is_exempt(user) => {
                 return unknown(format!(
-                    "you ({}) are exempt, so the guard cannot be tried as you: try as another user",
+                    "you ({}) are exempt, so the webhook cannot be tried as you: try as another user",
                     user.name
                 ));
             }
             Ok(None) => {
                 return bad(
-                    format!("the guard let {} write a malformed source", user.name),
+                    format!("the webhook let {} write a malformed source", user.name),
                     "check the webhook configurations above; an exempt user is not restricted: try as another",
                 );
             }
@@ -296,10 +296,10 @@ impl Facts<'_> {
         };
         match RefusingWebhook::of(status).filter(|webhook| webhook.is_of(&self.instance.name.instance())) {
             Some(RefusingWebhook { denial: Some(_), .. }) => {
-                good("the guard answers: it refused a malformed source, as it must (nothing was stored)")
+                good("the webhook answers: it refused a malformed source, as it must (nothing was stored)")
             }
             Some(RefusingWebhook { denial: None, .. }) => bad(
-                format!("the API server cannot reach the guard: {}", Failure::from(Status::clone(status))),
+                format!("the API server cannot reach the webhook: {}", Failure::from(Status::clone(status))),
                 format!("{}; {}", self.wait(), self.logs()),
             ),
             None => untried(&shorten(status.message.lines().next().unwrap_or_default(), MAX_QUOTED_CHARS)),
@@ -313,7 +313,7 @@ impl Facts<'_> {
             || user.name == account
     }
 
-    /// Tools that write what tenants ask for, and that the guard takes for users like any other.
+    /// Tools that write what tenants ask for, and that the webhook takes for users like any other.
     fn deputy(&self, Tool { name, user }: &Tool) -> Check {
         if self.instance.settings().deputies().contain(user) {
             return good(format!("{name} ({}) is a deputy", user.name));
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
     use crate::inspect::instance::{Instance, InstanceName};
 
-    /// What is said about the guard, given the answer to a malformed source by a user who is exempt or not.
+    /// What is said about the webhook, given the answer to a malformed source by a user who is exempt or not.
     fn judge(probe: Option<(u16, &str)>, is_exempt: bool) -> Check {
         let name = InstanceName { domain: "d.test".to_owned(), namespace: "own".to_owned() };
         let absent = || Failure::NotFound;
@@ -367,11 +367,11 @@ mod tests {
             tools,
             installed,
         };
-        facts.guard(&user, &probe)
+        facts.webhook(&user, &probe)
     }
 
     #[test]
-    fn only_refusals_by_webhooks_of_this_instance_say_something_about_the_guard() {
+    fn only_refusals_by_webhooks_of_this_instance_say_something_about_the_webhook() {
         use Level::{Bad, Good, Unknown};
         let denied = |webhook: &str| format!("admission webhook \"{webhook}\" denied the request: no");
         let unreachable = |webhook: &str| {
@@ -383,8 +383,8 @@ mod tests {
         let policy =
             "configmaps \"x\" is forbidden: ValidatingAdmissionPolicy 'team-label' denied request: no";
         for (code, message, level, text) in [
-            (403, denied("sources.lockstep.d.test"), Good, "the guard answers"),
-            (500, unreachable("sources.lockstep.d.test"), Bad, "cannot reach the guard"),
+            (403, denied("sources.lockstep.d.test"), Good, "the webhook answers"),
+            (500, unreachable("sources.lockstep.d.test"), Bad, "cannot reach the webhook"),
             // Another instance, and other tools.
             (500, unreachable("sources.lockstep.other"), Unknown, "\"sources.lockstep.other\""),
             (500, unreachable("sources.my-lockstep.d.test"), Unknown, "cannot be tried in namespace home"),

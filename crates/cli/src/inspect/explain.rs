@@ -20,7 +20,7 @@ use lockstep_core::{
 pub struct Explanation {
     pub source: String,
     pub namespace: String,
-    /// In the order in which the mirror decides. The first that is not met is the reason.
+    /// In the order in which the controller decides. The first that is not met is the reason.
     pub steps: Vec<Step>,
     /// What would change it, if there is something.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -290,7 +290,7 @@ impl Case<'_> {
             );
         }
         Err(steps.not_met(
-            format!("{behind}; Events and the leader's log say what keeps the mirror from it"),
+            format!("{behind}; Events and the leader's log say what keeps the controller from it"),
             [events],
         ))
     }

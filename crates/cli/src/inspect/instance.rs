@@ -112,7 +112,7 @@ impl Instance {
         found.map(|found| webhooks::ca_expiry(found.into_iter()))
     }
 
-    /// Whether cert-manager manages the guard's certificate: Lockstep then has no rights on its CA.
+    /// Whether cert-manager manages the webhook's certificate: Lockstep then has no rights on its CA.
     pub fn is_injected_by_cert_manager(&self) -> bool {
         self.webhooks
             .iter()

@@ -64,7 +64,7 @@ pub struct Proposal {
     pub name: String,
     /// Whether it is a source, before or after. Lockstep does nothing about other objects.
     pub is_source: bool,
-    /// Why the guard, or the API server itself, refuses it, if one does.
+    /// Why the webhook, or the API server itself, refuses it, if one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     pub warnings: Vec<String>,
@@ -243,7 +243,7 @@ fn warnings(headers: &HeaderMap) -> Vec<String> {
     all.filter(|text| !text.starts_with(outcome::WARNING)).collect()
 }
 
-/// What the mirror has left to do for a source as it is.
+/// What the controller has left to do for a source as it is.
 pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) -> Proposal {
     let source = snapshot.world.read(|world| world.source(key).cloned());
     let live = read_object(client, key).await.ok();
@@ -267,7 +267,7 @@ impl Proposal {
         }
     }
 
-    /// Adds what the mirror would do for the source in this state.
+    /// Adds what the controller would do for the source in this state.
     async fn plan(
         &mut self,
         client: &Client,

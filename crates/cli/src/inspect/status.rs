@@ -1,4 +1,4 @@
-//! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the mirror.
+//! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the controller.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -82,7 +82,7 @@ pub enum State {
     Conflicts {
         count: usize,
     },
-    /// The mirror has not written or deleted this many companions yet.
+    /// The controller has not written or deleted this many companions yet.
     Behind {
         count: usize,
     },
@@ -138,7 +138,7 @@ pub enum CompanionState {
 }
 
 impl CompanionState {
-    /// Whether the mirror has something to write or to delete there.
+    /// Whether the controller has something to write or to delete there.
     const fn is_behind(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
     }

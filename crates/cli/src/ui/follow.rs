@@ -84,7 +84,7 @@ fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String
 async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) -> &'static str {
     loop {
         lookup.notified().await;
-        // A companion that the mirror is about to write is not worth a read.
+        // A companion that the controller is about to write is not worth a read.
         tokio::time::sleep(REFRESH_INTERVAL * 4).await;
         let found = {
             let snapshot = ui.snapshot.read().await;

@@ -19,7 +19,7 @@ pub struct ReplicaMetrics {
     pub denials: Counts,
     pub heals: u64,
     pub is_leader: bool,
-    /// When the certificate that the guard serves with expires.
+    /// When the certificate that the webhook serves with expires.
     pub leaf_expiry: Option<Timestamp>,
 }
 

@@ -38,11 +38,11 @@ pub fn routes(ui: Arc<Ui>, access: Access) -> Router {
         .route("/{token}/api/stream", get(stream_changes))
         .route("/{token}/api/explain/{kind}/{namespace}/{name}/{target}", get(explain_cell))
         .with_state(ui);
-    guarded(router, access)
+    protected(router, access)
 }
 
 /// Answers only what [`Access`] allows, whether or not there is such a route.
-fn guarded(router: Router, access: Access) -> Router {
+fn protected(router: Router, access: Access) -> Router {
     router.layer(middleware::from_fn_with_state(Arc::new(access), check))
 }
 
@@ -121,7 +121,7 @@ mod tests {
     /// A page with one route, and its token.
     fn page() -> (Router, String) {
         let (access, token) = Access::new(8090).unwrap();
-        (guarded(Router::new().route("/{token}/", get(|| file("text/html", PAGE))), access), token)
+        (protected(Router::new().route("/{token}/", get(|| file("text/html", PAGE))), access), token)
     }
 
     async fn ask(router: &Router, method: &str, path: &str, headers: &[(&str, &str)]) -> Response {

@@ -24,7 +24,7 @@ pub enum Denial {
     Fault { at: ObjectKey, fault: Fault },
     /// A source of another namespace already has a companion of that name.
     Taken { at: ObjectKey, of: ObjectKey },
-    /// The user may not do to the companion `name` themselves what the mirror would do for them.
+    /// The user may not do to the companion `name` themselves what the controller would do for them.
     NoRight { user: String, verb: &'static str, name: String, source: ObjectKey, reach: Box<Reach> },
     /// A deputy writes a source that reaches namespaces which have not agreed.
     Deputy { user: String, source: ObjectKey, reach: Box<Reach> },

@@ -1,4 +1,4 @@
-//! PURE. Messages of denials about companions: one wording, for the guard and for the ValidatingAdmissionPolicy in
+//! PURE. Messages of denials about companions: one wording, for the webhook and for the ValidatingAdmissionPolicy in
 //! `deploy/`.
 
 use crate::{
@@ -24,7 +24,7 @@ pub const FORGED: &str = "{kind} {namespace}/{name} carries the companion label 
 pub(crate) const STRIP: &str = "{kind} {namespace}/{name} is a companion of {source}; only Lockstep may remove its label {companion}. \
     To stop mirroring, unlabel the source: kubectl label {kind} {source name} -n {source namespace} {managed}-";
 
-/// The guard appends one of the next two to [`DELETE`]; the policy does not.
+/// The webhook appends one of the next two to [`DELETE`]; the policy does not.
 pub(crate) const OR_ALLOW_DELETES: &str = "; to allow deletes: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {protect}=edits";
 

@@ -1,4 +1,4 @@
-//! PURE. A companion that somebody else than the mirror writes, from a backup for example, and that is what the mirror
+//! PURE. A companion that somebody else than the controller writes, from a backup for example, and that is what the controller
 //! would write.
 //!
 //! TRAP: whether such a write is allowed says whether its content is that of the source. So nothing is compared before
@@ -29,7 +29,7 @@ pub struct Restored {
 }
 
 impl Restored {
-    /// `None` for an object that the mirror would never write.
+    /// `None` for an object that the controller would never write.
     pub fn read(keys: &Keys, at: &ObjectKey, old: Option<&Object>, new: &Object) -> Option<Self> {
         let Meta { labels, annotations, owner_references: owners, finalizers, .. } = &new.metadata;
         if labels.get(&keys.companion)? != "true"
@@ -53,13 +53,13 @@ impl Restored {
         &self.source
     }
 
-    /// Whether the mirror writes a companion here, for the source that this one names, now.
+    /// Whether the controller writes a companion here, for the source that this one names, now.
     pub fn is_wanted(&self, world: &World) -> bool {
         world.is_written_for(&self.source, &self.at)
             && world.competing_source(&self.at, Some(&self.source)).is_none()
     }
 
-    /// Whether this is what the mirror writes.
+    /// Whether this is what the controller writes.
     pub fn is_right(&self, world: &World) -> bool {
         let Some(source) = world.source(&self.source).filter(|_| self.is_wanted(world)) else { return false };
         let owners = || owners_digest(&without_uids(&source.expected_owners(&self.at.namespace)));

@@ -25,13 +25,13 @@ use crate::{
 /// How many companions of other sources a warning names.
 const MAX_NAMED_CONFLICTS: usize = 3;
 
-/// The guard's configuration.
+/// The webhook's configuration.
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub keys: Arc<Keys>,
     /// Lockstep's own namespace, which has no sources.
     pub own_namespace: String,
-    /// Lockstep itself, and the users and groups that flags exempt: the guard allows all their requests.
+    /// Lockstep itself, and the users and groups that flags exempt: the webhook allows all their requests.
     pub exempt: Subjects,
     /// Users and groups that write on behalf of others, so that their own rights do not count.
     pub deputies: Subjects,
@@ -54,7 +54,7 @@ pub enum Verdict {
         then: Claims,
     },
     /// Denied with `otherwise`, unless it is certain that this is the user, the user may read the source, and this is what
-    /// the mirror would write.
+    /// the controller would write.
     CheckRestore {
         restored: Box<Restored>,
         otherwise: Denial,
@@ -242,7 +242,7 @@ impl<'a> Review<'a> {
         }
         let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
         match self.protection(world, old, &source) {
-            // The mirror deletes it, too.
+            // The controller deletes it, too.
             _ if world.is_barred(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
             Protect::All => denied(),
             // Without its source, the companion is not created again.
@@ -285,7 +285,7 @@ impl<'a> Review<'a> {
             return Ok(Vec::new());
         }
         let at = self.key.clone();
-        // Only Lockstep may write marks, even where edits are allowed: the mirror trusts them.
+        // Only Lockstep may write marks, even where edits are allowed: the controller trusts them.
         let protect = self.protection(world, old, &source);
         if protect == Protect::None && !self.gains_marks(&old.metadata, &new.metadata) {
             Ok(vec![format!("{at} is a companion: Lockstep makes it equal to {source} again")])
@@ -381,7 +381,7 @@ impl<'a> Review<'a> {
         }
     }
 
-    /// Everything that the mirror would do because of this request.
+    /// Everything that the controller would do because of this request.
     fn required_access(&self, world: &World) -> RequiredAccess {
         let mut required = RequiredAccess::default();
         for (policy, verbs) in [(&self.before, Verbs::Delete), (&self.after, Verbs::All)] {
@@ -407,7 +407,7 @@ impl<'a> Review<'a> {
             (self.is_by_deputy() || *namespace != *self.key.namespace)
                 && world.namespaces().accept_from_matches(&self.key.namespace, namespace)
         };
-        // The mirror also deletes companions that remain from an earlier policy, or from an earlier source of
+        // The controller also deletes companions that remain from an earlier policy, or from an earlier source of
         // that name, even if they have lost our label, unless they are terminating anyway.
         let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.terminating);
         let leftover: BTreeSet<&ObjectKey> = labelled
@@ -546,7 +546,7 @@ fn same_companions(
 ) -> bool {
     let same_copies = || match (before, after) {
         (Ok(before), Ok(after)) => before == after && after.same_companion(keys, old, new),
-        // The mirror leaves the companions of a faulty source alone.
+        // The controller leaves the companions of a faulty source alone.
         (Err(_), Err(_)) => true,
         _ => false,
     };

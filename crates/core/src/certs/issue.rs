@@ -78,7 +78,7 @@ pub enum UnusableCa {
     Revoked,
     #[error("its extended key usage does not allow servers")]
     NotForServers,
-    #[error("API servers would not accept the guard's certificate from it: check its name constraints")]
+    #[error("API servers would not accept the webhook's certificate from it: check its name constraints")]
     Rejected,
 }
 
@@ -205,7 +205,7 @@ impl Ca {
         self.key.serialize_pem()
     }
 
-    /// Whether API servers accept the guard's certificate from this CA now: issues one for these names and verifies it.
+    /// Whether API servers accept the webhook's certificate from this CA now: issues one for these names and verifies it.
     pub fn check(&self, names: &SubjectNames, now: Timestamp) -> Result<(), UnusableCa> {
         self.certificate.check(now)?;
         // rustls takes a trusted CA for good for any use; Go, and so the API server, does not.

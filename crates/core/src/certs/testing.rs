@@ -89,7 +89,7 @@ pub fn configuration(version: &str, webhooks: &[(Value, Option<&str>)]) -> Webho
 }
 
 pub fn service() -> Value {
-    json!({"service": {"name": "guard", "namespace": "home"}})
+    json!({"service": {"name": "webhook", "namespace": "home"}})
 }
 
 pub fn published(certificates: &[&Certificate], since: Timestamp) -> Published {

@@ -218,7 +218,7 @@ pub enum Published {
     /// The webhook configurations have not been observed yet.
     #[default]
     Unknown,
-    /// There is no webhook, so the API server does not call the guard.
+    /// There is no webhook, so the API server does not call the webhook.
     NoWebhooks,
     /// The DER of each CA, and since when it has been there without a break.
     Since(BTreeMap<Vec<u8>, Timestamp>),
@@ -394,7 +394,7 @@ mod tests {
     fn names_are_the_called_hosts_and_always_our_own_service_and_localhost() {
         let configuration = configuration(&[
             (service(), None),
-            (url("https://Guard.Example:8443/validate"), None),
+            (url("https://Webhook.Example:8443/validate"), None),
             (url("https://10.0.0.7:9443/x"), None),
             (url("https://[2001:db8::7]:9443/x"), None),
             (url("no url at all"), None),
@@ -406,8 +406,8 @@ mod tests {
         let expected = [
             "10.0.0.7",
             "2001:db8::7",
-            "guard.example",
-            "guard.home.svc",
+            "webhook.example",
+            "webhook.home.svc",
             "localhost",
             "lockstep.lockstep-system.svc",
         ];

@@ -1,4 +1,4 @@
-//! The rows of the table "What the mirror does", as far as a plan decides them.
+//! The rows of the table "What the controller does", as far as a plan decides them.
 
 mod heals;
 mod limits;
@@ -199,7 +199,7 @@ fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
     cluster.delete(&key);
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
-    // The mirror leaves these to the garbage collector.
+    // The controller leaves these to the garbage collector.
     assert!(cluster.companion(&home()).unwrap().source_owner.is_some());
     assert!(cluster.companion(&away()).unwrap().source_owner.is_none());
 

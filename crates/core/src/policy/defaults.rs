@@ -1,6 +1,6 @@
-//! PURE. The annotation `<domain>/defaults`: the defaults that the guard writes to a source, in a key of their own.
+//! PURE. The annotation `<domain>/defaults`: the defaults that the webhook writes to a source, in a key of their own.
 //!
-//! The guard recomputes the annotation on every write. If it wrote defaults into the keys that people write, nobody
+//! The webhook recomputes the annotation on every write. If it wrote defaults into the keys that people write, nobody
 //! could tell them from a person's choice, and a changed default would never reach the source.
 //!
 //! ```
@@ -36,9 +36,9 @@ pub struct Defaults {
 /// Why the annotation cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BadDefaults {
-    #[error("it is longer than {MAX_BYTES} bytes; only the guard writes it: remove it")]
+    #[error("it is longer than {MAX_BYTES} bytes; only the webhook writes it: remove it")]
     TooLong,
-    #[error("only the guard writes it, and this is not what it writes: remove it ({0})")]
+    #[error("only the webhook writes it, and this is not what it writes: remove it ({0})")]
     Json(#[from] serde_json::Error),
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_the_guard_does_not_write_is_an_error() {
+    fn text_that_the_webhook_does_not_write_is_an_error() {
         let long = format!(r#"{{"target-namespaces":"{}"}}"#, "x".repeat(250_000));
         for text in
             ["", "x", "1", r#"{"protect":1}"#, r#"{"adopt":"true"}"#, r#"{"protect":"all"} x"#, long.as_str()]

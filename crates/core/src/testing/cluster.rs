@@ -1,4 +1,4 @@
-//! A cluster in memory: objects as the API server keeps them, the world that watches them, and the mirror's own code
+//! A cluster in memory: objects as the API server keeps them, the world that watches them, and the controller's own code
 //! that writes to them. The end-to-end tests show the same on a real API server.
 
 use std::{
@@ -33,7 +33,7 @@ pub struct Cluster {
     pub world: SharedWorld,
     source_cache: usize,
     store: Store,
-    /// The digests of sources whose companions were right, as the mirror remembers them.
+    /// The digests of sources whose companions were right, as the controller remembers them.
     in_step: HashMap<ObjectKey, Digest>,
 }
 
@@ -52,11 +52,11 @@ struct Objects {
     events: Vec<WatchEvent>,
     /// By UID: the sources that an object ever named in its annotation.
     marked_for: HashMap<String, BTreeSet<String>>,
-    /// By UID: the source for which the mirror created an object.
+    /// By UID: the source for which the controller created an object.
     created_for: HashMap<String, ObjectKey>,
     /// The UIDs of objects whose marks ever said that they stay when their source is gone.
     marked_to_stay: BTreeSet<String>,
-    /// Companions that the mirror has released, as they were then, until somebody else writes them.
+    /// Companions that the controller has released, as they were then, until somebody else writes them.
     released: BTreeMap<ObjectKey, Object>,
 }
 
@@ -123,7 +123,7 @@ impl Cluster {
         self.put(draft)
     }
 
-    /// Edits an object without asking the guard. An edit that the API server would refuse has no effect.
+    /// Edits an object without asking the webhook. An edit that the API server would refuse has no effect.
     pub fn edit(&mut self, key: &ObjectKey, edit: impl FnOnce(&mut Object)) {
         let objects = &mut self.store.lock();
         let Some(before) = objects.objects.get(key).cloned() else { return };
@@ -223,7 +223,7 @@ impl Cluster {
             || objects.is_known_by_entry_only(at)
     }
 
-    /// The source for which the mirror created an object.
+    /// The source for which the controller created an object.
     pub fn created_for(&self, at: &ObjectKey) -> Option<ObjectKey> {
         let objects = self.store.lock();
         objects.created_for.get(&objects.objects.get(at)?.metadata.uid).cloned()
@@ -235,7 +235,7 @@ impl Cluster {
         objects.objects.get(at).is_some_and(|object| objects.marked_to_stay.contains(&object.metadata.uid))
     }
 
-    /// Objects that exist and that the mirror has released, as they were then. Nobody else has written them since.
+    /// Objects that exist and that the controller has released, as they were then. Nobody else has written them since.
     pub fn released(&self) -> Vec<(ObjectKey, Object)> {
         let objects = self.store.lock();
         let uid = |key: &ObjectKey| objects.objects.get(key).map(|object| &object.metadata.uid);
@@ -248,7 +248,7 @@ impl Cluster {
         self.store.lock().is_known_by_entry_only(at)
     }
 
-    // --- the mirror
+    // --- the controller
 
     pub fn plan(&self, source: &ObjectKey) -> Plan {
         self.world.read(|world| plan(world, source, self.in_step.get(source).copied()))
@@ -269,7 +269,7 @@ impl Cluster {
         self.apply(source, plan)
     }
 
-    /// Applies a plan with the mirror's own code. Nobody else writes meanwhile, so that no cache is stale.
+    /// Applies a plan with the controller's own code. Nobody else writes meanwhile, so that no cache is stale.
     pub fn apply(&mut self, key: &ObjectKey, plan: Plan) -> Vec<Failed> {
         let removal = |change: &Change| Some((change.at.clone(), change.action.removal()?));
         let removals: Vec<(ObjectKey, Removal)> = plan.changes.iter().filter_map(removal).collect();

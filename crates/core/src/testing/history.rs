@@ -10,7 +10,7 @@ pub const NAMES: [&str; 2] = ["a", "b"];
 /// Names of companions: by default, by annotation, and one that sources have, too.
 pub const COMPANIONS: [&str; 3] = ["a-synced", "b-synced", "b"];
 
-/// A change of the cluster by a user, by Kubernetes or by the mirror.
+/// A change of the cluster by a user, by Kubernetes or by the controller.
 #[derive(Debug, Clone)]
 pub enum ClusterOperation {
     Namespace(&'static str, NamespaceState),
@@ -33,7 +33,7 @@ pub enum ClusterOperation {
     Edit(Place, Vec<CompanionEdit>),
     CollectGarbage,
     Restart,
-    /// The mirror reconciles one source.
+    /// The controller reconciles one source.
     Reconcile(Place),
 }
 
@@ -178,7 +178,7 @@ fn draft((kind, namespace, name): Place) -> ObjectBuilder {
     if kind == Kind::Secret { draft.of_type("Opaque") } else { draft }
 }
 
-/// Carries out one operation; `reconcile` is what the mirror does.
+/// Carries out one operation; `reconcile` is what the controller does.
 fn perform(
     cluster: &mut Cluster,
     operation: ClusterOperation,

@@ -279,7 +279,7 @@ impl World {
         self.wanted.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
     }
 
-    /// Whether the mirror writes this companion for this source.
+    /// Whether the controller writes this companion for this source.
     pub(crate) fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
             && self.sources.get(source).is_some_and(|source| {
@@ -417,7 +417,7 @@ impl World {
     fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
         let key = self.intern_key(source.key.clone());
         let source = Source { key: key.clone(), ..source };
-        // The guard lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
+        // The webhook lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
         // now has not been reviewed: its companions are those of its last state before.
         let source = match self.sources.get(&key) {
             Some(known) if source.terminating && known.uid == source.uid => {

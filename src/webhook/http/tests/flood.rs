@@ -1,4 +1,4 @@
-//! One tenant floods the guard with sources for every namespace; another tenant's reviews are answered in time.
+//! One tenant floods the webhook with sources for every namespace; another tenant's reviews are answered in time.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ const NAMESPACES: usize = 10_000;
 const SOURCES: usize = 5_000;
 const CONNECTIONS: usize = 40;
 const REVIEWS: usize = 30;
-/// The flood leaves the guard idle most of the time, even on a slow machine, if its reviews are cheap. If each of them
+/// The flood leaves the webhook idle most of the time, even on a slow machine, if its reviews are cheap. If each of them
 /// walked over all namespaces, `CONNECTIONS` walks would always be in progress, pause or not.
 const FLOOD_PAUSE: Duration = Duration::from_millis(500);
 const TIMEOUT: Duration = API_SERVER_TIMEOUT.saturating_mul(3);
@@ -51,8 +51,8 @@ fn review_by(user: &str, name: &str, targets: &str) -> String {
 async fn flood_of_sources_for_all_namespaces_delays_no_other_tenant() {
     let metrics = Metrics::new();
     let access = AccessChecker::new(api_server_for_alice(), metrics.clone());
-    let guard = Arc::new(Guard::new(rules(), large_world(), access, metrics, false));
-    let served = TestServer::start(routes(guard), ConnectionLimits::default()).await;
+    let webhook = Arc::new(Webhook::new(rules(), large_world(), access, metrics, false));
+    let served = TestServer::start(routes(webhook), ConnectionLimits::default()).await;
     let (stop, flooded) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let everywhere = vec!["*"; 50].join(",");
     let mut floods = Vec::new();

@@ -75,7 +75,7 @@ fn with_data(data: &str) -> Vec<u8> {
     a_source().to_string().replace(r#"{"sky":"hush-blue"}"#, data).into_bytes()
 }
 
-/// The request of a body, parsed independently of the guard's parser; none where this parser fails.
+/// The request of a body, parsed independently of the webhook's parser; none where this parser fails.
 fn model(body: &[u8]) -> Option<(Request, Value)> {
     let review: Value = serde_json::from_slice(body).ok()?;
     let request = &review["request"];
@@ -120,11 +120,11 @@ fn misplaced(review: &Value) -> bool {
     review.to_string().contains("hush")
 }
 
-async fn try_input(guard: &Arc<Guard>, has_access: bool, body: &[u8], log: &CapturedLogs) -> bool {
+async fn try_input(webhook: &Arc<Webhook>, has_access: bool, body: &[u8], log: &CapturedLogs) -> bool {
     let mut answered = false;
     for path in ["/validate", "/mutate"] {
         log.clear();
-        let (status, text) = send(guard, post_to(path, body.to_vec())).await;
+        let (status, text) = send(webhook, post_to(path, body.to_vec())).await;
         let shown = || format!("{path} {status}: {text}");
         if status != StatusCode::OK {
             assert!(status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE, "{}", shown());
@@ -146,7 +146,7 @@ async fn try_input(guard: &Arc<Guard>, has_access: bool, body: &[u8], log: &Capt
         let messages = warnings.iter().chain([&response["status"]["message"]]).filter_map(Value::as_str);
         let is_short = |text: &str| text.chars().count() <= 2001 && !text.contains(char::is_control);
         assert!(warnings.len() <= 11 && messages.into_iter().all(is_short), "{}", shown());
-        // serde_json has no value for some bodies, such as one with a huge number in a field that the guard
+        // serde_json has no value for some bodies, such as one with a huge number in a field that the webhook
         // skips.
         let Some((request, review_value)) = model(body) else {
             assert!(serde_json::from_slice::<Value>(body).is_err(), "{}", shown());
@@ -157,13 +157,13 @@ async fn try_input(guard: &Arc<Guard>, has_access: bool, body: &[u8], log: &Capt
             assert!(!text.contains("hush") && !log.text().contains("hush"), "{}\n{}", log.text(), shown());
         }
         if path == "/validate" {
-            let case = Review::read(&guard.rules, &request);
-            let expected = match case.map(|case| guard.world.read(|world| case.judge(world))) {
+            let case = Review::read(&webhook.rules, &request);
+            let expected = match case.map(|case| webhook.world.read(|world| case.judge(world))) {
                 None | Some(Verdict::Allow { .. }) => true,
                 // The peer has no certificate.
                 Some(Verdict::Deny(_) | Verdict::CheckRestore { .. }) => false,
                 Some(Verdict::CheckAccess { then, .. }) => {
-                    let decided = guard.world.read(|world| then.decide_after(world, &request.user, Ok(())));
+                    let decided = webhook.world.read(|world| then.decide_after(world, &request.user, Ok(())));
                     has_access && decided.is_ok()
                 }
             };
@@ -199,13 +199,13 @@ fn any_body_is_refused_or_answered_with_its_uid_and_never_allowed_by_mistake() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let _entered = runtime.enter();
-    let guards = [(guard(Access::Allowed), true), (guard(Access::Denied), false)];
+    let webhooks = [(webhook(Access::Allowed), true), (webhook(Access::Denied), false)];
     let log = CapturedLogs::default();
     let _capturing = log.start("trace");
     Target { name: "review", words: WORDS, made }.run(|body| {
         let mut answered = false;
-        for (guard, has_access) in &guards {
-            answered = runtime.block_on(try_input(guard, *has_access, body, &log));
+        for (webhook, has_access) in &webhooks {
+            answered = runtime.block_on(try_input(webhook, *has_access, body, &log));
         }
         answered
     });

@@ -1,6 +1,6 @@
-//! Requests that the API server accepted although the guard had to refuse them.
+//! Requests that the API server accepted although the webhook had to refuse them.
 //!
-//! The guard may not have seen the last changes of sources and namespaces yet, so a request counts as wrong only if it was
+//! The webhook may not have seen the last changes of sources and namespaces yet, so a request counts as wrong only if it was
 //! wrong in every state that they ever had.
 
 use super::{Judge, Reading, State, Violation, has_marks, is_labelled, named_source};
@@ -71,7 +71,7 @@ impl Judge {
 
     fn edit_of_companion(&self, at: &Key, before: &Object, after: Option<&Object>) -> Option<String> {
         let source = named_source(&self.names, at, before).filter(|_| is_labelled(&self.names, before))?;
-        // A delete is allowed with `protect: edits`, and the mirror creates the companion again.
+        // A delete is allowed with `protect: edits`, and the controller creates the companion again.
         let forbidden = if after.is_some() { &["edits", "all"][..] } else { &["all"][..] };
         let says = |protect: &str| forbidden.contains(&protect);
         let known = self.companions.get(&before.uid).is_some_and(|known| known.source == source);

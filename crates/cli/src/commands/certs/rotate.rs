@@ -78,7 +78,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     let configurations = read(&lease).await.map_err(|failure| explain(&lease, &failure))?;
     if configurations.iter().any(WebhookConfiguration::is_injected_by_cert_manager) {
         bail!(
-            "cert-manager issues the guard's certificate, so Lockstep has no CA to replace: follow `Replace the CA's key \
+            "cert-manager issues the webhook's certificate, so Lockstep has no CA to replace: follow `Replace the CA's key \
              of cert-manager` in docs/operations.md"
         );
     }

@@ -39,7 +39,7 @@ const TO_INSTALL: [(&str, &str); 5] = [
 
 pub struct Facts<'a> {
     pub instance: &'a Instance,
-    /// Where the guard is tried.
+    /// Where the webhook is tried.
     pub namespace: &'a str,
     pub version: Result<Info, Failure>,
     /// Whether the ValidatingAdmissionPolicy can be read.
@@ -61,7 +61,7 @@ pub enum Installed {
         lacks: Result<Vec<String>, Failure>,
         /// The person who asks, as far as it is known.
         user: User,
-        /// Why a source that the guard must refuse is refused; none if it is not.
+        /// Why a source that the webhook must refuse is refused; none if it is not.
         probe: Result<Option<Box<Status>>, Failure>,
     },
 }
@@ -120,7 +120,7 @@ impl Installed {
     }
 }
 
-/// Why the API server refuses a source that the guard must refuse. Nothing is stored.
+/// Why the API server refuses a source that the webhook must refuse. Nothing is stored.
 async fn try_malformed_source(
     client: &Client,
     domain: &str,

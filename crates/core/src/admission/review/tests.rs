@@ -1,4 +1,4 @@
-//! The rows of the table "What the guard says" in `docs/reference.md`.
+//! The rows of the table "What the webhook says" in `docs/reference.md`.
 
 mod restores;
 
@@ -254,7 +254,7 @@ fn marks_cannot_be_added_one_by_one() {
     let label =
         |new: &mut Object| drop(new.metadata.labels.insert("workshop.io/companion".into(), "true".into()));
     assert_eq!(denied(&cluster, &judge(&cluster, &by_alice("third", update(old, label)))), "forged");
-    // Nor for a label that was set while the guard was down.
+    // Nor for a label that was set while the webhook was down.
     let key = cluster.put(object("third", "y").label("companion", "true"));
     let old = cluster.object(&key).expect("the object exists").clone();
     let point = |new: &mut Object| annotate(new, "source", "home/colors");

@@ -28,7 +28,7 @@ fn generated_ca_may_sign_and_has_the_requested_validity() {
     let ca = ca(HOUR);
     assert_eq!(seconds(&ca.certificate), (-DAY, 3600));
     assert_eq!(ca.certificate.renew_at(), at(2400));
-    assert_eq!(ca.check(&names(&["guard.example", "10.0.0.1", "::1"]), at(0)), Ok(()));
+    assert_eq!(ca.check(&names(&["webhook.example", "10.0.0.1", "::1"]), at(0)), Ok(()));
     let x509 = parse(ca.certificate.der()).unwrap();
     assert!(x509.basic_constraints().unwrap().unwrap().value.ca);
     let usage = x509.key_usage().unwrap().unwrap().value;
@@ -49,7 +49,7 @@ fn each_ca_has_a_unique_subject_of_at_most_64_characters() {
 #[test]
 fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
     let ca = ca(HOUR);
-    let wanted = names(&["guard.example", "10.0.0.1", "::1"]);
+    let wanted = names(&["webhook.example", "10.0.0.1", "::1"]);
     let leaf = ca.issue(&wanted, Duration::from_mins(10), at(60)).unwrap();
     assert_eq!(seconds(&leaf.certificate), (-DAY, 60 + 600));
     assert_eq!(leaf.renew_at, at(60 + 400));
@@ -57,7 +57,7 @@ fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
 
     let x509 = parse(leaf.certificate.der()).unwrap();
     let san = &x509.subject_alternative_name().unwrap().unwrap().value.general_names;
-    assert!(san.contains(&GeneralName::DNSName("guard.example")));
+    assert!(san.contains(&GeneralName::DNSName("webhook.example")));
     assert!(san.contains(&GeneralName::IPAddress(&[10, 0, 0, 1])));
     assert_eq!(san.len(), 3);
     let usage = x509.extended_key_usage().unwrap().unwrap().value;
@@ -72,10 +72,10 @@ fn leaf_has_its_names_and_expires_with_its_ca_at_the_latest() {
 fn ca_and_leaf_of_a_replica_whose_clock_is_hours_ahead_are_valid_at_once() {
     let ours = ca(48 * HOUR);
     let ahead = at(20 * 3600);
-    let leaf = ours.issue(&names(&["guard.example"]), HOUR, ahead).unwrap();
+    let leaf = ours.issue(&names(&["webhook.example"]), HOUR, ahead).unwrap();
     assert!(leaf.certificate.is_valid(at(0)));
     let theirs = Ca::generate("lockstep.workshop.io", HOUR, ahead).unwrap();
-    assert_eq!(theirs.check(&names(&["guard.example"]), at(0)), Ok(()));
+    assert_eq!(theirs.check(&names(&["webhook.example"]), at(0)), Ok(()));
 }
 
 #[test]
@@ -142,8 +142,8 @@ fn foreign_certificate_shorter_than_the_backdating_is_renewed_before_it_expires(
 #[test]
 fn subject_name_is_a_dns_name_or_an_ip_address() {
     for (host, expected) in [
-        ("guard.example", Some("guard.example")),
-        ("Guard.Example.", Some("guard.example")),
+        ("webhook.example", Some("webhook.example")),
+        ("Webhook.Example.", Some("webhook.example")),
         ("10.0.0.1", Some("10.0.0.1")),
         ("[2001:DB8::1]", Some("2001:db8::1")),
         ("", None),

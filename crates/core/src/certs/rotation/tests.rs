@@ -269,7 +269,7 @@ fn ca_that_api_servers_would_not_accept_is_restored_or_replaced() {
     let mut scenario = Scenario::of(&svc).remembering(&svc);
     scenario.names = SubjectNames::from(["lockstep.home.svc".to_owned()]);
     assert!(matches!(scenario.change(0), Due::At(_)));
-    scenario.names.insert("guard.example".to_owned());
+    scenario.names.insert("webhook.example".to_owned());
     assert_eq!(scenario.change(0), Due::Now(Change::ReplaceCa(UnusableCa::Rejected)));
 }
 

@@ -67,7 +67,7 @@ fn converge(cluster: &mut Cluster) -> Result<(), TestCaseError> {
             return Ok(());
         }
     }
-    Err(TestCaseError::fail("the mirror does not converge"))
+    Err(TestCaseError::fail("the controller does not converge"))
 }
 
 proptest! {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn mirror_converges_and_a_new_process_finds_nothing_to_do(history in history()) {
+    fn controller_converges_and_a_new_process_finds_nothing_to_do(history in history()) {
         let mut cluster = run(history, just_reconcile);
         converge(&mut cluster)?;
         let unclear = unclear(&cluster);

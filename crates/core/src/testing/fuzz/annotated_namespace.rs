@@ -1,4 +1,4 @@
-//! The annotations of a Namespace: `accept-from`, and the defaults that the guard stamps on sources.
+//! The annotations of a Namespace: `accept-from`, and the defaults that the webhook stamps on sources.
 
 use super::{
     Target, fields,
@@ -77,7 +77,7 @@ fn check(input: &[u8]) -> bool {
         );
     }
 
-    // Whatever the defaults are, what the guard stamps is well-formed.
+    // Whatever the defaults are, what the webhook stamps is well-formed.
     let rules = Rules {
         keys: keys.clone(),
         own_namespace: OWN_NAMESPACE.to_owned(),

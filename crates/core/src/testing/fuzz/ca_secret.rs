@@ -113,9 +113,9 @@ fn read(input: &[u8], certificates: &BTreeMap<String, String>) -> Option<SecretD
     Some(data)
 }
 
-/// The guard's names, as an API server calls it.
+/// The webhook's names, as an API server calls it.
 fn subject_names() -> SubjectNames {
-    ["guard.home.svc".to_owned()].into()
+    ["webhook.home.svc".to_owned()].into()
 }
 
 /// Applies a change as the API server does.

@@ -35,7 +35,7 @@ fn restore(cluster: &Cluster, backup: Object) -> Verdict {
     judge(cluster, &by_alice(&namespace, Operation::Create { new: backup }))
 }
 
-/// What makes a companion differ from what the mirror would write.
+/// What makes a companion differ from what the controller would write.
 fn differences() -> [fn(&mut Object); 13] {
     fn data(new: &mut Object) -> &mut BTreeMap<String, String> {
         new.data.get_or_insert_default()
@@ -107,7 +107,7 @@ fn content_is_not_looked_at_before_it_is_known_that_the_user_may_read_the_source
 }
 
 #[test]
-fn companion_that_the_mirror_would_not_write_now_is_denied_whatever_its_content() {
+fn companion_that_the_controller_would_not_write_now_is_denied_whatever_its_content() {
     let (cluster, [_, backup]) = scene();
     let denied_at_once = |cluster: &Cluster, backup: &Object, why: &str| {
         let verdict = restore(cluster, backup.clone());

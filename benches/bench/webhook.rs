@@ -1,4 +1,4 @@
-//! How many reviews the guard answers, compared with a server that gives every request the same answer; and how much longer
+//! How many reviews the webhook answers, compared with a server that gives every request the same answer; and how much longer
 //! a patch takes because of a review.
 
 use std::{
@@ -44,7 +44,7 @@ pub(crate) async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
     let home = cluster.namespace("home").await;
     let (_installed, lockstep) = cluster.install_and_start(&[]).await;
     let mut expected = reviews(&cluster, &home);
-    // Without those about which the guard asks the API server.
+    // Without those about which the webhook asks the API server.
     expected.truncate(5);
     let expected = Arc::new(expected);
     let certificates = Certificates::make();
@@ -52,7 +52,7 @@ pub(crate) async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
     let (bare_address, peer_address) = (free_address(), free_address());
     let mut bare = Command::new(std::env::current_exe().expect("this program"));
     let bare =
-        Program::start(bare.args(["bare-guard", &bare_address.to_string()]).arg(&certificates.directory));
+        Program::start(bare.args(["bare-webhook", &bare_address.to_string()]).arg(&certificates.directory));
     let port = peer_address.port().to_string();
     let flags =
         ["-webhook-port".as_ref(), port.as_ref(), "-cert-dir".as_ref(), certificates.directory.as_os_str()];
@@ -61,7 +61,7 @@ pub(crate) async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
         Arc::new(Peer::trusting(certificates.certificate.as_bytes(), &address.to_string(), None))
     };
     let lockstep_peer = Arc::new(cluster.peer().await.at(Ipv4Addr::new(127, 0, 0, 3)));
-    let mut row = Row::rate("guard: reviews in a second of CPU time", 0.8, "reviews");
+    let mut row = Row::rate("webhook: reviews in a second of CPU time", 0.8, "reviews");
     for _ in 0..bench.repetitions() {
         row.floor.push(rate(&trusted(bare_address), bare.id(), &expected, time).await);
         row.lockstep.push(rate(&lockstep_peer, lockstep.0.id(), &expected, time).await);
@@ -73,7 +73,7 @@ pub(crate) async fn reviews_a_cpu_second(bench: &Bench, report: &mut Report) {
     report.add(row);
     if let Some(times) = times {
         report.figure(
-            "guard: reviews in a second of CPU time, beside the peer",
+            "webhook: reviews in a second of CPU time, beside the peer",
             "≥ 2.5 ×",
             format!("{times:.2} ×"),
         );
@@ -125,7 +125,7 @@ async fn connect(server: &Peer) -> tokio_rustls::client::TlsStream<tokio::net::T
     panic!("the server does not listen");
 }
 
-/// A patch of a source and of a companion, in turn with one of an equal object that the guard does not review.
+/// A patch of a source and of a companion, in turn with one of an equal object that the webhook does not review.
 pub(crate) async fn share_in_a_patch(bench: &Bench, report: &mut Report) {
     let cluster = Cluster::new("share").await;
     let (home, _, alice) = cluster.alice().await;
@@ -169,7 +169,7 @@ pub(crate) async fn share_in_a_patch(bench: &Bench, report: &mut Report) {
         let (least, most) = (quantile(&differences, 0), quantile(&differences, 100));
         let verdict = if least > 0.0 { "told apart from noise" } else { "not told apart from noise" };
         report.figure(
-            format!("guard's share in a patch of {what}, p50"),
+            format!("webhook's share in a patch of {what}, p50"),
             "told apart or not",
             format!(
                 "{:+.2} ms ({least:+.2} to {most:+.2}) of {:.2} ms, {:.2} ms without: {verdict}",
@@ -181,7 +181,7 @@ pub(crate) async fn share_in_a_patch(bench: &Bench, report: &mut Report) {
     }
 }
 
-/// A serving certificate in files, for the servers that are compared with the guard.
+/// A serving certificate in files, for the servers that are compared with the webhook.
 struct Certificates {
     directory: PathBuf,
     certificate: String,

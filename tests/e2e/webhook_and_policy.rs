@@ -1,5 +1,5 @@
-//! Guard and policy answer alike: a table of requests is put to the guard alone and to the policy alone, and every
-//! difference is one that docs/reference.md names under "Where guard and policy differ".
+//! Webhook and policy answer alike: a table of requests is put to the webhook alone and to the policy alone, and every
+//! difference is one that docs/reference.md names under "Where webhook and policy differ".
 
 mod table;
 
@@ -21,27 +21,34 @@ use crate::harness::{Cluster, InstalledManifests, Lockstep, eventually};
 const CONCURRENCY: usize = 12;
 const EXEMPT: [&str; 4] = ["--exempt-user", EXEMPT_USER, "--exempt-group", EXEMPT_GROUP];
 const REFERENCE: &str = include_str!("../../docs/reference.md");
-const HEADING: &str = "#### Where guard and policy differ";
+const HEADING: &str = "#### Where webhook and policy differ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guard_and_policy_differ_only_where_the_reference_says_so() {
+async fn webhook_and_policy_differ_only_where_the_reference_says_so() {
     let rows = rows();
-    let (guarded, policed) = tokio::join!(Side::seed("guardonly", &rows), Side::seed("policyonly", &rows));
-    let (_webhooks, _lockstep) = guarded.start_guard().await;
+    let (protected, policed) =
+        tokio::join!(Side::seed("webhookonly", &rows), Side::seed("policyonly", &rows));
+    let (_webhooks, _lockstep) = protected.start_webhook().await;
     let _policy = policed.install_policy(&rows).await;
-    let (by_guard, by_policy) = tokio::join!(guarded.answers(&rows), policed.answers(&rows));
-    tokio::join!(guarded.remove_finalizers(&rows), policed.remove_finalizers(&rows));
+    let (by_webhook, by_policy) = tokio::join!(protected.answers(&rows), policed.answers(&rows));
+    tokio::join!(protected.remove_finalizers(&rows), policed.remove_finalizers(&rows));
 
     let documented = documented(REFERENCE);
     let (mut seen, mut undocumented) = (BTreeSet::new(), Vec::new());
-    for (row, (guard, policy)) in rows.iter().zip(by_guard.iter().zip(&by_policy)) {
-        if guard == policy {
+    for (row, (webhook, policy)) in rows.iter().zip(by_webhook.iter().zip(&by_policy)) {
+        if webhook == policy {
             continue;
         }
-        let difference =
-            Difference { guard_allows: *guard == Answer::Allowed, policy_allows: *policy == Answer::Allowed };
+        let difference = Difference {
+            webhook_allows: *webhook == Answer::Allowed,
+            policy_allows: *policy == Answer::Allowed,
+        };
         if documented.get(&row.class()) != Some(&difference) {
-            undocumented.push(format!("{}: {}\n  guard: {guard}\n  policy: {policy}", row.class(), row.id()));
+            undocumented.push(format!(
+                "{}: {}\n  webhook: {webhook}\n  policy: {policy}",
+                row.class(),
+                row.id()
+            ));
         }
         seen.insert(row.class());
     }
@@ -72,10 +79,10 @@ impl fmt::Display for Answer {
     }
 }
 
-/// How guard and policy answer requests of one class. Where both refuse, their messages differ.
+/// How webhook and policy answer requests of one class. Where both refuse, their messages differ.
 #[derive(Debug, PartialEq, Eq)]
 struct Difference {
-    guard_allows: bool,
+    webhook_allows: bool,
     policy_allows: bool,
 }
 
@@ -87,13 +94,13 @@ fn documented(reference: &str) -> BTreeMap<String, Difference> {
     let mut documented = BTreeMap::new();
     for line in lines.take_while(|line| line.starts_with('|')).skip(2) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [ids, _, guard, policy] = &*cells else { panic!("not four columns: {line}") };
+        let [ids, _, webhook, policy] = &*cells else { panic!("not four columns: {line}") };
         let allows = |cell: &str| {
             assert!(cell.starts_with("allowed") || cell.starts_with("refused"), "{cell}: {line}");
             cell.starts_with("allowed")
         };
         for id in ids.split(", ").map(|id| id.trim_matches('`').to_owned()) {
-            let difference = Difference { guard_allows: allows(guard), policy_allows: allows(policy) };
+            let difference = Difference { webhook_allows: allows(webhook), policy_allows: allows(policy) };
             assert!(!documented.contains_key(&id), "{id} is named twice");
             documented.insert(id, difference);
         }
@@ -142,8 +149,8 @@ impl Side {
         self.cluster.post(&self.collection(kind, namespace), &self.fill(object)).await;
     }
 
-    /// Installs the webhooks and starts a guard without a mirror, which would repair what the rows do.
-    async fn start_guard(&self) -> (InstalledManifests, Lockstep) {
+    /// Installs the webhooks and starts a webhook without a controller, which would repair what the rows do.
+    async fn start_webhook(&self) -> (InstalledManifests, Lockstep) {
         self.cluster.install_and_start(&[&["--no-controller"], &EXEMPT[..]].concat()).await
     }
 

@@ -1,4 +1,4 @@
-//! While the guard is down, users cannot write sources and companions, and everything else is unaffected.
+//! While the webhook is down, users cannot write sources and companions, and everything else is unaffected.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// Creates the sources, and the companions with a mirror that is stopped again.
+    /// Creates the sources, and the companions with a controller that is stopped again.
     async fn new(test: &str, sources: &[&str]) -> Option<Self> {
         let cluster = Cluster::audited(test).await?;
         let home = cluster.namespace("home").await;
@@ -24,7 +24,7 @@ impl Setup {
         for name in sources {
             cluster.source(&home, name).annotate("protect", "all").create().await;
         }
-        let mut lockstep = cluster.start_mirror().await;
+        let mut lockstep = cluster.start_controller().await;
         for name in sources {
             cluster.wait_data(&home, &format!("{name}-synced"), json!({"sky": "blue"})).await;
         }
@@ -154,19 +154,19 @@ async fn writes_of_other_objects_succeed() {
 }
 
 #[tokio::test]
-async fn mirror_keeps_working() {
+async fn controller_keeps_working() {
     let Some(setup) = Setup::new("works-on", &["colors", "gone"]).await else { return };
     let (cluster, home) = (&setup.cluster, &setup.home);
     cluster.merge(&configmap(home, "colors-synced"), &json!({"data": {"sky": "mine"}})).await;
     cluster.delete(&configmap(home, "gone-synced")).await;
     cluster.source(home, "new").create().await;
     let _installed = setup.install_unreachable_webhooks().await;
-    let _lockstep = cluster.start_mirror().await;
+    let _lockstep = cluster.start_controller().await;
     for name in ["colors-synced", "gone-synced", "new-synced"] {
         cluster.wait_data(home, name, json!({"sky": "blue"})).await;
     }
     for name in ["gone-synced", "new-synced"] {
-        assert!(setup.failed_open("create", name).await.is_empty(), "{name}: the guard was called");
+        assert!(setup.failed_open("create", name).await.is_empty(), "{name}: the webhook was called");
     }
 }
 
@@ -176,7 +176,7 @@ async fn garbage_collector_and_namespace_controller_are_not_blocked() {
         return;
     };
     let (cluster, alice, home) = (&setup.cluster, &setup.alice, &setup.home);
-    // A source cannot be deleted while the guard is down, but its owner can.
+    // A source cannot be deleted while the webhook is down, but its owner can.
     for name in ["background", "foreground", "orphan"] {
         let parent = json!({"metadata": {"name": format!("{name}-parent")}});
         let parent = cluster.post(&format!("/api/v1/namespaces/{home}/configmaps"), &parent).await;
@@ -199,20 +199,20 @@ async fn garbage_collector_and_namespace_controller_are_not_blocked() {
     }
     let orphan = cluster.configmap(home, "orphan").await.expect("the orphan stays");
     assert!(orphan["metadata"]["ownerReferences"].is_null(), "{orphan}");
-    assert!(setup.failed_open("patch", "orphan").await.is_empty(), "the guard was called");
+    assert!(setup.failed_open("patch", "orphan").await.is_empty(), "the webhook was called");
 
     for (n, identity) in KUBERNETES_CLEANUP_USERS.iter().enumerate() {
         let line = format!("--as={identity} --as-group=system:masters -n {home}");
         cluster.admin().succeeds(&format!("create cm x{n}-synced {line}"));
         assert!(
             setup.failed_open("create", &format!("x{n}-synced")).await.is_empty(),
-            "{identity}: the guard was called"
+            "{identity}: the webhook was called"
         );
         for name in ["orphan-synced", "orphan"] {
             cluster.admin().succeeds(&format!("label cm {name} a=x{n} --overwrite {line}"));
             assert!(
                 setup.failed_open("patch", name).await.is_empty(),
-                "{identity}: the guard was called for {name}"
+                "{identity}: the webhook was called for {name}"
             );
             cluster.admin().succeeds(&format!("delete cm {name} --dry-run=server {line}"));
         }

@@ -1,4 +1,4 @@
-//! Every row of the table "What the guard says", with kubectl, as users with RBAC rights of their own.
+//! Every row of the table "What the webhook says", with kubectl, as users with RBAC rights of their own.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::{
     users::{User, manifest},
 };
 
-/// A guard, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in
+/// A webhook, and companions of `colors` in two namespaces and of the Secret `key` in one. Alice may write in
 /// both.
 struct Scene {
     cluster: Cluster,
@@ -188,7 +188,7 @@ async fn delete_and_create_does_not_replace_a_companion_whose_name_lacks_the_suf
     let after = cluster.configmap(&away, "palette").await.unwrap();
     assert_eq!(after["metadata"]["uid"], companion["metadata"]["uid"], "untouched");
 
-    // Its own default name is guarded, so the command of the message allows deletes.
+    // Its own default name is protected, so the command of the message allows deletes.
     alice.succeeds(&format!("annotate configmap colors -n {home} {}-", cluster.key("companion-name")));
     cluster.wait_data(&away, "colors-synced", json!({"sky": "blue"})).await;
     let theirs = theirs.replace("palette", "colors-synced");
@@ -254,7 +254,7 @@ async fn object_with_marks_or_with_the_name_of_a_companion_is_refused() {
     scene.cluster.namespace("late").await;
     let bob = scene.cluster.editor("bob", &[], &[&late]).await;
     let line = format!("create cm flavors-synced -n {late}");
-    eventually("the guard knows the namespace", || async {
+    eventually("the webhook knows the namespace", || async {
         let output = bob.kubectl(&format!("{line} --dry-run=server")).output().expect("kubectl");
         String::from_utf8_lossy(&output.stderr).contains("needed for the companion of").then_some(())
     })
@@ -419,7 +419,7 @@ async fn exempt_users_are_allowed_and_users_with_similar_names_are_not() {
 }
 
 #[tokio::test]
-async fn garbage_collection_and_namespace_deletion_work_with_the_guard_running() {
+async fn garbage_collection_and_namespace_deletion_work_with_the_webhook_running() {
     let scene = Scene::with("cleanup", "all", &[]).await;
     let (cluster, alice, home, away) = (&scene.cluster, &scene.alice, &scene.home, &scene.away);
     for (name, mode) in [("one", "background"), ("two", "foreground"), ("three", "orphan")] {
