@@ -112,7 +112,7 @@ impl Server {
             }
             tokio::select! {
                 biased;
-                // `wait_for` returns a lock webhook, which is not Send: held over the sleep below, it would
+                // `wait_for` returns a lock guard, which is not Send: held over the sleep below, it would
                 // keep this future from being spawned.
                 () = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
                 _ = sweep.tick() => limiter.close_expired(),
