@@ -27,7 +27,7 @@ use tokio::{sync::watch, task::JoinSet, time::MissedTickBehavior};
 
 use crate::{
     leader::{Claim, LeaseAnnotations},
-    ops::metrics::{Metrics, ReasonLabel},
+    ops::metrics::Metrics,
 };
 use api::{CompanionApi, KubeApi};
 use events::EventRecorder;
@@ -81,11 +81,12 @@ impl Controller {
     ) -> Result<(), &'static str> {
         let Self { client, settings, world, queue, claim, annotations, metrics } = self;
         // The series begin at zero, so that the first heal shows as an increase, and no trouble as zero.
-        let heals = Heal::ALL.iter().map(|heal| heal.as_str());
-        heals.for_each(|reason| drop(metrics.heals.get_or_create(&ReasonLabel { reason })));
-        Trouble::LABELS
-            .iter()
-            .for_each(|reason| drop(metrics.troubles.get_or_create(&ReasonLabel { reason })));
+        for heal in Heal::ALL {
+            metrics.heals.of(heal.as_str());
+        }
+        for label in Trouble::LABELS {
+            metrics.troubles.of(label);
+        }
         let (recorder, events) = EventRecorder::new(client.clone(), &settings.keys, metrics.clone());
         let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
         let reporter = Reporter::new(recorder, metrics.clone());

@@ -86,7 +86,7 @@ impl Reloader {
                 if self.resolver.chain().as_ref() != Some(&pair.cert) {
                     self.resolver.serve(pair);
                     self.leaf = leaf;
-                    self.metrics.certificate_rotated(Role::Leaf);
+                    self.metrics.certificate_rotations.of(Role::Leaf).inc();
                     tracing::info!(
                         file = %self.files.certificate.display(),
                         expires = %self.leaf.not_after,
@@ -109,7 +109,7 @@ impl Reloader {
     }
 
     fn report(&self, now: Timestamp) {
-        self.metrics.certificate_expiry(Role::Leaf, self.leaf.not_after.as_second());
+        self.metrics.certificate_expiry.of(Role::Leaf).set(self.leaf.not_after.as_second());
         if self.leaf.is_valid(now) {
             self.readiness.mark_true(Condition::Certificate);
         } else {

@@ -1,10 +1,8 @@
 //! The certificate that TLS serves, replaced without a restart.
 
-use std::{
-    fmt,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{fmt, sync::Arc};
 
+use parking_lot::RwLock;
 use rustls::{
     crypto::ring::default_provider,
     pki_types::{CertificateDer, PrivateKeyDer},
@@ -18,7 +16,7 @@ pub struct Resolver(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl Resolver {
     pub fn serve(&self, pair: CertifiedKey) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pair));
+        *self.0.write() = Some(Arc::new(pair));
     }
 
     /// The chain that is being served.
@@ -27,7 +25,7 @@ impl Resolver {
     }
 
     fn get(&self) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 }
 

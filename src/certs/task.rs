@@ -156,7 +156,7 @@ impl CertificateTask {
             tracing::error!("no CA could be generated: {error}");
         }
         if let Some(cas) = &self.memory.cas {
-            self.metrics.certificate_expiry(Role::Ca, cas.current.certificate.not_after.as_second());
+            self.metrics.certificate_expiry.of(Role::Ca).set(cas.current.certificate.not_after.as_second());
         }
         let issued = actions.leaf.map(|request| self.issue(&request, now.time));
         let wait = match &issued {
@@ -200,7 +200,7 @@ impl CertificateTask {
             return;
         }
         let is_absent = observed.present().is_none();
-        self.metrics.webhook_configuration_missing(kind.as_str(), is_absent);
+        self.metrics.webhook_configuration_missing.of(kind.as_str()).set(is_absent.into());
         let problem = is_absent.then(|| {
             let (text, name, effect) = (kind.as_str(), &self.settings.keys.instance, kind.without_it());
             format!(
@@ -213,9 +213,9 @@ impl CertificateTask {
     fn issue(&mut self, request: &LeafRequest, now: Timestamp) -> Result<(), Error> {
         let leaf = request.ca.issue(&request.names, self.settings.lifetimes.leaf_validity, now)?;
         self.resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der())?);
-        self.metrics.certificate_expiry(Role::Leaf, leaf.certificate.not_after.as_second());
+        self.metrics.certificate_expiry.of(Role::Leaf).set(leaf.certificate.not_after.as_second());
         if request.reason != Renewal::First {
-            self.metrics.certificate_rotated(Role::Leaf);
+            self.metrics.certificate_rotations.of(Role::Leaf).inc();
         }
         tracing::info!(
             reason = ?request.reason,
@@ -264,7 +264,7 @@ impl CertificateTask {
             }
             CaWrite::Secret { change, cas, .. } => {
                 if matches!(change, SecretChange::ReplaceCa(_) | SecretChange::PromoteNextCa) {
-                    self.metrics.certificate_rotated(Role::Ca);
+                    self.metrics.certificate_rotations.of(Role::Ca).inc();
                 }
                 let (secret, current) = (secret_name(&self.settings), &cas.current.certificate);
                 let (ca, expires) = (&current.subject, current.not_after);

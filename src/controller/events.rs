@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +18,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, watch},
     time::{sleep_until, timeout_at},
@@ -146,7 +147,7 @@ impl EventRecorder {
     }
 
     pub fn record(&self, event: NewEvent) {
-        let (mut limit, now) = (self.limit.lock().unwrap_or_else(PoisonError::into_inner), clock::now());
+        let (mut limit, now) = (self.limit.lock(), clock::now());
         if !limit.admits(&event, now) {
             self.metrics.events_suppressed.inc();
         } else if self.pending.try_send((event, now)).is_err() {

@@ -2,8 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
+
+use parking_lot::Mutex;
 
 use lockstep_core::{object::ObjectKey, policy::content::Digest, world::Payload};
 
@@ -32,7 +34,7 @@ impl LiveRead {
 impl LiveReads {
     /// What was read of a source. There are no more of these than writes in flight.
     pub fn of(&self, source: &ObjectKey) -> Arc<tokio::sync::Mutex<LiveRead>> {
-        let mut reads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reads = self.0.lock();
         reads.retain(|_, read| {
             Arc::strong_count(read) > 1 || read.try_lock().is_ok_and(|read| read.is_used())
         });
@@ -41,6 +43,6 @@ impl LiveReads {
 
     #[cfg(test)]
     pub fn count(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.lock().len()
     }
 }

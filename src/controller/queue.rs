@@ -3,10 +3,10 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -155,7 +155,7 @@ impl<K: Clone + Eq + Hash> Default for Queue<K> {
 
 impl<K: Clone + Eq + Hash> Queue<K> {
     fn lock(&self) -> MutexGuard<'_, Schedule<K>> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        self.schedule.lock()
     }
 
     pub fn open(&self) {
@@ -181,7 +181,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     }
 
     fn pushed(&self) -> MutexGuard<'_, HashMap<K, Instant>> {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pushed.lock()
     }
 
     /// When a key was first pushed since the last time that this was asked; none if only its time has come.

@@ -6,11 +6,12 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     pin::pin,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
 use k8s_openapi::jiff::SignedDuration;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     Settings,
@@ -234,7 +235,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// This replica leads: it goes on with the hold that the Lease shows, and every source is reconciled.
     pub fn open(&self, annotations: &BTreeMap<String, String>) {
-        log_notes(&lock(&self.0.brake).take_over(annotations, read_clocks()));
+        log_notes(&self.0.brake.lock().take_over(annotations, read_clocks()));
         self.0.writes.open();
         self.0.queue.open();
         self.0.queue.push_all(self.0.world.all_sources());
@@ -242,12 +243,12 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
     pub fn close(&self) {
-        lock(&self.0.brake).step_down();
+        self.0.brake.lock().step_down();
         self.0.queue.close();
         self.0.writes.close();
         let sources: Vec<_> = self.0.sources().drain().collect();
         for (_, state) in sources {
-            self.0.close_state(&mut lock(&state));
+            self.0.close_state(&mut state.lock());
         }
         self.0.update_gauges();
     }
@@ -256,7 +257,7 @@ impl<A: CompanionApi> Reconciler<A> {
     /// remembers the hold of the leader.
     pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
         let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
-        let update = lock(&self.0.brake).sync(leads, &observed, read_clocks());
+        let update = self.0.brake.lock().sync(leads, &observed, read_clocks());
         log_notes(&update);
         for (key, value) in update.set {
             annotations.set(&key, value);
@@ -282,7 +283,7 @@ impl<A: CompanionApi> Reconciler<A> {
 
 impl<A: CompanionApi> Inner<A> {
     fn sources(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<Mutex<SourceState>>>> {
-        lock(&self.sources)
+        self.sources.lock()
     }
 
     /// The state of a source; none if this replica does not lead.
@@ -300,7 +301,7 @@ impl<A: CompanionApi> Inner<A> {
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
         self.metrics.sources.set(figure(sources));
         self.metrics.companions.set(figure(companions));
-        self.metrics.deletes_held.set((leads && lock(&self.brake).is_holding()).into());
+        self.metrics.deletes_held.set((leads && self.brake.lock().is_holding()).into());
     }
 
     fn update_queue_depth(&self) {
@@ -316,7 +317,7 @@ impl<A: CompanionApi> Inner<A> {
         let started = clock::now();
         // If the claim is regained before `follow_leadership` notices, nobody fills the queue again: put the key back.
         let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };
-        let mut state = lock(&shared);
+        let mut state = shared.lock();
         if state.closed {
             // The state was forgotten between the two locks.
             return self.queue.push_all([key.clone()]);
@@ -332,7 +333,7 @@ impl<A: CompanionApi> Inner<A> {
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
         }
-        lock(&self.brake).forget_all_but(key, &due, source.is_none());
+        self.brake.lock().forget_all_but(key, &due, source.is_none());
         let is_paused =
             |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
         let reconcile = Reconcile {
@@ -356,7 +357,7 @@ impl<A: CompanionApi> Inner<A> {
             self.reconcile_ended(&reconcile, &mut state, progress);
             return;
         }
-        *lock(&reconcile.progress) = progress;
+        *reconcile.progress.lock() = progress;
         let reconcile = Arc::new(reconcile);
         let permits = permits.try_into().unwrap_or(u32::MAX);
         let write = |job: Job| {
@@ -374,10 +375,10 @@ impl<A: CompanionApi> Inner<A> {
     fn is_settled(&self, key: &ObjectKey) -> bool {
         let started = clock::now();
         let Some(state) = self.sources().get(key).cloned() else { return false };
-        let state = lock(&state);
+        let state = state.lock();
         let Some(in_step) = state.retry.in_step.filter(|_| state.is_quiet()) else { return false };
         // A reconcile forgets deletes that are not due any more.
-        if lock(&self.brake).awaits_deletes_of(key) {
+        if self.brake.lock().awaits_deletes_of(key) {
             return false;
         }
         let settled = self.world.read(|world| {
@@ -407,7 +408,7 @@ impl<A: CompanionApi> Inner<A> {
             return due.iter().cloned().collect();
         }
         let (companions, sources) = self.world.read(|world| world.away_counts());
-        let decisions = lock(&self.brake).ask(now, key, due, Totals { companions, sources });
+        let decisions = self.brake.lock().ask(now, key, due, Totals { companions, sources });
         let (mut allowed, mut hold) = (HashSet::new(), None);
         for (at, decision) in due.iter().zip(decisions) {
             match decision {
@@ -469,7 +470,7 @@ impl<A: CompanionApi> Inner<A> {
         let companions: Vec<ObjectKey> = removals.iter().map(|(at, _)| at.clone()).collect();
         let confirmed = match self.applier.confirm_removals(key, removals).await {
             Ok(Confirmed { removals, unlabelled }) => {
-                lock(&reconcile.progress).unlabelled = unlabelled;
+                reconcile.progress.lock().unlabelled = unlabelled;
                 removals
             }
             Err(error) => {
@@ -504,7 +505,7 @@ impl<A: CompanionApi> Inner<A> {
 
     async fn apply(&self, reconcile: &Reconcile, write: &PlannedWrite) {
         let history = {
-            let state = lock(&reconcile.state);
+            let state = reconcile.state.lock();
             History { in_step: state.retry.in_step, failed: state.retry.has_failed(&write.at) }
         };
         let outcome = self.applier.apply(write, history).await;
@@ -514,8 +515,8 @@ impl<A: CompanionApi> Inner<A> {
     /// Records the outcome of one write.
     fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: WriteOutcome) {
         let (key, now) = (&reconcile.source, clock::now());
-        let mut state = lock(&reconcile.state);
-        let mut progress = lock(&reconcile.progress);
+        let mut state = reconcile.state.lock();
+        let mut progress = reconcile.progress.lock();
         let digest = reconcile.digest.unwrap_or_default();
         state.retry.finished(at);
         progress.unfinished -= 1;
@@ -535,7 +536,7 @@ impl<A: CompanionApi> Inner<A> {
                 }
                 state.retry.succeeded(at, digest);
                 if matches!(done.applied, Applied::Deleted(_)) {
-                    lock(&self.brake).deleted(now, key, at);
+                    self.brake.lock().deleted(now, key, at);
                 }
                 self.report_applied(key, at, &done);
                 if let Some(changed) = state.changed.filter(|_| done.applied.has_content()) {
@@ -678,10 +679,6 @@ fn log_notes(update: &HoldUpdate) {
             tracing::info!("{note}");
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::events::{EventRecorder, NewEvent};
-use crate::ops::metrics::{ActionLabel, Metrics, ReasonLabel};
+use crate::ops::metrics::Metrics;
 use lockstep_core::{
     object::ObjectKey,
     plan::Trouble,
@@ -79,7 +79,7 @@ impl Reporter {
                 let reason = heal.as_str();
                 let by = done.manager.as_deref().unwrap_or_default();
                 tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
-                self.metrics.heals.get_or_create(&ReasonLabel { reason }).inc();
+                self.metrics.heals.of(reason).inc();
             }
             Applied::Deleted(reason) => {
                 tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion deleted");
@@ -88,7 +88,7 @@ impl Reporter {
                 tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion released");
             }
         }
-        self.metrics.writes.get_or_create(&ActionLabel { action: done.applied.as_str() }).inc();
+        self.metrics.writes.of(done.applied.as_str()).inc();
     }
 
     /// Another tool keeps undoing a companion.
@@ -148,7 +148,7 @@ impl Reporter {
     }
 
     fn count(&self, label: &'static str, by: i64) {
-        self.metrics.troubles.get_or_create(&ReasonLabel { reason: label }).inc_by(by);
+        self.metrics.troubles.of(label).inc_by(by);
         if label == CONFLICT {
             self.metrics.conflicts.inc_by(by);
         }

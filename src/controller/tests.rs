@@ -77,7 +77,7 @@ impl Fixture {
     }
 
     fn troubles(&self, reason: &'static str) -> i64 {
-        self.metrics.troubles.get_or_create(&ReasonLabel { reason }).get()
+        self.metrics.troubles.of(reason).get()
     }
 
     /// A person changes a source: the watch shows it.

@@ -1,7 +1,6 @@
 //! Writes that wait for a worker, and workers that wait for them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -20,7 +19,7 @@ impl<T: QueuedRequest> WriteQueue<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, FairQueue<T>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     pub fn open(&self) {

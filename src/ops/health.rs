@@ -142,7 +142,7 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
         "/metrics",
         get(|headers: HeaderMap| async move {
             for (watch, age) in readiness.watch_ages() {
-                metrics.watch_age(watch, age);
+                metrics.watch_age.of(watch).set(age.as_secs_f64());
             }
             metrics.ready.set(readiness.unmet().is_empty().into());
             let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());

@@ -15,7 +15,8 @@ pub(crate) struct WatchReport {
 
 impl WatchObserver for WatchReport {
     fn list_begins(&self, watch: WatchId) {
-        self.metrics.watch_restarted(watch.as_str());
+        self.metrics.watch_restarts.of(watch.as_str()).inc();
+        self.metrics.undecodable_objects.of(watch.as_str());
     }
 
     fn received(&self, watch: WatchId) {
@@ -31,7 +32,7 @@ impl WatchObserver for WatchReport {
     }
 
     fn undecodable(&self, watch: WatchId) {
-        self.metrics.undecodable(watch.as_str());
+        self.metrics.undecodable_objects.of(watch.as_str()).inc();
     }
 }
 

@@ -6,11 +6,12 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::Notify,
     task::{AbortHandle, Id},
@@ -190,7 +191,7 @@ impl Connection {
     }
 
     fn last_request(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.last_request.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_request.lock()
     }
 }
 

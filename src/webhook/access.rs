@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::fair_semaphore::{Caller, FairSemaphore};
 use crate::ops::metrics::Metrics;
@@ -99,7 +99,7 @@ impl AccessChecker {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 }
 

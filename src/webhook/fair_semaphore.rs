@@ -4,10 +4,11 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use futures::future::AbortHandle;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
@@ -89,7 +90,7 @@ impl FairSemaphore {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,10 +1,7 @@
 //! The webhook's HTTP endpoints: AdmissionReviews in, answers out, within bounds of memory, time and
 //! concurrency.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
@@ -257,7 +255,7 @@ impl Webhook {
     /// None if the line must be suppressed; otherwise, how many lines were suppressed before it, if any.
     fn may_log(&self) -> Option<Option<u64>> {
         let now = Instant::now().into_std();
-        let suppressed = self.log_rate_limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now)?;
+        let suppressed = self.log_rate_limit.lock().admit(now)?;
         Some((suppressed > 0).then_some(suppressed))
     }
 

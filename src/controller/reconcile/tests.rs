@@ -6,10 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::{Notify, watch};
 
 use super::*;
-use crate::{
-    controller::events::EventRecorder,
-    ops::metrics::{ActionLabel, ReasonLabel, ResultLabel},
-};
+use crate::controller::events::EventRecorder;
 use lockstep_cluster::testing::api::api_server;
 use lockstep_core::{
     lease::hold::{HeldDeletes, Release, to_annotation},
@@ -41,12 +38,12 @@ impl TestApi {
     async fn pass(&self, at: &ObjectKey) -> Result<(), Failure> {
         loop {
             let released = self.released.notified();
-            if !lock(&self.hanging).contains(&*at.namespace) {
+            if !self.hanging.lock().contains(&*at.namespace) {
                 break;
             }
             released.await;
         }
-        if lock(&self.failing).contains(&*at.namespace) { Err(Failure::Conflict) } else { Ok(()) }
+        if self.failing.lock().contains(&*at.namespace) { Err(Failure::Conflict) } else { Ok(()) }
     }
 }
 
@@ -136,7 +133,7 @@ impl Fixture {
     }
 
     fn hang(&self, namespaces: &[&'static str]) {
-        *lock(&self.api.hanging) = namespaces.iter().copied().collect();
+        *self.api.hanging.lock() = namespaces.iter().copied().collect();
         self.api.released.notify_waiters();
     }
 
@@ -150,18 +147,17 @@ impl Fixture {
     }
 
     fn written(&self, action: &'static str) -> u64 {
-        self.reconciler.0.metrics.writes.get_or_create(&ActionLabel { action }).get()
+        self.reconciler.0.metrics.writes.of(action).get()
     }
 
     fn heals(&self) -> u64 {
         let heals = &self.reconciler.0.metrics.heals;
-        let count = |heal: Heal| heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).get();
+        let count = |heal: Heal| heals.of(heal.as_str()).get();
         Heal::ALL.into_iter().map(count).sum()
     }
 
     fn reconciles(&self) -> u64 {
-        let count =
-            |result| self.reconciler.0.metrics.reconciles.get_or_create(&ResultLabel { result }).get();
+        let count = |result| self.reconciler.0.metrics.reconciles.of(result).get();
         ["retry", "trouble", "changed", "unchanged"].into_iter().map(count).sum()
     }
 }
@@ -303,12 +299,12 @@ async fn source_that_is_gone_keeps_its_uid_while_its_deletes_wait() {
     let key = configmap("home", "s0");
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    let uid = lock(&fixture.state(&key).expect("a state")).uid.clone();
+    let uid = fixture.state(&key).expect("a state").lock().uid.clone();
     fixture.cluster.delete(&key);
     fixture.enqueue(&key);
     fixture.settle().await;
     assert!(fixture.cluster.object(&configmap("away", "s0-synced")).is_some(), "the brake waits for others");
-    assert_eq!(lock(&fixture.state(&key).expect("a state")).uid, uid);
+    assert_eq!(fixture.state(&key).expect("a state").lock().uid, uid);
 }
 
 #[tokio::test]
@@ -330,7 +326,7 @@ async fn stale_cache_backs_off_although_reconciles_meanwhile_meet_none() {
     let mut cluster = Cluster::with(&["home", "slow"]);
     let key = cluster.put(colors("blue", "slow"));
     let mut fixture = Fixture::new(cluster);
-    lock(&fixture.api.failing).insert("slow");
+    fixture.api.failing.lock().insert("slow");
     let mut last = 0;
     for _ in 0..5 {
         fixture.hang(&["slow"]);
@@ -340,7 +336,7 @@ async fn stale_cache_backs_off_although_reconciles_meanwhile_meet_none() {
         fixture.settle().await;
         fixture.hang(&[]);
         fixture.write();
-        let stale = lock(&fixture.state(&key).expect("a state")).retry.stale_count();
+        let stale = fixture.state(&key).expect("a state").lock().retry.stale_count();
         assert!(stale > last, "{stale} {last}");
         last = stale;
     }
@@ -356,10 +352,10 @@ async fn deletes_in_flight_do_not_count_again_for_the_brake() {
     fixture.cluster.delete(&key);
     fixture.enqueue(&key);
     fixture.settle().await;
-    let pending = |fixture: &Fixture| lock(&fixture.reconciler.0.brake).pending_count();
+    let pending = |fixture: &Fixture| fixture.reconciler.0.brake.lock().pending_count();
     assert_eq!(pending(&fixture), 1);
     // The window is over: what was due before is forgotten.
-    *lock(&fixture.reconciler.0.brake) = Brake::new(testing::keys(), Duration::from_secs(300));
+    *fixture.reconciler.0.brake.lock() = Brake::new(testing::keys(), Duration::from_secs(300));
     fixture.enqueue(&key);
     fixture.settle().await;
     assert_eq!(pending(&fixture), 0);
@@ -400,7 +396,7 @@ async fn releases_are_not_held() {
         let object = fixture.cluster.object(&configmap("away", &format!("s{n}-synced"))).expect("it stays");
         assert!(object.metadata.labels.is_empty() && object.metadata.annotations.is_empty());
     }
-    assert_eq!(lock(&fixture.reconciler.0.brake).pending_count(), 0);
+    assert_eq!(fixture.reconciler.0.brake.lock().pending_count(), 0);
     assert_eq!(fixture.written("released"), 30);
     assert!(fixture.reconciler.0.sources().is_empty(), "their sources are forgotten");
 }
@@ -419,7 +415,7 @@ async fn companions_beside_their_source_do_not_hide_an_accident_in_other_namespa
     }
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    let held = lock(&fixture.reconciler.0.brake).is_holding();
+    let held = fixture.reconciler.0.brake.lock().is_holding();
     assert!(held, "all companions in other namespaces would be deleted");
 }
 
@@ -431,7 +427,7 @@ async fn holding() -> Fixture {
     }
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    assert!(lock(&fixture.reconciler.0.brake).is_holding());
+    assert!(fixture.reconciler.0.brake.lock().is_holding());
     fixture
 }
 
@@ -443,7 +439,7 @@ async fn hold_ends_when_others_delete_the_held_companions() {
         fixture.enqueue(&configmap("home", &format!("s{n}")));
     }
     fixture.settle().await;
-    assert!(!lock(&fixture.reconciler.0.brake).is_holding());
+    assert!(!fixture.reconciler.0.brake.lock().is_holding());
 }
 
 #[tokio::test]
@@ -535,7 +531,7 @@ async fn heals_that_are_far_apart_are_no_fight_although_nothing_else_happens_to_
         fixture.enqueue(&key);
         fixture.settle().await;
         assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
-        assert!(lock(&fixture.state(&key).unwrap()).reported.is_empty(), "a fight");
+        assert!(fixture.state(&key).unwrap().lock().reported.is_empty(), "a fight");
         for _ in 0..7 {
             tokio::time::advance(Duration::from_secs(30)).await;
             fixture.reconciler.resync().await;
@@ -564,10 +560,10 @@ async fn resync_ends_what_is_shown_and_remembered_of_deletes_that_are_not_due_an
 
     let due = [configmap("away", "s0-synced")];
     let totals = Totals { companions: 100, sources: 100 };
-    lock(&fixture.reconciler.0.brake).ask(Instant::now(), &keys[0], &due, totals);
+    fixture.reconciler.0.brake.lock().ask(Instant::now(), &keys[0], &due, totals);
     fixture.reconciler.resync().await;
     fixture.settle().await;
-    assert!(!lock(&fixture.reconciler.0.brake).awaits_deletes_of(&keys[0]));
+    assert!(!fixture.reconciler.0.brake.lock().awaits_deletes_of(&keys[0]));
 }
 
 #[tokio::test]

@@ -587,7 +587,7 @@ struct Threads(Arc<Mutex<Vec<std::path::PathBuf>>>);
 impl Threads {
     fn add_this(&self) {
         let thread = std::fs::canonicalize("/proc/thread-self");
-        self.0.lock().unwrap().extend(thread.map(|path| path.join("schedstat")));
+        self.0.lock().extend(thread.map(|path| path.join("schedstat")));
     }
 
     /// None where `/proc` does not show it.
@@ -597,7 +597,7 @@ impl Threads {
             let text = std::fs::read_to_string(path).unwrap_or_default();
             text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse().ok()).unwrap_or(0_u64)
         };
-        let all = self.0.lock().unwrap().iter().map(each).sum();
+        let all = self.0.lock().iter().map(each).sum();
         (all > 0).then(|| Duration::from_nanos(all))
     }
 }
