@@ -40,7 +40,7 @@ pub enum Error {
 
 /// Serves a pair from files, and spawns the task that reads them again and again.
 pub fn start(
-    tasks: &mut JoinSet<&'static str>,
+    tasks: &mut JoinSet<()>,
     files: Files,
     metrics: &Metrics,
     readiness: &Readiness,

@@ -44,7 +44,7 @@ const ISSUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Spawns the tasks that keep a valid leaf in the returned resolver, and the CA in the Secret and in the webhook
 /// configurations. They never end. People ask for a rotation by an annotation of the Lease.
 pub fn start(
-    tasks: &mut JoinSet<&'static str>,
+    tasks: &mut JoinSet<()>,
     client: &Client,
     settings: CertSettings,
     lease: channel::Receiver<BTreeMap<String, String>>,
@@ -74,7 +74,7 @@ pub fn start(
 
 /// Spawns the watch of the object of this name in a collection.
 fn observe<T: Watched + Sync>(
-    tasks: &mut JoinSet<&'static str>,
+    tasks: &mut JoinSet<()>,
     client: &Client,
     what: &str,
     collection: String,
@@ -86,7 +86,6 @@ fn observe<T: Watched + Sync>(
     let (description, name) = (format!("the {what} {name}"), name.to_owned());
     tasks.spawn(async move {
         watch_object(client, description, collection, &name, restores, sender).await;
-        "watch for certificates"
     });
     receiver
 }
@@ -118,7 +117,7 @@ struct CertificateTask {
 
 impl CertificateTask {
     /// Never returns.
-    async fn run(mut self) -> &'static str {
+    async fn run(mut self) {
         // A write that hangs holds up neither the leaf nor the writes to other objects.
         let mut in_flight = FuturesUnordered::new();
         loop {

@@ -1,12 +1,6 @@
 //! Builds the Kubernetes client, and turns its errors into [`Failure`].
 
-use std::{
-    future::Future,
-    path::Path,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use http::{Method, Request, Response, StatusCode};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
@@ -17,7 +11,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde::de::DeserializeOwned;
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder};
 
 pub use lockstep_core::failure::Failure;
 
@@ -94,13 +88,20 @@ pub fn build(mut config: Config, count: impl CountCall) -> Result<Client, Error>
         hyper_util::client::legacy::Builder::new(TokioExecutor::new())
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build(connector);
+    let counted = tower::service_fn(move |request: Request<Body>| {
+        let (verb, count, answer) = (verb(&request), count.clone(), http.request(request));
+        async move {
+            let answer = answer.await;
+            count(verb, answer.as_ref().ok().map(Response::status));
+            answer
+        }
+    });
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(build_error)?)
         .layer(config.extra_headers_layer().map_err(build_error)?)
-        .layer(CountCalls(count))
         .map_err(BoxError::from)
-        .service(http);
+        .service(counted);
     Ok(Client::new(service, config.default_namespace))
 }
 
@@ -189,52 +190,6 @@ pub trait CountCall: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync 
 
 impl<F: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static> CountCall for F {}
 
-/// A tower layer that counts API calls by verb and status code.
-#[derive(Clone)]
-struct CountCalls<F>(F);
-
-#[derive(Clone)]
-struct Counted<S, F> {
-    inner: S,
-    count: F,
-}
-
-impl<S, F: Clone> Layer<S> for CountCalls<F> {
-    type Service = Counted<S, F>;
-
-    fn layer(&self, inner: S) -> Counted<S, F> {
-        Counted { inner, count: self.0.clone() }
-    }
-}
-
-impl<S, F, B, R> Service<Request<B>> for Counted<S, F>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    S::Future: Send + 'static,
-    S::Error: 'static,
-    F: CountCall,
-    R: 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let verb = verb(&request);
-        let count = self.count.clone();
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await;
-            count(verb, answer.as_ref().ok().map(Response::status));
-            answer
-        })
-    }
-}
-
 fn verb<B>(request: &Request<B>) -> &'static str {
     let query = request.uri().query().unwrap_or_default();
     match *request.method() {
@@ -255,6 +210,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn sockets_detect_a_dead_peer_by_keepalive_and_user_timeout() {
+        use tower::Service;
+
         use rustix::net::sockopt::{tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

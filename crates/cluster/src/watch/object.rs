@@ -9,7 +9,7 @@ use super::{Event, Restores, WatchSpec, run};
 use lockstep_core::object::watched::{Observed, Watched};
 
 /// Watches the object of this name in a collection and sends every state of it. Never returns.
-pub async fn watch_object<T: Watched>(
+pub async fn watch_object<T: Watched + Sync>(
     client: Client,
     description: String,
     collection: String,
