@@ -253,17 +253,20 @@ fn image(text: &str) -> Result<String, String> {
 fn runbook_url(text: &str) -> Result<String, String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-~/:@%?=&+".contains(c);
     let is_url = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    match (text == RUNBOOKS || is_url.is_some_and(|rest| !rest.is_empty())) && text.chars().all(is_allowed) {
-        true => Ok(text.to_owned()),
-        false => Err("expected a URL without a fragment, such as `https://git.example.com/lockstep/docs/operations.md`".to_owned()),
+    if (text == RUNBOOKS || is_url.is_some_and(|rest| !rest.is_empty())) && text.chars().all(is_allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a URL without a fragment, such as `https://git.example.com/lockstep/docs/operations.md`"
+            .to_owned())
     }
 }
 
 /// Parses `--priority-class`.
 fn priority_class(text: &str) -> Result<String, String> {
-    match names::is_subdomain(text) {
-        true => Ok(text.to_owned()),
-        false => Err("expected the name of a PriorityClass".to_owned()),
+    if names::is_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected the name of a PriorityClass".to_owned())
     }
 }
 
@@ -279,8 +282,7 @@ fn cel_string(text: &str) -> String {
         match c {
             '\'' | '\\' => literal.extend(['\\', c]),
             ' '..='~' => literal.push(c),
-            // Writing to a string cannot fail.
-            _ => drop(write!(literal, "\\U{:08x}", u32::from(c))),
+            _ => literal += &format!("\\U{:08x}", u32::from(c)),
         }
     }
     literal + "'"

@@ -35,7 +35,7 @@ use lockstep_core::{
         webhooks::{WebhookConfiguration, WebhookKind},
     },
     failure::{Failure, backoff::LogOnce},
-    object::watched::{Observed, Watched},
+    object::watched::Observed,
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -54,9 +54,9 @@ pub fn start(
 ) -> Arc<Resolver> {
     let (name, secrets) = (settings.keys.instance.clone(), secrets_path(&settings));
     let task = CertificateTask {
-        secret: observe(tasks, client, "CA Secret", secrets, &name, restores),
+        secret: watch_object(tasks, client, "CA Secret", secrets, &name, restores),
         configurations: WebhookKind::ALL
-            .map(|kind| observe(tasks, client, kind.as_str(), kind.path().to_owned(), &name, restores)),
+            .map(|kind| watch_object(tasks, client, kind.as_str(), kind.path().to_owned(), &name, restores)),
         lease,
         client: client.clone(),
         settings,
@@ -70,24 +70,6 @@ pub fn start(
     let resolver = task.resolver.clone();
     tasks.spawn(task.run());
     resolver
-}
-
-/// Spawns the watch of the object of this name in a collection.
-fn observe<T: Watched + Sync>(
-    tasks: &mut JoinSet<()>,
-    client: &Client,
-    what: &str,
-    collection: String,
-    name: &str,
-    restores: &Restores,
-) -> channel::Receiver<Observed<T>> {
-    let (sender, receiver) = channel::channel(Observed::Unknown);
-    let (client, restores) = (client.clone(), restores.clone());
-    let (description, name) = (format!("the {what} {name}"), name.to_owned());
-    tasks.spawn(async move {
-        watch_object(client, description, collection, &name, restores, sender).await;
-    });
-    receiver
 }
 
 /// What may be wrong. Each is logged once until it changes or is gone.

@@ -1,7 +1,7 @@
 //! Keys to reconcile: in order, each once, some of them later. No key is reconciled by two workers at a time.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     time::Instant,
 };
 
@@ -20,19 +20,18 @@ struct Schedule {
     /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
     ready: VecDeque<ObjectKey>,
+    waiting: BTreeSet<(Instant, ObjectKey)>,
     states: HashMap<ObjectKey, KeyState>,
-    waiting: BTreeMap<(Instant, u64), ObjectKey>,
-    /// Distinguishes keys that wait for the same instant.
-    ticket: u64,
     /// When keys were pushed that no worker has taken up since.
     pushed: HashMap<ObjectKey, Instant>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum KeyState {
-    Queued,
-    Running { again: bool, later: Option<Instant> },
-    Waiting(Instant, u64),
+    Ready,
+    Waiting(Instant),
+    /// With the time at which it has to run again, if it has.
+    Running(Option<Instant>),
 }
 
 impl Schedule {
@@ -46,69 +45,56 @@ impl Schedule {
         self.pushed.clear();
         self.ready.clear();
         self.waiting.clear();
-        self.states.retain(|_, state| matches!(state, KeyState::Running { .. }));
+        self.states.retain(|_, state| matches!(state, KeyState::Running(_)));
     }
 
-    /// Enqueues a key. One that is running runs again when it is done.
+    /// Enqueues a key at once.
     pub fn push(&mut self, key: ObjectKey, now: Instant) {
+        if self.open {
+            self.pushed.entry(key.clone()).or_insert(now);
+        }
+        self.push_at(key, now, now);
+    }
+
+    /// Enqueues a key for this time; the earlier of two counts. One that is running runs again when it is done.
+    pub fn push_at(&mut self, key: ObjectKey, when: Instant, now: Instant) {
         if !self.open {
             return;
         }
-        self.pushed.entry(key.clone()).or_insert(now);
         match self.states.get_mut(&key) {
-            Some(KeyState::Queued) => return,
-            Some(KeyState::Running { again, .. }) => {
-                *again = true;
-                return;
+            Some(KeyState::Ready) => return,
+            Some(KeyState::Waiting(known)) if *known <= when => return,
+            Some(KeyState::Waiting(known)) => {
+                self.waiting.remove(&(*known, key.clone()));
             }
-            Some(KeyState::Waiting(at, ticket)) => {
-                self.waiting.remove(&(*at, *ticket));
+            Some(KeyState::Running(next)) => {
+                *next = Some(next.map_or(when, |known| known.min(when)));
+                return;
             }
             None => {}
         }
-        self.enqueue(key);
+        if when <= now {
+            self.enqueue(key);
+        } else {
+            self.states.insert(key.clone(), KeyState::Waiting(when));
+            self.waiting.insert((when, key));
+        }
     }
 
     fn enqueue(&mut self, key: ObjectKey) {
-        self.states.insert(key.clone(), KeyState::Queued);
+        self.states.insert(key.clone(), KeyState::Ready);
         self.ready.push_back(key);
-    }
-
-    /// Enqueues a key for later; the earlier of two times counts.
-    pub fn push_at(&mut self, key: ObjectKey, when: Instant) {
-        if !self.open {
-            return;
-        }
-        match self.states.get_mut(&key) {
-            Some(KeyState::Queued) => return,
-            Some(KeyState::Running { later, .. }) => {
-                *later = Some(later.map_or(when, |at| at.min(when)));
-                return;
-            }
-            Some(KeyState::Waiting(at, ticket)) => {
-                if *at <= when {
-                    return;
-                }
-                self.waiting.remove(&(*at, *ticket));
-            }
-            None => {}
-        }
-        self.ticket += 1;
-        self.states.insert(key.clone(), KeyState::Waiting(when, self.ticket));
-        self.waiting.insert((when, self.ticket), key);
     }
 
     /// The next key that is due; it is running until [`Self::done`].
     pub fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
-        while let Some(entry) = self.waiting.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            let key = entry.remove();
+        while self.next_due().is_some_and(|due| due <= now)
+            && let Some((_, key)) = self.waiting.pop_first()
+        {
             self.enqueue(key);
         }
         let key = self.ready.pop_front()?;
-        self.states.insert(key.clone(), KeyState::Running { again: false, later: None });
+        self.states.insert(key.clone(), KeyState::Running(None));
         Some(key)
     }
 
@@ -120,11 +106,9 @@ impl Schedule {
         when
     }
 
-    pub fn done(&mut self, key: &ObjectKey) {
-        match self.states.remove(key) {
-            Some(KeyState::Running { again: true, .. }) if self.open => self.enqueue(key.clone()),
-            Some(KeyState::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
-            _ => {}
+    pub fn done(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(KeyState::Running(Some(when))) = self.states.remove(key) {
+            self.push_at(key.clone(), when, now);
         }
         if self.states.len() == self.waiting.len() {
             self.states.shrink_to(IDLE_CAPACITY);
@@ -133,7 +117,7 @@ impl Schedule {
     }
 
     pub fn next_due(&self) -> Option<Instant> {
-        self.waiting.first_key_value().map(|((when, _), _)| *when)
+        self.waiting.first().map(|(when, _)| *when)
     }
 
     /// How many keys are due and not yet running.
@@ -171,12 +155,12 @@ impl Queue {
     }
 
     pub fn push_at(&self, key: ObjectKey, when: Instant) {
-        self.schedule.lock().push_at(key, when);
+        self.schedule.lock().push_at(key, when, clock::now());
         self.wake.notify_one();
     }
 
     pub fn done(&self, key: &ObjectKey) {
-        self.schedule.lock().done(key);
+        self.schedule.lock().done(key, clock::now());
         self.wake.notify_one();
     }
 
@@ -198,15 +182,11 @@ impl Queue {
                 }
                 schedule.next_due()
             };
-            match due {
-                Some(when) => {
-                    tokio::select! {
-                        biased;
-                        () = self.wake.notified() => {}
-                        () = tokio::time::sleep_until(when.into()) => {}
-                    }
-                }
-                None => self.wake.notified().await,
+            let woken = self.wake.notified();
+            if let Some(when) = due {
+                let _ = tokio::time::timeout_at(when.into(), woken).await;
+            } else {
+                woken.await;
             }
         }
     }
@@ -234,12 +214,12 @@ mod tests {
         let now = Instant::now();
         let mut schedule = Schedule::default();
         schedule.push(key("a"), now);
-        schedule.push_at(key("b"), now);
+        schedule.push_at(key("b"), now, now);
         assert_eq!((schedule.depth(), schedule.next_due()), (0, None), "never open");
 
         schedule.open();
         ["running", "queued"].into_iter().for_each(|name| schedule.push(key(name), now));
-        schedule.push_at(key("waiting"), now + Duration::from_secs(1));
+        schedule.push_at(key("waiting"), now + Duration::from_secs(1), now);
         assert_eq!(schedule.pop(now), Some(key("running")));
         schedule.close();
         assert_eq!((schedule.depth(), schedule.next_due()), (0, None));
@@ -247,11 +227,11 @@ mod tests {
         schedule.open();
         schedule.push(key("running"), now);
         assert_eq!(schedule.pop(now), None, "one worker for a key, all the while");
-        schedule.done(&key("running"));
+        schedule.done(&key("running"), now);
         assert_eq!(schedule.pop(now), Some(key("running")));
         schedule.push(key("running"), now);
         schedule.close();
-        schedule.done(&key("running"));
+        schedule.done(&key("running"), now);
         assert_eq!((schedule.depth(), schedule.states.len()), (0, 0));
     }
 
@@ -276,9 +256,9 @@ mod tests {
         schedule.pop(now);
         schedule.push(key("a"), now);
         assert_eq!(schedule.pop(now), None);
-        schedule.done(&key("a"));
+        schedule.done(&key("a"), now);
         assert_eq!(schedule.pop(now), Some(key("a")));
-        schedule.done(&key("a"));
+        schedule.done(&key("a"), now);
         assert_eq!(schedule.pop(now), None);
     }
 
@@ -287,9 +267,9 @@ mod tests {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut schedule = open();
-        schedule.push_at(key("a"), later(9));
-        schedule.push_at(key("a"), later(3));
-        schedule.push_at(key("a"), later(5));
+        schedule.push_at(key("a"), later(9), now);
+        schedule.push_at(key("a"), later(3), now);
+        schedule.push_at(key("a"), later(5), now);
         assert_eq!(schedule.next_due(), Some(later(3)));
         assert_eq!(schedule.pop(later(2)), None);
         schedule.push(key("a"), now);
@@ -303,9 +283,9 @@ mod tests {
         let mut schedule = open();
         schedule.push(key("a"), now);
         schedule.pop(now);
-        schedule.push_at(key("a"), now + Duration::from_secs(1));
+        schedule.push_at(key("a"), now + Duration::from_secs(1), now);
         assert_eq!(schedule.next_due(), None);
-        schedule.done(&key("a"));
+        schedule.done(&key("a"), now);
         assert_eq!(schedule.pop(now), None);
         assert_eq!(schedule.pop(now + Duration::from_secs(1)), Some(key("a")));
     }

@@ -574,7 +574,7 @@ impl<A: CompanionApi> Reconciler<A> {
         }
         let manager = done.manager.as_deref();
         if done.applied.is_heal() && state.retry.healed(at, manager, digest, now) {
-            self.reporter.fight(manager);
+            self.metrics.fight(manager.unwrap_or_default());
         }
         let names = self.world.read(|world| world.source(key).and_then(|source| source.key_names()).cloned());
         self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, &done);

@@ -70,30 +70,17 @@ impl Reporter {
 
     /// One log line and the counters for a write. `keys` are the names of the source's keys.
     pub fn applied(&self, source: &ObjectKey, keys: &str, companion: &ObjectKey, done: &Done) {
-        let kind = companion.kind.as_str();
-        match done.applied {
-            Applied::Created => tracing::info!(kind, %source, %companion, keys, "companion created"),
-            Applied::Updated => tracing::info!(kind, %source, %companion, keys, "companion updated"),
-            Applied::Adopted => tracing::info!(kind, %source, %companion, keys, "companion adopted"),
+        let (keys, reason, by) = match done.applied {
+            Applied::Created | Applied::Updated | Applied::Adopted => (Some(keys), None, None),
             Applied::Healed(heal) => {
-                let reason = heal.as_str();
-                let by = done.manager.as_deref().unwrap_or_default();
-                tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
-                self.metrics.heals.of(reason).inc();
+                self.metrics.heals.of(heal.as_str()).inc();
+                (Some(keys), Some(heal.as_str()), Some(done.manager.as_deref().unwrap_or_default()))
             }
-            Applied::Deleted(reason) => {
-                tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion deleted");
-            }
-            Applied::Released(reason) => {
-                tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion released");
-            }
-        }
-        self.metrics.writes.of(done.applied.as_str()).inc();
-    }
-
-    /// Another tool keeps undoing a companion.
-    pub fn fight(&self, manager: Option<&str>) {
-        self.metrics.fight(manager.unwrap_or_default());
+            Applied::Deleted(reason) | Applied::Released(reason) => (None, Some(reason.as_str()), None),
+        };
+        let (kind, action) = (companion.kind.as_str(), done.applied.as_str());
+        tracing::info!(kind, %source, %companion, keys, reason, by, "companion {action}");
+        self.metrics.writes.of(action).inc();
     }
 
     /// One Normal Event for all writes of a reconcile.
@@ -188,22 +175,14 @@ impl<'a> Group<'a> {
 
     /// `12 places: a/x, b/x, c/x and 9 more. a/x: the name is held by …`
     fn text(&self) -> String {
-        let mut places: Vec<(Option<String>, &Trouble)> =
-            self.troubles.iter().map(|trouble| (trouble.place(), *trouble)).collect();
-        places.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let first = places.first().map(|(_, trouble)| trouble.to_string()).unwrap_or_default();
-        let text = if !self.is_about_places() {
-            self.troubles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-        } else if let count @ 2.. = places.len() {
-            let named: Vec<String> =
-                places.into_iter().filter_map(|(place, _)| place).take(MAX_NAMED_PLACES).collect();
-            let more = match count - named.len() {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("{count} places: {}{more}. {first}", named.join(", "))
-        } else {
-            first
+        let mut troubles = self.troubles.clone();
+        troubles.sort_by_cached_key(|trouble| trouble.place());
+        let places: Vec<String> = troubles.iter().filter_map(|trouble| trouble.place()).collect();
+        let text = match (&*troubles, places.len()) {
+            ([first, ..], count @ 2..) => {
+                format!("{count} places: {}. {first}", text::some_of(&places, MAX_NAMED_PLACES, ", "))
+            }
+            (all, _) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
         };
         text::shorten(&text, MAX_TEXT_CHARS)
     }

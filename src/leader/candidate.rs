@@ -14,10 +14,7 @@ use super::{
 };
 use crate::{
     clock,
-    ops::{
-        health::{Readiness, Warning},
-        metrics::Metrics,
-    },
+    ops::{health::Readiness, metrics::Metrics},
 };
 use lockstep_cluster::{lease_client::LeaseClient, watch::Restores};
 use lockstep_core::{
@@ -309,8 +306,7 @@ impl<L: LeaseApi> Candidate<L> {
     fn resolved(&mut self) {
         self.conflicts = 0;
         self.log_once.resolved();
-        self.metrics.lease_failing.set(0);
-        self.readiness.warn(Warning::Lease, false);
+        self.readiness.set_lease_failing(false);
     }
 
     /// Logs a failure once until it changes, and returns the pause before the next attempt.
@@ -329,8 +325,7 @@ impl<L: LeaseApi> Candidate<L> {
         if self.log_once.is_new(&text) {
             tracing::warn!("{text}; nothing is mirrored by this replica; retrying");
         }
-        self.metrics.lease_failing.set(1);
-        self.readiness.warn(Warning::Lease, true);
+        self.readiness.set_lease_failing(true);
         failure_pause(self.config.lease_duration)
     }
 

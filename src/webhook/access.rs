@@ -157,13 +157,11 @@ impl UserCheck<'_> {
 
     async fn call(&self, access: &Access) -> Result<bool, AccessError> {
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
-        let (client, params) = (self.checker.client(), PostParams::default());
+        let reviews = Api::<SubjectAccessReview>::all(self.checker.client());
         let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
-        let outcome = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
-        let outcome = outcome.map(|answer| answer.status);
-        let status = outcome
-            .map_err(|error| AccessError::Unavailable(client::failure(error).to_string()))?
-            .unwrap_or_default();
+        let answer = reviews.create(&PostParams::default(), &review).await;
+        let answer = answer.map_err(|error| AccessError::Unavailable(client::failure(error).to_string()))?;
+        let status = answer.status.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

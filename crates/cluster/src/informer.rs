@@ -40,9 +40,6 @@ pub trait WatchObserver: Send + Sync {
     fn undecodable(&self, _: WatchId) {}
 }
 
-/// Takes no note of anything.
-impl WatchObserver for () {}
-
 impl Informers {
     /// Starts the watches. None of the tasks ever ends.
     pub fn start(&self, tasks: &mut JoinSet<()>, client: &Client) {
