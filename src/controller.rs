@@ -34,7 +34,7 @@ use events::EventRecorder;
 use lockstep_core::{
     keys::Keys,
     plan::{Heal, Trouble},
-    world::{SharedWorld, World},
+    world::SharedWorld,
 };
 use queue::Queue;
 use reconcile::Reconciler;
@@ -46,7 +46,6 @@ const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the hold of deletes is compared with the annotations of the Lease.
 const HOLD_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone)]
 pub struct Settings {
     pub keys: Arc<Keys>,
     /// Sources reconciled at a time.
@@ -154,16 +153,6 @@ async fn resync<A: CompanionApi>(reconciler: Arc<Reconciler<A>>, every: Duration
     loop {
         ticks.tick().await;
         reconciler.resync().await;
-    }
-}
-
-/// What a replica without the controller does, for ever: it looks for no lost companions, so it forgets them, or they would
-/// fill its memory.
-pub async fn without_controller(world: SharedWorld, resync: Duration) -> Infallible {
-    let mut ticks = tokio::time::interval(resync);
-    loop {
-        ticks.tick().await;
-        world.write(World::forget_unwanted_lost);
     }
 }
 

@@ -5,7 +5,6 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::Router;
 use kube::Client;
-use rustls::ServerConfig;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -14,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    certs, config, controller,
+    certs, config,
     controller::{Controller, queue::Queue},
     leader::{self, Claim, Election, LeaseAnnotations},
     ops::{
@@ -86,7 +85,10 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         stop,
     };
     let queue = replica.start_watches();
-    let webhook = webhook.map(|listener| replica.start_webhook(listener, identity)).transpose()?;
+    let webhook = match webhook {
+        None => None,
+        Some(listener) => Some((listener, replica.webhook(identity)?)),
+    };
     tokio::select! {
         biased;
         () = stopped(replica.stop.clone()) => return Ok(()),
@@ -97,7 +99,14 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         companions = replica.world.read(World::companion_count),
         "all watches have listed"
     );
-    tokio::join!(replica.run_controller(queue), replica.serve_webhook(webhook));
+    let serve_webhook = async {
+        if let Some((listener, server)) = webhook {
+            // Only now, because a review needs the complete world. Connections made before wait in the backlog.
+            replica.readiness.mark_true(Condition::Serving);
+            server.serve(listener, replica.stop.clone()).await;
+        }
+    };
+    tokio::join!(replica.run_controller(queue), serve_webhook);
     tracing::info!("lockstep stops");
     Ok(())
 }
@@ -116,13 +125,6 @@ struct Replica {
     tasks: JoinSet<()>,
     /// Becomes true when the process has to stop.
     stop: watch::Receiver<bool>,
-}
-
-/// The webhook before it serves.
-struct WebhookServer {
-    listener: TcpListener,
-    configs: watch::Receiver<Arc<ServerConfig>>,
-    router: Router,
 }
 
 impl Replica {
@@ -145,8 +147,8 @@ impl Replica {
         queue
     }
 
-    /// Starts what keeps the webhook's certificates. `identity` is the user of this process.
-    fn start_webhook(&mut self, listener: TcpListener, identity: String) -> anyhow::Result<WebhookServer> {
+    /// The server of the webhook, and the tasks that keep its certificates. `identity` is the user of this process.
+    fn webhook(&mut self, identity: String) -> anyhow::Result<Server> {
         let Self { settings, client, metrics, readiness, tasks, .. } = self;
         if !identity.starts_with("system:serviceaccount:") {
             tracing::warn!(
@@ -169,36 +171,16 @@ impl Replica {
         };
         let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
         let verified_only = clients.is_some();
-        let configs = server_configs(tasks, resolver, clients)?;
+        let tls = Some(Tls { config: server_configs(tasks, resolver, clients)?, metrics: metrics.clone() });
         let access = AccessChecker::new(client.clone(), metrics.clone());
         let rules = settings.rules(&self.scope, identity);
         let webhook = Webhook::new(rules, self.world.clone(), access, metrics.clone(), verified_only);
         let router = webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone()));
-        Ok(WebhookServer { listener, configs, router })
-    }
-
-    /// Serves until the process has to stop. Only now, because a review needs the complete world. Connections made before
-    /// wait in the backlog.
-    async fn serve_webhook(&self, webhook: Option<WebhookServer>) {
-        let Some(WebhookServer { listener, configs, router }) = webhook else { return };
-        self.readiness.mark_true(Condition::Serving);
-        let server = Server {
-            tls: Some(Tls { config: configs, metrics: self.metrics.clone() }),
-            router,
-            readiness: self.readiness.clone(),
-            limits: ConnectionLimits::default(),
-        };
-        server.serve(listener, self.stop.clone()).await;
+        Ok(Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() })
     }
 
     /// Runs the controller until the process has to stop.
     async fn run_controller(&self, queue: Arc<Queue>) {
-        if self.settings.no_controller {
-            return tokio::select! {
-                () = stopped(self.stop.clone()) => {}
-                never = controller::without_controller(self.world.clone(), self.settings.resync) => match never {},
-            };
-        }
         let (claim, election) = self.claim();
         let release = async {
             if let Some(election) = election {
@@ -217,8 +199,11 @@ impl Replica {
         controller.run(release, self.stop.clone()).await;
     }
 
-    /// The right to write: by leader election, or permanent with `--no-leader-elect`.
+    /// The right to write: by leader election, permanent with `--no-leader-elect`, never with `--no-controller`.
     fn claim(&self) -> (Claim, Option<Election>) {
+        if self.settings.no_controller {
+            return (Claim::never(), None);
+        }
         if self.settings.no_leader_elect {
             self.metrics.leader.set(1);
             return (Claim::permanent(), None);

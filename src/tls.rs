@@ -34,7 +34,7 @@ use limiter::{Connection, ConnectionLimiter, TrackedBody};
 pub mod client_ca;
 mod limiter;
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ConnectionLimits {
     /// An API server needs one or two.
     pub max_connections: usize,
@@ -70,7 +70,7 @@ impl Default for ConnectionLimits {
 }
 
 /// The peer of a connection, as an extension of each of its requests.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Peer {
     pub address: IpAddr,
     /// It has presented a certificate of the CA of `--client-ca`.

@@ -24,7 +24,6 @@ use lockstep_core::certs::issue::Certificate;
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A certificate chain and its key.
-#[derive(Debug, Clone)]
 pub struct Files {
     pub certificate: PathBuf,
     pub key: PathBuf,

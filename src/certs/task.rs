@@ -73,7 +73,7 @@ pub fn start(
 }
 
 /// What may be wrong. Each is logged once until it changes or is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Topic {
     Request,
     SecretWrite,

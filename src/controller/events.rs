@@ -51,7 +51,7 @@ const INTERVAL: Duration = Duration::from_secs(3);
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
-#[derive(Clone, Hash)]
+#[derive(Hash)]
 pub struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
@@ -80,7 +80,7 @@ pub struct EventRecorder {
 }
 
 /// PURE. Limits the Events that the tenants of one namespace can cause, so that they delay nobody else's.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct RateLimit {
     /// By namespace and type: when the next Event would be due if they were all [`INTERVAL`] apart.
     next: HashMap<(Arc<str>, bool), Instant>,

@@ -12,22 +12,22 @@ use lockstep_core::{object::ObjectKey, policy::content::Digest, world::Payload};
 /// The payload of one source in the state of this digest, for as long as a write uses it. It is locked while it is read,
 /// so that one write reads it for all: a source with a thousand targets is not read a thousand times.
 #[derive(Default)]
-pub struct LiveRead(Option<(Digest, Weak<Payload>)>);
+pub struct LiveRead(Digest, Weak<Payload>);
 
 #[derive(Default)]
 pub struct LiveReads(Mutex<HashMap<ObjectKey, Arc<tokio::sync::Mutex<LiveRead>>>>);
 
 impl LiveRead {
     pub fn get(&self, digest: Digest) -> Option<Arc<Payload>> {
-        self.0.as_ref().filter(|(known, _)| *known == digest)?.1.upgrade()
+        if self.0 == digest { self.1.upgrade() } else { None }
     }
 
     pub fn set(&mut self, digest: Digest, payload: &Arc<Payload>) {
-        self.0 = Some((digest, Arc::downgrade(payload)));
+        *self = Self(digest, Arc::downgrade(payload));
     }
 
     fn is_used(&self) -> bool {
-        self.0.as_ref().is_some_and(|(_, payload)| payload.strong_count() > 0)
+        self.1.strong_count() > 0
     }
 }
 

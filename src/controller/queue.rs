@@ -15,7 +15,7 @@ use lockstep_core::object::ObjectKey;
 const IDLE_CAPACITY: usize = 64;
 
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Schedule {
     /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
@@ -26,7 +26,6 @@ struct Schedule {
     pushed: HashMap<ObjectKey, Instant>,
 }
 
-#[derive(Debug)]
 enum KeyState {
     Ready,
     Waiting(Instant),

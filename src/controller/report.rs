@@ -29,18 +29,17 @@ const MAX_TEXT_CHARS: usize = 2000;
 const CONFLICT: &str = "conflict";
 
 /// The source that a report is about.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct About<'a> {
     pub key: &'a ObjectKey,
     pub uid: &'a str,
 }
 
 /// The troubles of one source that were reported, by label.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Reported(BTreeMap<&'static str, ReportedTroubles>);
 
 /// Troubles with the same label, which were reported together.
-#[derive(Debug)]
 struct ReportedTroubles {
     count: i64,
     /// The sum of the hashes of their identities: it changes when other places are affected.
@@ -55,7 +54,7 @@ struct Group<'a> {
 }
 
 /// What one reconcile has written so far: how many companions, and the first of them by name.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Summary(BTreeMap<Applied, (usize, Vec<String>)>);
 
 pub struct Reporter {

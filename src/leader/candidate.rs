@@ -33,7 +33,6 @@ const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the Lease is given back if others keep changing it meanwhile. Otherwise the next leader waits until it expires.
 const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
-#[derive(Debug, Clone)]
 pub struct ElectionConfig {
     pub namespace: String,
     /// The name of the Lease.

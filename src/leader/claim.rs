@@ -19,6 +19,11 @@ impl Claim {
         Self(watch::channel(Some(deadline)).1)
     }
 
+    /// A claim that is never held: for `--no-controller`.
+    pub fn never() -> Self {
+        Self(watch::channel(None).1)
+    }
+
     /// A claim until the deadline that was sent last.
     pub const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
         Self(receiver)

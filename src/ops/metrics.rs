@@ -84,7 +84,7 @@ impl<M: Clone + Default> ByLabel<M> {
 }
 
 /// What one source adds to the gauges.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SourceFigures {
     pub wanted: usize,
     pub in_step: usize,
@@ -92,7 +92,6 @@ pub(crate) struct SourceFigures {
 }
 
 /// How an admission review ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReviewResult {
     Allowed,
     /// The stamped defaults of a source were changed.
@@ -103,7 +102,7 @@ pub enum ReviewResult {
 }
 
 /// What a certificate is for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub enum Role {
     Ca,
     Leaf,

@@ -20,7 +20,7 @@ use lockstep_core::failure::backoff::LogOnce;
 /// By content, not by modification time: Kubernetes swaps a symlink above the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("{} cannot be used: {why}; --client-ca must be a PEM file with CA certificates", path.display())]
 pub struct UnusableClientCa {
     path: PathBuf,

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Caller {
     Peer(IpAddr),
     /// A user that a verified API server has authenticated. Anybody else may write any name into a review.

@@ -58,7 +58,7 @@ pub struct Webhook {
 /// A request that is no AdmissionReview, or that the webhook cannot handle now.
 type HttpError = (StatusCode, String);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Route {
     Validate,
     Mutate,

@@ -11,7 +11,7 @@ use lockstep_core::{
 
 /// Why a body is no AdmissionReview that the webhook handles. The message repeats nothing of the body: it may
 /// hold a Secret.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("the body is not an AdmissionReview: {0} error at line {1} column {2}")]
     Json(&'static str, usize, usize),

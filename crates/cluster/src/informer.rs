@@ -204,10 +204,11 @@ impl Informers {
         let names =
             self.world.read(|world| world.source(source).and_then(|source| source.key_names()).cloned());
         let keys = names.as_deref().unwrap_or_default();
-        match event {
-            SourceEvent::Added => tracing::info!(kind, %source, keys, "source added"),
-            SourceEvent::Changed => tracing::info!(kind, %source, keys, "source changed"),
-            SourceEvent::Removed => tracing::info!(kind, %source, "source removed"),
-        }
+        let (keys, what) = match event {
+            SourceEvent::Added => (Some(keys), "added"),
+            SourceEvent::Changed => (Some(keys), "changed"),
+            SourceEvent::Removed => (None, "removed"),
+        };
+        tracing::info!(kind, %source, keys, "source {what}");
     }
 }

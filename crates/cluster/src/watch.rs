@@ -59,7 +59,7 @@ const MAX_LOGGED_UNDECODABLE: usize = 100;
 const POSITION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What to watch.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WatchSpec {
     /// Its name in logs.
     pub name: String,
@@ -128,23 +128,9 @@ pub async fn list<T: Watched>(
     spec: WatchSpec,
     mut sink: impl FnMut(Event<T>) + Send,
 ) -> Result<(), Failure> {
-    let watcher = Watcher {
-        page_size: LARGE_PAGE_SIZE,
-        ..Watcher::new(client, spec, Restores::default(), STALL_TIMEOUT)
-    };
-    let complete = tokio::sync::Notify::new();
-    let mut stop_at_end = |event: Event<T>| {
-        if matches!(event, Event::InitDone(_)) {
-            complete.notify_one();
-        }
-        sink(event);
-    };
-    let mut seen = Seen::new(&mut stop_at_end);
-    let streamed = tokio::select! {
-        outcome = watcher.watch(&mut seen) => outcome,
-        () = complete.notified() => return Ok(()),
-    };
-    let outcome = match streamed {
+    let watcher = Watcher { once: true, ..Watcher::new(client, spec, Restores::default(), STALL_TIMEOUT) };
+    let mut seen = Seen::new(&mut sink);
+    let outcome = match watcher.watch(&mut seen).await {
         // A user may have the verb list and not watch.
         Err(WatchError::StreamingUnsupported | WatchError::Failed(Stage::Refused, Failure::Forbidden(_))) => {
             watcher.list(&mut seen).await
@@ -320,19 +306,13 @@ struct Watcher {
     spec: WatchSpec,
     restores: Restores,
     stall_timeout: Duration,
-    page_size: u32,
+    /// Lists, and does not watch.
+    once: bool,
 }
 
 impl Watcher {
     fn new(client: Client, spec: WatchSpec, restores: Restores, stall_timeout: Duration) -> Self {
-        Self {
-            client,
-            request: Request::new(&*spec.path),
-            spec,
-            restores,
-            stall_timeout,
-            page_size: PAGE_SIZE,
-        }
+        Self { client, request: Request::new(&*spec.path), spec, restores, stall_timeout, once: false }
     }
 
     /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch, but not at once.
@@ -357,7 +337,7 @@ impl Watcher {
         let lines = self.answer(self.client.request_stream(request)).await?;
         let lines = lines.map_err(|error| refused(error, listing))?;
         self.follow(lines, seen).await?;
-        if started.elapsed() < MIN_WATCH_TIME {
+        if !self.once && started.elapsed() < MIN_WATCH_TIME {
             let failure = Failure::Unavailable("the watch ended at once".to_owned());
             return Err(WatchError::Failed(Stage::Broken, failure));
         }
@@ -408,6 +388,9 @@ impl Watcher {
                     let meta = bookmark.metadata;
                     if meta.annotations.contains_key("k8s.io/initial-events-end") {
                         self.list_ends(meta.resource_version, seen);
+                        if self.once {
+                            return Ok(());
+                        }
                     } else {
                         seen.advance(&meta.resource_version);
                         seen.show(Event::Bookmark);
@@ -514,7 +497,7 @@ impl Watcher {
             field_selector: self.spec.field_selector.clone(),
             ..ListParams::default()
         }
-        .limit(self.page_size);
+        .limit(if self.once { LARGE_PAGE_SIZE } else { PAGE_SIZE });
         loop {
             let request = self.request.list(&params).map_err(invalid_request)?;
             let page = self.answer(self.page(request, seen)).await?;
