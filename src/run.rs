@@ -174,7 +174,8 @@ impl Replica {
         let tls = Some(Tls { config: server_configs(tasks, resolver, clients)?, metrics: metrics.clone() });
         let access = AccessChecker::new(client.clone(), metrics.clone());
         let rules = settings.rules(&self.scope, identity);
-        let webhook = Webhook::new(rules, self.world.clone(), access, metrics.clone(), verified_only);
+        let (world, metrics) = (self.world.clone(), metrics.clone());
+        let webhook = Webhook::new(rules, world, access, metrics, readiness.clone(), verified_only);
         let router = webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone()));
         Ok(Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() })
     }

@@ -22,7 +22,7 @@ use crate::ops::{
     metrics::{Metrics, Role},
 };
 use lockstep_cluster::{
-    client::with_timeout,
+    client,
     watch::{Restores, object::watch_object},
 };
 use lockstep_core::{
@@ -287,10 +287,7 @@ async fn send(client: Client, settings: CertSettings, write: CaWrite) -> (CaWrit
             Request::new(kind.path()).patch(name, &params, &Patch::<()>::Json(observed.patch(cas)))
         }
     };
-    let answer = match request {
-        Ok(request) => with_timeout(REQUEST_TIMEOUT, client.request::<IgnoredAny>(request)).await,
-        Err(error) => Err(Failure::Unavailable(error.to_string())),
-    };
+    let answer = client::send::<IgnoredAny>(&client, REQUEST_TIMEOUT, request).await;
     (write, answer.map(|_| ()))
 }
 

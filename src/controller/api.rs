@@ -9,7 +9,7 @@ use kube::{
     core::Request,
 };
 
-use lockstep_cluster::client::with_timeout;
+use lockstep_cluster::client;
 use lockstep_core::{
     failure::Failure,
     keys::Keys,
@@ -57,8 +57,7 @@ impl CompanionApi for KubeApi {
                 api.delete(name, &DeleteParams::background().preconditions(preconditions))
             }
         };
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
+        client::send(&self.client, REQUEST_TIMEOUT, request).await
     }
 }
 

@@ -48,10 +48,7 @@ struct ReportedTroubles {
 }
 
 /// Troubles with the same label, to be reported together.
-struct Group<'a> {
-    label: &'static str,
-    troubles: Vec<&'a Trouble>,
-}
+struct Group<'a>(Vec<&'a Trouble>);
 
 /// What one reconcile has written so far: how many companions, and the first of them by name.
 #[derive(Default)]
@@ -96,9 +93,9 @@ impl Reporter {
     /// exist are removed from the gauges.
     pub fn troubles(&self, about: About<'_>, reported: &mut Reported, troubles: &[Trouble], now: Instant) {
         let mut before = std::mem::take(&mut reported.0);
-        for group in Group::all(troubles) {
-            let (known, count, identity) = (before.remove(group.label), group.count(), group.identity());
-            self.count(group.label, count - known.as_ref().map_or(0, |known| known.count));
+        for (label, group) in Group::all(troubles) {
+            let (known, count, identity) = (before.remove(label), group.count(), group.identity());
+            self.count(label, count - known.as_ref().map_or(0, |known| known.count));
             let pause = match &known {
                 None => Duration::ZERO,
                 Some(known) if known.identity == identity => REPEAT_AFTER,
@@ -110,19 +107,19 @@ impl Reporter {
                     (known.identity, known.when)
                 }
                 _ => {
-                    self.report(about, &group);
+                    self.report(about, label, &group);
                     (identity, now)
                 }
             };
-            reported.0.insert(group.label, ReportedTroubles { count, identity, when });
+            reported.0.insert(label, ReportedTroubles { count, identity, when });
         }
         before.into_iter().for_each(|(label, gone)| self.count(label, -gone.count));
     }
 
-    fn report(&self, about: About<'_>, group: &Group<'_>) {
-        let Some(first) = group.troubles.first() else { return };
+    fn report(&self, about: About<'_>, label: &str, group: &Group<'_>) {
+        let Some(first) = group.0.first() else { return };
         let text = group.text();
-        tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = group.label, "{text}");
+        tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = label, "{text}");
         self.recorder.record(about.event(true, first.event_reason(), text));
     }
 
@@ -142,21 +139,16 @@ impl Reporter {
 }
 
 impl<'a> Group<'a> {
-    /// Groups troubles by label, in the order in which the labels first appear.
-    fn all(troubles: &'a [Trouble]) -> Vec<Self> {
-        let mut groups: Vec<Self> = Vec::new();
+    fn all(troubles: &'a [Trouble]) -> BTreeMap<&'static str, Self> {
+        let mut groups = BTreeMap::new();
         for trouble in troubles {
-            let label = trouble.label();
-            match groups.iter_mut().find(|group| group.label == label) {
-                Some(group) => group.troubles.push(trouble),
-                None => groups.push(Self { label, troubles: vec![trouble] }),
-            }
+            groups.entry(trouble.label()).or_insert_with(|| Self(Vec::new())).0.push(trouble);
         }
         groups
     }
 
     fn count(&self) -> i64 {
-        self.troubles.len().try_into().unwrap_or(i64::MAX)
+        self.0.len().try_into().unwrap_or(i64::MAX)
     }
 
     fn identity(&self) -> u64 {
@@ -165,16 +157,16 @@ impl<'a> Group<'a> {
             trouble.identity().hash(&mut hasher);
             hasher.finish()
         };
-        self.troubles.iter().map(hash).fold(0, u64::wrapping_add)
+        self.0.iter().map(hash).fold(0, u64::wrapping_add)
     }
 
     fn is_about_places(&self) -> bool {
-        self.troubles.first().is_some_and(|first| first.place().is_some())
+        self.0.first().is_some_and(|first| first.place().is_some())
     }
 
     /// `12 places: a/x, b/x, c/x and 9 more. a/x: the name is held by …`
     fn text(&self) -> String {
-        let mut troubles = self.troubles.clone();
+        let mut troubles = self.0.clone();
         troubles.sort_by_cached_key(|trouble| trouble.place());
         let places: Vec<String> = troubles.iter().filter_map(|trouble| trouble.place()).collect();
         let text = match (&*troubles, places.len()) {
@@ -354,7 +346,7 @@ mod tests {
     fn text_about_many_troubles_without_a_place_is_short() {
         let no_match = |n| Trouble::NoMatch { pattern: format!("{n}{}*", "x".repeat(50)), consent: false };
         let troubles: Vec<Trouble> = (100..200).map(no_match).collect();
-        for group in Group::all(&troubles) {
+        for group in Group::all(&troubles).into_values() {
             assert_eq!(group.text().chars().count(), MAX_TEXT_CHARS + 1, "cut, with an ellipsis");
         }
     }

@@ -93,6 +93,12 @@ impl Readiness {
         self.0.borrow().lease_failing
     }
 
+    /// Waits until this holds, which changes only with what watches show.
+    pub(crate) async fn watches_show(&self, holds: impl Fn() -> bool) {
+        // It fails only if the sender is gone, and this is one.
+        let _ = self.0.subscribe().wait_for(|_| holds()).await;
+    }
+
     /// Waits until every watch has listed once.
     pub(crate) async fn all_listed(&self) {
         let is_listed = |condition: &Condition| !matches!(condition, Condition::Listed(_));

@@ -11,7 +11,7 @@ use std::{
 };
 
 use http_body::{Body, Frame, SizeHint};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     task::{AbortHandle, Id},
@@ -162,7 +162,7 @@ impl Connection {
 
     /// A new request, and its body.
     pub fn begin_request(&self) -> (InProgress, InProgress) {
-        *self.last_request() = Some(Instant::now());
+        *self.last_request.lock() = Some(Instant::now());
         (self.requests.clone(), self.bodies.clone())
     }
 
@@ -179,7 +179,7 @@ impl Connection {
             Phase::Answering
         } else if in_progress(&self.requests) > 0 {
             Phase::Receiving
-        } else if self.last_request().is_some() {
+        } else if self.last_request.lock().is_some() {
             Phase::Idle
         } else {
             Phase::Unused
@@ -187,11 +187,7 @@ impl Connection {
     }
 
     fn quiet_since(&self) -> Instant {
-        self.last_request().unwrap_or(self.accepted)
-    }
-
-    fn last_request(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.last_request.lock()
+        self.last_request.lock().unwrap_or(self.accepted)
     }
 }
 

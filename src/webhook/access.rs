@@ -8,7 +8,7 @@ use std::{
 use futures::{StreamExt, stream};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::fair_semaphore::{Caller, FairSemaphore};
 use crate::ops::metrics::Metrics;
@@ -97,10 +97,6 @@ impl AccessChecker {
         let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
         check.check(Access { verb: "get", kind: at.kind, namespace, name }).await
     }
-
-    fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock()
-    }
 }
 
 /// The checks for one user, whose fingerprint is computed once.
@@ -130,7 +126,7 @@ impl UserCheck<'_> {
     }
 
     fn cached(&self, access: &Access) -> Option<bool> {
-        let cached = self.checker.cache().get(&self.cache_key(access)).copied();
+        let cached = self.checker.cache.lock().get(&self.cache_key(access)).copied();
         cached.filter(|(_, when)| when.elapsed() < CACHE_TTL).map(|(allowed, _)| allowed)
     }
 
@@ -139,7 +135,7 @@ impl UserCheck<'_> {
             allowed
         } else {
             let allowed = self.call(&access).await?;
-            let mut cache = self.checker.cache();
+            let mut cache = self.checker.cache.lock();
             if cache.len() >= MAX_CACHE_ENTRIES {
                 cache.clear();
             }

@@ -11,7 +11,7 @@ use axum::{
     routing::post,
 };
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{
     access::AccessChecker,
@@ -22,7 +22,10 @@ use super::{
     wire,
 };
 use crate::{
-    ops::metrics::{Metrics, ReviewResult},
+    ops::{
+        health::Readiness,
+        metrics::{Metrics, ReviewResult},
+    },
     tls::Peer,
 };
 use lockstep_core::{
@@ -48,6 +51,8 @@ pub struct Webhook {
     world: SharedWorld,
     access: AccessChecker,
     metrics: Metrics,
+    /// Tells when a watch has shown something.
+    readiness: Readiness,
     lookups: Lookups,
     memory: ReviewMemory,
     /// Reviews are taken only from peers that have presented a valid certificate.
@@ -106,6 +111,7 @@ impl Webhook {
         world: SharedWorld,
         access: AccessChecker,
         metrics: Metrics,
+        readiness: Readiness,
         verified_peers_only: bool,
     ) -> Self {
         Self {
@@ -114,6 +120,7 @@ impl Webhook {
             lookups: Lookups::new(access.client()),
             access,
             metrics,
+            readiness,
             memory: ReviewMemory::default(),
             verified_peers_only,
             log_rate_limit: Mutex::default(),
@@ -169,11 +176,8 @@ impl Webhook {
     }
 
     async fn wait_for_namespace(&self, namespace: &str) {
-        let start = Instant::now();
-        let unknown = || self.world.read(|world| world.namespaces().defaults(namespace).is_none());
-        while unknown() && start.elapsed() < NAMESPACE_TIMEOUT {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let is_known = || self.world.read(|world| world.namespaces().defaults(namespace).is_some());
+        let _ = timeout(NAMESPACE_TIMEOUT, self.readiness.watches_show(is_known)).await;
     }
 
     fn judge(&self, review: ParsedReview) -> JudgedReview {
@@ -290,7 +294,7 @@ impl Author {
 }
 
 async fn in_time(check: impl Future<Output = Result<(), AccessError>>) -> Result<(), AccessError> {
-    let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
+    let checked = timeout(ACCESS_CHECK_TIMEOUT, check).await;
     checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
 }
 

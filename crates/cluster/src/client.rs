@@ -6,9 +6,11 @@ use http::{Method, Request, Response, StatusCode};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, UserInfo};
 use kube::{
-    Client, Config,
+    Api, Client, Config,
+    api::{GetParams, PostParams},
     client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
+    core,
 };
 use serde::de::DeserializeOwned;
 use tower::{BoxError, ServiceBuilder};
@@ -132,8 +134,8 @@ pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
 
 /// The user that the API server authenticates this process as, by a SelfSubjectReview.
 pub async fn user_info(client: &Client) -> Result<UserInfo, Failure> {
-    let reviews = kube::Api::<SelfSubjectReview>::all(client.clone());
-    let (params, request) = (kube::api::PostParams::default(), SelfSubjectReview::default());
+    let reviews = Api::<SelfSubjectReview>::all(client.clone());
+    let (params, request) = (PostParams::default(), SelfSubjectReview::default());
     let review = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &request)).await?;
     Ok(review.status.and_then(|status| status.user_info).unwrap_or_default())
 }
@@ -151,9 +153,17 @@ pub async fn with_timeout<T>(
 
 /// Reads one object of the collection at a path.
 pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -> Result<T, Failure> {
-    let request = kube::core::Request::new(path).get(name, &kube::api::GetParams::default());
+    send(client, REQUEST_TIMEOUT, core::Request::new(path).get(name, &GetParams::default())).await
+}
+
+/// Sends a request, if it could be built.
+pub async fn send<T: DeserializeOwned>(
+    client: &Client,
+    timeout: Duration,
+    request: Result<Request<Vec<u8>>, core::request::Error>,
+) -> Result<T, Failure> {
     let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+    with_timeout(timeout, client.request(request)).await
 }
 
 /// What a failed call means.

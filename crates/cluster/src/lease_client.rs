@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::client::with_timeout;
+use crate::client;
 use lockstep_core::{failure::Failure, lease::record::LeaseRecord};
 
 /// The Lease of an instance, at the API server.
@@ -55,7 +55,6 @@ impl LeaseClient {
         request: Result<http::Request<Vec<u8>>, request::Error>,
         timeout: Duration,
     ) -> Result<LeaseRecord, Failure> {
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        with_timeout(timeout, self.client.request(request)).await
+        client::send(&self.client, timeout, request).await
     }
 }
