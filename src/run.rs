@@ -41,7 +41,9 @@ use lockstep_core::{
 pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     log::init(settings.log_format);
     let metrics = Metrics::new();
-    let client = client::build(client::config().await?, metrics.count_calls())?;
+    let counted = metrics.clone();
+    let count = move |verb, status| counted.api_call(verb, status);
+    let client = client::build(client::config().await?, count)?;
     let scope = settings.scope();
     let readiness = Readiness::new(conditions(&settings, &scope));
 

@@ -16,7 +16,10 @@ use crate::{
     clock,
     ops::{health::Readiness, metrics::Metrics},
 };
-use lockstep_cluster::{lease_client::LeaseClient, watch::Restores};
+use lockstep_cluster::{
+    lease_client::{LeaseApi, LeaseClient},
+    watch::Restores,
+};
 use lockstep_core::{
     failure::{Failure, backoff::LogOnce},
     lease::{
@@ -73,32 +76,6 @@ impl Election {
     pub async fn release(self) {
         self.stop.send_replace(true);
         let _ = self.task.await;
-    }
-}
-
-/// What the election needs of the API server; the simulation has one in memory.
-pub trait LeaseApi: Send + Sync + 'static {
-    /// `Ok(None)`: there is no Lease.
-    fn get(&self, timeout: Duration) -> impl Future<Output = Result<Option<LeaseRecord>, Failure>> + Send;
-
-    /// Replaces this version of the Lease, or creates one if it has no version.
-    fn write(
-        &self,
-        lease: &LeaseRecord,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<LeaseRecord, Failure>> + Send;
-}
-
-impl LeaseApi for LeaseClient {
-    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
-        match Self::get(self, timeout).await {
-            Err(Failure::NotFound) => Ok(None),
-            answer => answer.map(Some),
-        }
-    }
-
-    async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
-        Self::write(self, lease, timeout).await
     }
 }
 
@@ -216,7 +193,10 @@ impl<L: LeaseApi> Candidate<L> {
     }
 
     async fn read(&mut self) -> Result<(), Failure> {
-        let found = self.leases.get(self.request_timeout()).await?;
+        let found = match self.leases.get(self.request_timeout()).await {
+            Err(Failure::NotFound) => None,
+            answer => Some(answer?),
+        };
         self.lease.observe(found.clone(), clock::now());
         let mut outdated = if self.another_leads() { self.annotations.wanted() } else { BTreeMap::new() };
         // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease of

@@ -18,7 +18,6 @@ use prometheus_client::{
 
 use super::{exposition::Format, process::ProcessMetrics};
 use crate::ops::exposition;
-use lockstep_cluster::client::CountCall;
 
 /// The field managers of fights beyond a maximum.
 const OTHER_MANAGERS: &str = "other";
@@ -295,12 +294,6 @@ impl Metrics {
         self.handshakes.of(if done { "done" } else { "failed" }).inc();
     }
 
-    /// For [`lockstep_cluster::client::build`].
-    pub(crate) fn count_calls(&self) -> impl CountCall {
-        let metrics = self.clone();
-        move |verb, status| metrics.api_call(verb, status)
-    }
-
     pub(crate) fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {
         let code = status.map_or_else(|| "error".to_owned(), |status| status.as_str().to_owned());
         self.api_calls.get_or_create(&[("verb", verb.to_owned()), ("code", code)]).inc();
@@ -314,10 +307,11 @@ impl Metrics {
     /// The response body of `/metrics` in this format.
     pub(crate) fn render_as(&self, format: Format) -> String {
         let mut text = String::new();
-        match (encode(&mut text, &self.registry), format) {
-            (Err(std::fmt::Error), _) => String::new(),
-            (Ok(()), Format::OpenMetrics) => text,
-            (Ok(()), Format::Text) => exposition::as_plain_text(&text),
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        match format {
+            Format::OpenMetrics => text,
+            Format::Text => exposition::as_plain_text(&text),
         }
     }
 }

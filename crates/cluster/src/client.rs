@@ -77,7 +77,10 @@ pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> Resu
 
 /// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries. `count` is told the verb of each call, and the
 /// status code of its answer, if there was one.
-pub fn build(mut config: Config, count: impl CountCall) -> Result<Client, Error> {
+pub fn build(
+    mut config: Config,
+    count: impl Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static,
+) -> Result<Client, Error> {
     if let Some(proxy) = config.proxy_url {
         return Err(Error::ProxyUnsupported(proxy));
     }
@@ -194,11 +197,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
-
-/// Takes note of a call to the API server.
-pub trait CountCall: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static {}
-
-impl<F: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static> CountCall for F {}
 
 fn verb<B>(request: &Request<B>) -> &'static str {
     let query = request.uri().query().unwrap_or_default();

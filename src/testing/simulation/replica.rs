@@ -28,10 +28,7 @@ use crate::{
         reconcile::Reconciler,
         report::Reporter,
     },
-    leader::{
-        Claim, ElectionConfig, LeaseAnnotations,
-        candidate::{Candidate, LeaseApi},
-    },
+    leader::{Claim, ElectionConfig, LeaseAnnotations, candidate::Candidate},
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
@@ -39,7 +36,7 @@ use crate::{
     },
     testing::store::Place,
 };
-use lockstep_cluster::{informer::Informers, watch::Restores};
+use lockstep_cluster::{informer::Informers, lease_client::LeaseApi, watch::Restores};
 use lockstep_core::{
     failure::Failure,
     lease::record::LeaseRecord,
@@ -272,11 +269,10 @@ struct Leases {
 }
 
 impl LeaseApi for Leases {
-    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
-        let found = self.cluster.request(self.number, timeout, |state| Ok(state.lease.clone())).await?;
-        if let Some(lease) = &found {
-            self.cluster.lock().saw_lease(self.number, lease);
-        }
+    async fn get(&self, timeout: Duration) -> Result<LeaseRecord, Failure> {
+        let read = |state: &mut State| state.lease.clone().ok_or(Failure::NotFound);
+        let found = self.cluster.request(self.number, timeout, read).await?;
+        self.cluster.lock().saw_lease(self.number, &found);
         Ok(found)
     }
 
