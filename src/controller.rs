@@ -86,8 +86,8 @@ impl Controller {
         let reconciler = Arc::new(Reconciler::new(&settings, api, world, queue, reporter, claim, metrics));
         let events = tokio::spawn(events.run(reconciler.writes(), stop.clone()));
         let Tasks { workers, others } = Tasks::new(&settings, &annotations, &reconciler);
-        let (mut workers, mut others): (JoinSet<_>, JoinSet<_>) =
-            (workers.into_iter().collect(), others.into_iter().collect());
+        let mut workers: JoinSet<_> = workers.into_iter().collect();
+        let mut others: JoinSet<_> = others.into_iter().collect();
 
         // It fails only if the sender is gone.
         let _ = stop.wait_for(|stop| *stop).await;

@@ -52,12 +52,20 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     let webhook =
         if settings.no_webhook { None } else { Some(bind(settings.webhook_bind, "--webhook-bind").await?) };
     let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
-    let (ops_address, webhook_address) = (address(&ops), webhook.as_ref().map(address));
+    let ops_address = address(&ops);
+    let webhook_address = webhook.as_ref().map(address);
     let drain = if settings.no_webhook { Duration::ZERO } else { settings.drain };
     let stop = stop_signal(readiness.clone(), drain)?;
     // Never stopped: the probes must not fail while requests and writes under way are finished.
     let router = routes(metrics.clone(), readiness.clone());
-    tokio::spawn(serve_plain(ops, router, readiness.clone(), ops_limits()));
+    // Probes and scrapes are few and short.
+    let limits = ConnectionLimits {
+        max_connections: 64,
+        max_closing: 16,
+        header_timeout: Duration::from_secs(10),
+        ..ConnectionLimits::default()
+    };
+    tokio::spawn(serve_plain(ops, router, readiness.clone(), limits));
 
     let identity = tokio::select! {
         biased;
@@ -176,8 +184,14 @@ impl Replica {
         let tls = Some(Tls { config: server_configs(tasks, resolver, clients)?, metrics: metrics.clone() });
         let access = AccessChecker::new(client.clone(), metrics.clone());
         let rules = settings.rules(&self.scope, identity);
-        let (world, metrics) = (self.world.clone(), metrics.clone());
-        let webhook = Webhook::new(rules, world, access, metrics, readiness.clone(), verified_only);
+        let webhook = Webhook::new(
+            rules,
+            self.world.clone(),
+            access,
+            metrics.clone(),
+            readiness.clone(),
+            verified_only,
+        );
         let router = webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone()));
         Ok(Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() })
     }
@@ -311,16 +325,6 @@ fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::R
         sender.closed().await;
     });
     Ok(receiver)
-}
-
-/// Probes and scrapes are few and short.
-fn ops_limits() -> ConnectionLimits {
-    ConnectionLimits {
-        max_connections: 64,
-        max_closing: 16,
-        header_timeout: Duration::from_secs(10),
-        ..ConnectionLimits::default()
-    }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {

@@ -112,7 +112,7 @@ impl Server {
             }
             tokio::select! {
                 biased;
-                // `wait_for` returns a lock webhook, which is not Send: held over the sleep below, it would
+                // `wait_for` returns a lock guard, which is not Send: held over the sleep below, it would
                 // keep this future from being spawned.
                 () = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
                 _ = sweep.tick() => limiter.close_expired(),
@@ -177,13 +177,16 @@ impl Server {
         // Detecting the protocol from the first bytes would wait for them without a timeout.
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
 
-        let (router, readiness, tracked) = (self.router.clone(), self.readiness.clone(), connection.clone());
+        let router = self.router.clone();
+        let readiness = self.readiness.clone();
+        let tracked = connection.clone();
         let service = tower::service_fn(move |request: http::Request<_>| {
             let (in_progress, body_in_progress) = tracked.begin_request();
             let mut request =
                 request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
             request.extensions_mut().insert(peer);
-            let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
+            let answer = router.clone().oneshot(request);
+            let readiness = readiness.clone();
             async move {
                 let mut answer = answer.await;
                 // Before we stop, every answer over HTTP/1.1 is the last on its connection, so that the API

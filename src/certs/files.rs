@@ -122,7 +122,8 @@ impl Files {
     /// seldom.
     fn load(&self) -> Result<(CertifiedKey, Certificate), Error> {
         let unusable = |path: &Path, why| Error::Unusable { path: path.to_owned(), why };
-        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
+        let certificate = read(&self.certificate)?;
+        let key = read(&self.key)?;
         let chain = CertificateDer::pem_slice_iter(&certificate)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| unusable(&self.certificate, "its PEM cannot be read"))?;

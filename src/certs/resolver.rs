@@ -21,17 +21,13 @@ impl Resolver {
 
     /// The chain that is being served.
     pub fn chain(&self) -> Option<Vec<CertificateDer<'static>>> {
-        self.get().map(|pair| pair.cert.clone())
-    }
-
-    fn get(&self) -> Option<Arc<CertifiedKey>> {
-        self.0.read().clone()
+        self.0.read().as_ref().map(|pair| pair.cert.clone())
     }
 }
 
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.get()
+        self.0.read().clone()
     }
 }
 

@@ -52,9 +52,9 @@ pub fn start(
     readiness: &Readiness,
     restores: &Restores,
 ) -> Arc<Resolver> {
-    let (name, secrets) = (settings.keys.instance.clone(), secrets_path(&settings));
+    let name = settings.keys.instance.clone();
     let task = CertificateTask {
-        secret: watch_object(tasks, client, "CA Secret", secrets, &name, restores),
+        secret: watch_object(tasks, client, "CA Secret", secrets_path(&settings), &name, restores),
         configurations: WebhookKind::ALL
             .map(|kind| watch_object(tasks, client, kind.as_str(), kind.path().to_owned(), &name, restores)),
         lease,
@@ -183,7 +183,9 @@ impl CertificateTask {
         let is_absent = observed.present().is_none();
         self.metrics.webhook_configuration_missing.of(kind.as_str()).set(is_absent.into());
         let problem = is_absent.then(|| {
-            let (text, name, effect) = (kind.as_str(), &self.settings.keys.instance, kind.without_it());
+            let text = kind.as_str();
+            let name = &self.settings.keys.instance;
+            let effect = kind.without_it();
             format!(
                 "there is no {text} {name}, so the API server {effect}: run lockstep manifests | kubectl apply -f -"
             )
@@ -240,15 +242,22 @@ impl CertificateTask {
         match write {
             CaWrite::Bundle { kind, cas, .. } => {
                 self.metrics.bundle_writes.inc();
-                let (kind, name) = (kind.as_str(), &self.settings.keys.instance);
-                tracing::info!(kind, name, cas = cas.trusted().len(), "the caBundle was written");
+                let name = &self.settings.keys.instance;
+                tracing::info!(
+                    kind = kind.as_str(),
+                    name,
+                    cas = cas.trusted().len(),
+                    "the caBundle was written"
+                );
             }
             CaWrite::Secret { change, cas, .. } => {
                 if matches!(change, SecretChange::ReplaceCa(_) | SecretChange::PromoteNextCa) {
                     self.metrics.certificate_rotations.of(Role::Ca).inc();
                 }
-                let (secret, current) = (secret_name(&self.settings), &cas.current.certificate);
-                let (ca, expires) = (&current.subject, current.not_after);
+                let secret = secret_name(&self.settings);
+                let current = &cas.current.certificate;
+                let ca = &current.subject;
+                let expires = current.not_after;
                 let next = cas.next.as_ref().map(|next| &*next.ca.certificate.subject);
                 if change.is_repair() {
                     tracing::warn!(secret, ca, %expires, next, "{change}");

@@ -39,7 +39,8 @@ pub struct KubeApi {
 impl CompanionApi for KubeApi {
     async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
         let manager = Some(self.keys.instance.clone());
-        let (api, name) = (collection(at), &at.name);
+        let api = Request::new(format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural()));
+        let name = &at.name;
         let request = match request {
             CompanionRequest::Get => api.get(name, &GetParams::default()),
             CompanionRequest::GetMetadata => api.get_metadata(name, &GetParams::default()),
@@ -59,10 +60,6 @@ impl CompanionApi for KubeApi {
         };
         client::send(&self.client, REQUEST_TIMEOUT, request).await
     }
-}
-
-fn collection(key: &ObjectKey) -> Request {
-    Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
 }
 
 #[cfg(test)]

@@ -127,7 +127,8 @@ impl<A: CompanionApi> Applier<A> {
         let answer = self.send_while_leading(key, CompanionRequest::Get).await;
         let observed = read_source(&self.keys, &self.rules, source, answer)?;
         drop(read);
-        let (digest, payload) = (observed.source.digest, observed.payload.clone());
+        let digest = observed.source.digest;
+        let payload = observed.payload.clone();
         let effect = self.world.write(|world| sent.record(world, |world| world.source_read(observed)));
         self.queue.push_all(effect.requeue);
         Ok(payload.map(|payload| {

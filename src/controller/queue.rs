@@ -142,7 +142,8 @@ impl Queue {
     }
 
     pub fn push_all(&self, keys: impl IntoIterator<Item = ObjectKey>) {
-        let (mut schedule, now) = (self.schedule.lock(), clock::now());
+        let mut schedule = self.schedule.lock();
+        let now = clock::now();
         keys.into_iter().for_each(|key| schedule.push(key, now));
         drop(schedule);
         self.wake.notify_one();

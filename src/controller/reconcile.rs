@@ -89,7 +89,7 @@ struct SourceState {
 
 impl SourceState {
     /// Whether nothing is in flight, remembered for later, or reported.
-    fn is_quiet(&self) -> bool {
+    fn is_empty(&self) -> bool {
         !self.closed
             && self.retry.is_quiet()
             && self.planned.is_empty()
@@ -176,7 +176,8 @@ impl<A: CompanionApi> Reconciler<A> {
         claim: Claim,
         metrics: Metrics,
     ) -> Self {
-        let (keys, writes) = (settings.keys.clone(), settings.writes.max(1));
+        let keys = settings.keys.clone();
+        let writes = settings.writes.max(1);
         Self {
             applier: Applier::new(api, claim.clone(), keys.clone(), world.clone(), queue.clone(), writes),
             writes: Arc::new(WriteQueue::new(writes)),
@@ -210,7 +211,7 @@ impl<A: CompanionApi> Reconciler<A> {
             return self.world.write(World::forget_unwanted_lost);
         }
         for sources in self.world.all_sources().chunks(RESYNC_CHUNK) {
-            let due = sources.iter().filter(|key| !self.is_settled(key));
+            let due = sources.iter().filter(|key| !self.is_up_to_date(key));
             self.queue.push_all(due.cloned().collect::<Vec<_>>());
             // Whatever else has to be done does not wait for all sources.
             tokio::task::yield_now().await;
@@ -268,7 +269,8 @@ impl<A: CompanionApi> Reconciler<A> {
     /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
     /// remembers the hold of the leader.
     pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
-        let (leads, observed) = (self.claim.is_held(), annotations.observed().borrow().clone());
+        let leads = self.claim.is_held();
+        let observed = annotations.observed().borrow().clone();
         let update = self.brake.lock().sync(leads, &observed, read_clocks());
         log_notes(&update);
         for (key, value) in update.set {
@@ -369,26 +371,26 @@ impl<A: CompanionApi> Reconciler<A> {
     }
 
     /// Whether a reconcile of this source would write, report, remember and forget nothing. Then it counts as one.
-    fn is_settled(&self, key: &ObjectKey) -> bool {
+    fn is_up_to_date(&self, key: &ObjectKey) -> bool {
         let started = clock::now();
         let Some(state) = self.sources.lock().get(key).cloned() else { return false };
         let state = state.lock();
-        let Some(in_step) = state.retry.in_step.filter(|_| state.is_quiet()) else { return false };
+        let Some(in_step) = state.retry.in_step.filter(|_| state.is_empty()) else { return false };
         // A reconcile forgets deletes that are not due any more.
         if self.brake.lock().awaits_deletes_of(key) {
             return false;
         }
-        let settled = self.world.read(|world| {
+        let up_to_date = self.world.read(|world| {
             let plan = plan(world, key, Some(in_step));
             plan.changes.is_empty()
                 && plan.troubles.is_empty()
                 && (plan.wanted, plan.wanted) == (state.figures.wanted, state.figures.in_step)
                 && world.source(key).is_some_and(|source| source.digest == in_step)
         });
-        if settled {
+        if up_to_date {
             self.metrics.reconciled(UNCHANGED, clock::elapsed(started));
         }
-        settled
+        up_to_date
     }
 
     /// The deletes that the brake lets through.
@@ -398,7 +400,8 @@ impl<A: CompanionApi> Reconciler<A> {
         due: &[ObjectKey],
         state: &mut SourceState,
     ) -> HashSet<ObjectKey> {
-        let (key, now) = (&reconcile.source, reconcile.started);
+        let key = &reconcile.source;
+        let now = reconcile.started;
         let digest = reconcile.digest.unwrap_or_default();
         // Deletes in flight were approved already; asking again would count them twice.
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
@@ -406,7 +409,8 @@ impl<A: CompanionApi> Reconciler<A> {
         }
         let (companions, sources) = self.world.read(|world| world.away_counts());
         let decisions = self.brake.lock().ask(now, key, due, Totals { companions, sources });
-        let (mut allowed, mut hold) = (HashSet::new(), None);
+        let mut allowed = HashSet::new();
+        let mut hold = None;
         for (at, decision) in due.iter().zip(decisions) {
             match decision {
                 BrakeDecision::Proceed => {
@@ -436,13 +440,16 @@ impl<A: CompanionApi> Reconciler<A> {
         plan: Plan,
         deletable: HashSet<ObjectKey>,
     ) -> (Vec<Job>, Progress) {
-        let (key, now) = (&reconcile.source, reconcile.started);
+        let key = &reconcile.source;
+        let now = reconcile.started;
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
-        let (mut jobs, mut removals) = (Vec::new(), Vec::new());
+        let mut jobs = Vec::new();
+        let mut removals = Vec::new();
         for change in plan.changes {
-            let (at, removal) = (change.at, change.action.removal());
+            let at = change.at;
+            let removal = change.action.removal();
             if removal == Some(Removal::Delete) && !deletable.contains(&at) {
                 continue;
             }
@@ -510,7 +517,8 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// Records the outcome of one write, and enqueues the source again if it has to be.
     fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: WriteOutcome) {
-        let (key, now) = (&reconcile.source, clock::now());
+        let key = &reconcile.source;
+        let now = clock::now();
         let mut state = reconcile.state.lock();
         let mut progress = reconcile.progress.lock();
         let digest = reconcile.digest.unwrap_or_default();
@@ -557,7 +565,8 @@ impl<A: CompanionApi> Reconciler<A> {
         state: &mut SourceState,
         progress: &mut Progress,
     ) {
-        let (key, now) = (&reconcile.source, clock::now());
+        let key = &reconcile.source;
+        let now = clock::now();
         let digest = reconcile.digest.unwrap_or_default();
         state.retry.succeeded(at, digest);
         if done.applied.has_content() {
@@ -606,7 +615,8 @@ impl<A: CompanionApi> Reconciler<A> {
 
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
-        let (key, now) = (&reconcile.source, clock::now());
+        let key = &reconcile.source;
+        let now = clock::now();
         let Progress { writes, in_step, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {

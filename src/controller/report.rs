@@ -74,18 +74,17 @@ impl Reporter {
             }
             Applied::Deleted(reason) | Applied::Released(reason) => (None, Some(reason.as_str()), None),
         };
-        let (kind, action) = (companion.kind.as_str(), done.applied.as_str());
+        let kind = companion.kind.as_str();
+        let action = done.applied.as_str();
         tracing::info!(kind, %source, %companion, keys, reason, by, "companion {action}");
         self.metrics.writes.of(action).inc();
     }
 
     /// One Normal Event for all writes of a reconcile.
     pub fn summary(&self, about: About<'_>, summary: &Summary) {
-        if summary.is_empty() {
-            return;
+        if !summary.is_empty() {
+            self.recorder.record(about.event(false, summary.event_reason(), summary.to_string()));
         }
-        let (reason, note) = (summary.event_reason(), summary.to_string());
-        self.recorder.record(about.event(false, reason, note));
     }
 
     /// Reports the troubles of a source. Those with the same label get one Warning Event and one log line when they
@@ -94,7 +93,9 @@ impl Reporter {
     pub fn troubles(&self, about: About<'_>, reported: &mut Reported, troubles: &[Trouble], now: Instant) {
         let mut before = std::mem::take(&mut reported.0);
         for (label, group) in Group::all(troubles) {
-            let (known, count, identity) = (before.remove(label), group.count(), group.identity());
+            let known = before.remove(label);
+            let count = group.count();
+            let identity = group.identity();
             self.count(label, count - known.as_ref().map_or(0, |known| known.count));
             let pause = match &known {
                 None => Duration::ZERO,

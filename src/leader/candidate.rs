@@ -220,7 +220,8 @@ impl<L: LeaseApi> Candidate<L> {
 
     /// Takes or renews the Lease.
     async fn write(&mut self) -> Result<(), Failure> {
-        let (sent, changes) = (clock::now(), self.annotations.wanted());
+        let sent = clock::now();
+        let changes = self.annotations.wanted();
         let written = self.send(&self.config.identity, &changes).await?;
         self.annotations.done(&changes);
         self.lease.written(written.clone(), sent, clock::now());

@@ -77,10 +77,10 @@ impl ConnectionLimiter {
         counted().for_each(|(_, open)| *per_peer.entry(open.connection.peer).or_default() += 1);
         let connections_of = |peer| per_peer.get(&peer).copied().unwrap_or_default();
         let candidates = counted().map(|(id, open)| {
-            let (phase, since) = (open.connection.phase(), open.connection.quiet_since());
+            let phase = open.connection.phase();
             let of_same_peer =
                 if phase == Phase::Answering { connections_of(open.connection.peer) } else { 0 };
-            (*id, (phase, Reverse(of_same_peer), since))
+            (*id, (phase, Reverse(of_same_peer), open.connection.last_active()))
         });
         let Some((id, (phase, Reverse(of_same_peer), _))) = candidates.min_by_key(|(_, key)| *key) else {
             return false;
@@ -108,8 +108,8 @@ impl ConnectionLimiter {
     /// Closes connections that were unused or idle for too long.
     pub fn close_expired(&mut self) {
         let expired = |connection: &Connection| match connection.phase() {
-            Phase::Unused => connection.quiet_since().elapsed() >= self.limits.first_request_timeout,
-            Phase::Idle => connection.quiet_since().elapsed() >= self.limits.idle_timeout,
+            Phase::Unused => connection.last_active().elapsed() >= self.limits.first_request_timeout,
+            Phase::Idle => connection.last_active().elapsed() >= self.limits.idle_timeout,
             Phase::Receiving | Phase::Answering => false,
         };
         let open = self.open.iter().filter(|(_, open)| !open.closing && expired(&open.connection));
@@ -186,7 +186,7 @@ impl Connection {
         }
     }
 
-    fn quiet_since(&self) -> Instant {
+    fn last_active(&self) -> Instant {
         self.last_request.lock().unwrap_or(self.accepted)
     }
 }

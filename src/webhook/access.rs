@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
 use parking_lot::Mutex;
@@ -60,7 +60,8 @@ impl AccessChecker {
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
-        let (mut everywhere, mut rest) = (BTreeMap::new(), Vec::new());
+        let mut everywhere = BTreeMap::new();
+        let mut rest = Vec::new();
         for (namespace, name, verbs) in required.iter() {
             if namespace.is_none() {
                 check.all(accesses(kind, None, name, verbs)).await?;
@@ -94,8 +95,13 @@ impl AccessChecker {
         at: &ObjectKey,
     ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
-        let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
-        check.check(Access { verb: "get", kind: at.kind, namespace, name }).await
+        let access = Access {
+            verb: "get",
+            kind: at.kind,
+            namespace: Some(at.namespace.to_string()),
+            name: at.name.to_string(),
+        };
+        check.check(access).await
     }
 }
 
@@ -116,13 +122,8 @@ impl UserCheck<'_> {
         if let Some(first) = accesses.next_if(|first| self.cached(first) == Some(false)) {
             return Err(AccessError::Forbidden(first));
         }
-        let mut results = stream::iter(accesses)
-            .map(|access| self.check(access))
-            .buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
-        while let Some(result) = results.next().await {
-            result?;
-        }
-        Ok(())
+        let checks = stream::iter(accesses).map(|access| self.check(access));
+        checks.buffered(MAX_CONCURRENT_CALLS_PER_REQUEST).try_collect().await
     }
 
     fn cached(&self, access: &Access) -> Option<bool> {

@@ -180,7 +180,8 @@ impl Permits {
 
 impl Drop for Permits {
     fn drop(&mut self) {
-        let (rank, mut state) = (self.rank(), self.semaphore.state());
+        let rank = self.rank();
+        let mut state = self.semaphore.state();
         let share = state.share(&self.caller);
         share.revocable.remove(&rank);
         let still_waits = share.waiting.remove(&rank).is_some();

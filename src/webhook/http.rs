@@ -214,7 +214,8 @@ impl Webhook {
         verdict: Verdict,
         preview: Option<Preview>,
     ) -> Result<Vec<String>, Denial> {
-        let (caller, user) = (author.caller(), &author.user);
+        let caller = author.caller();
+        let user = &author.user;
         let (mut warnings, has_rights) = match verdict {
             Verdict::Deny(denial) => return Err(denial),
             Verdict::Allow { warnings } => (warnings, false),

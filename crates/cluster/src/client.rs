@@ -94,7 +94,9 @@ pub fn build(
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build(connector);
     let counted = tower::service_fn(move |request: Request<Body>| {
-        let (verb, count, answer) = (verb(&request), count.clone(), http.request(request));
+        let verb = verb(&request);
+        let count = count.clone();
+        let answer = http.request(request);
         async move {
             let answer = answer.await;
             count(verb, answer.as_ref().ok().map(Response::status));
@@ -138,8 +140,9 @@ pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
 /// The user that the API server authenticates this process as, by a SelfSubjectReview.
 pub async fn user_info(client: &Client) -> Result<UserInfo, Failure> {
     let reviews = Api::<SelfSubjectReview>::all(client.clone());
-    let (params, request) = (PostParams::default(), SelfSubjectReview::default());
-    let review = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &request)).await?;
+    let review =
+        with_timeout(REQUEST_TIMEOUT, reviews.create(&PostParams::default(), &SelfSubjectReview::default()))
+            .await?;
     Ok(review.status.and_then(|status| status.user_info).unwrap_or_default())
 }
 

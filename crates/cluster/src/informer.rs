@@ -56,10 +56,11 @@ impl Informers {
         watch: WatchId,
         namespace: Option<&str>,
     ) {
-        let (shared, client, spec) = (self.clone(), client.clone(), self.spec(watch, namespace));
-        let restores = self.restores.clone();
+        let shared = self.clone();
+        let client = client.clone();
+        let spec = self.spec(watch, namespace);
         tasks.spawn(async move {
-            watch::run(client, spec, restores, |event| shared.handle(watch, event)).await;
+            watch::run(client, spec, shared.restores.clone(), |event| shared.handle(watch, event)).await;
         });
     }
 

@@ -62,7 +62,8 @@ impl LeaseApi for LeaseClient {
     }
 
     async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
-        let (params, body) = (PostParams::default(), json!(lease).to_string().into_bytes());
+        let params = PostParams::default();
+        let body = json!(lease).to_string().into_bytes();
         let request = if lease.metadata.resource_version.is_some() {
             self.request().replace(&self.name, &params, body)
         } else {

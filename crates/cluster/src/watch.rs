@@ -196,7 +196,8 @@ impl<T: Watched> Watch<'_, T> {
     /// One list or watch.
     async fn attempt(&mut self) -> Result<(), WatchError> {
         let Self { watcher, seen, restored, .. } = self;
-        let (resumed_from, started) = (seen.version.clone(), Instant::now());
+        let resumed_from = seen.version.clone();
+        let started = Instant::now();
         let lists = resumed_from.is_none() && !self.streaming;
         seen.restores = watcher.restores.count();
         let resumed_at = resumed_from.as_deref().and_then(number);
@@ -317,7 +318,8 @@ impl Watcher {
 
     /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch, but not at once.
     async fn watch<T: Watched>(&self, seen: &mut Seen<'_, T>) -> Result<(), WatchError> {
-        let (listing, started) = (seen.version.is_none(), Instant::now());
+        let listing = seen.version.is_none();
+        let started = Instant::now();
         let params = WatchParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),

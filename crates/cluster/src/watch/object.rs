@@ -25,7 +25,9 @@ pub fn watch_object<T: Watched + Sync>(
         field_selector: Some(format!("metadata.name={name}")),
     };
     let (sender, receiver) = channel::channel(Observed::Unknown);
-    let (client, restores, mut listing) = (client.clone(), restores.clone(), None);
+    let client = client.clone();
+    let restores = restores.clone();
+    let mut listing = None;
     tasks.spawn(async move {
         let sink = |event| {
             if let Some(observed) = observe(&mut listing, event) {
