@@ -283,8 +283,7 @@ async fn companion_whose_label_a_plugin_puts_back_is_released_again_later_and_no
 #[tokio::test]
 async fn nothing_is_sent_without_the_claim() {
     let (cluster, api, mut applier) = fixture(1 << 20, "blue");
-    let (_sender, never_held) = tokio::sync::watch::channel(None);
-    applier.claim = Claim::from_receiver(never_held);
+    applier.claim = Claim::never();
     let at = write_to("a").at;
     for request in [CompanionRequest::Create(Vec::new()), CompanionRequest::GetMetadata] {
         assert_eq!(applier.send(&at, request).await.err(), Some(Failure::NotLeader));
