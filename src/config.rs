@@ -17,7 +17,7 @@ use lockstep_core::{
 };
 
 /// The flags of `lockstep run`. Each is also an environment variable, `LOCKSTEP_…`.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 pub struct Run {
     /// Prefix of all labels and annotations; instances with different domains can share a cluster
     #[arg(long, help_heading = "What is mirrored", env = "LOCKSTEP_DOMAIN", default_value = DOMAIN, value_parser = domain)]

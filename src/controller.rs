@@ -21,21 +21,20 @@ mod write_queue;
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use tokio::{sync::watch, task::JoinSet, time::MissedTickBehavior};
 
 use crate::{
     leader::{Claim, LeaseAnnotations},
-    ops::metrics::{Metrics, ReasonLabel},
+    ops::metrics::Metrics,
 };
 use api::{CompanionApi, KubeApi};
 use events::EventRecorder;
 use lockstep_core::{
     keys::Keys,
-    object::ObjectKey,
     plan::{Heal, Trouble},
-    world::{SharedWorld, World},
+    world::SharedWorld,
 };
 use queue::Queue;
 use reconcile::Reconciler;
@@ -47,7 +46,6 @@ const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the hold of deletes is compared with the annotations of the Lease.
 const HOLD_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone)]
 pub struct Settings {
     pub keys: Arc<Keys>,
     /// Sources reconciled at a time.
@@ -65,117 +63,81 @@ pub struct Controller {
     pub client: Client,
     pub settings: Settings,
     pub world: SharedWorld,
-    pub queue: Arc<Queue<ObjectKey>>,
+    pub queue: Arc<Queue>,
     pub claim: Claim,
     pub annotations: LeaseAnnotations,
     pub metrics: Metrics,
 }
 
 impl Controller {
-    /// Runs until `stop` turns true, then finishes its writes and gives the Lease back with `release`. Returns early, with
-    /// the name of the task, when a task ends that never should.
-    pub async fn run(
-        self,
-        release: impl Future<Output = ()>,
-        mut stop: watch::Receiver<bool>,
-    ) -> Result<(), &'static str> {
+    /// Runs until `stop` turns true, then finishes its writes and gives the Lease back with `release`.
+    pub async fn run(self, release: impl Future<Output = ()>, mut stop: watch::Receiver<bool>) {
         let Self { client, settings, world, queue, claim, annotations, metrics } = self;
         // The series begin at zero, so that the first heal shows as an increase, and no trouble as zero.
-        let heals = Heal::ALL.iter().map(|heal| heal.as_str());
-        heals.for_each(|reason| drop(metrics.heals.get_or_create(&ReasonLabel { reason })));
-        Trouble::LABELS
-            .iter()
-            .for_each(|reason| drop(metrics.troubles.get_or_create(&ReasonLabel { reason })));
+        for heal in Heal::ALL {
+            metrics.heals.of(heal.as_str());
+        }
+        for label in Trouble::LABELS {
+            metrics.troubles.of(label);
+        }
         let (recorder, events) = EventRecorder::new(client.clone(), &settings.keys, metrics.clone());
-        let api = KubeApi::new(client, settings.keys.clone(), claim.clone());
+        let api = KubeApi { client, keys: settings.keys.clone() };
         let reporter = Reporter::new(recorder, metrics.clone());
-        let reconciler =
-            Reconciler::new(&settings, api, world.clone(), queue, reporter, claim.clone(), metrics);
+        let reconciler = Arc::new(Reconciler::new(&settings, api, world, queue, reporter, claim, metrics));
         let events = tokio::spawn(events.run(reconciler.writes(), stop.clone()));
-        let Tasks { workers, others } = Tasks::new(&settings, world, claim, &annotations, &reconciler);
-        let (mut workers, mut tasks): (JoinSet<_>, JoinSet<_>) =
-            (workers.into_iter().collect(), others.into_iter().collect());
+        let Tasks { workers, others } = Tasks::new(&settings, &annotations, &reconciler);
+        let mut workers: JoinSet<_> = workers.into_iter().collect();
+        let mut others: JoinSet<_> = others.into_iter().collect();
 
-        let outcome = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => Ok(()),
-            Some(ended) = tasks.join_next() => Err(ended.unwrap_or("task")),
-            Some(ended) = workers.join_next() => Err(ended.unwrap_or("task")),
-        };
+        // It fails only if the sender is gone.
+        let _ = stop.wait_for(|stop| *stop).await;
         // A reconcile that still ran could start a write after the last one has ended.
         workers.shutdown().await;
         reconciler.finish().await;
         // The Lease goes to another replica with what is held now.
         reconciler.sync_hold(&annotations);
+        // Events end when nothing can report any more.
         drop(reconciler);
-        tasks.shutdown().await;
+        others.shutdown().await;
         // Only now that nothing is written any more may another replica write.
         release.await;
-        drop(tokio::time::timeout(EVENTS_TIMEOUT, events).await);
-        outcome
+        let _ = tokio::time::timeout(EVENTS_TIMEOUT, events).await;
     }
 }
 
-/// What runs in a controller, without end. Each task returns its name if it ends nevertheless.
+/// What runs in a controller, without end.
+#[derive(Default)]
 pub struct Tasks {
     /// They start writes, and may be aborted at any time.
-    pub workers: Vec<BoxFuture<'static, &'static str>>,
-    pub others: Vec<BoxFuture<'static, &'static str>>,
+    pub workers: Vec<BoxFuture<'static, Infallible>>,
+    pub others: Vec<BoxFuture<'static, Infallible>>,
 }
 
 impl Tasks {
     pub fn new<A: CompanionApi>(
         settings: &Settings,
-        world: SharedWorld,
-        claim: Claim,
         annotations: &LeaseAnnotations,
-        reconciler: &Reconciler<A>,
+        reconciler: &Arc<Reconciler<A>>,
     ) -> Self {
-        let mut others: Vec<BoxFuture<'static, &'static str>> = vec![
-            Box::pin(resync(world, claim.clone(), settings.resync, reconciler.clone())),
-            Box::pin(follow_leadership(claim, annotations.clone(), reconciler.clone())),
-            Box::pin(keep_hold(annotations.clone(), reconciler.clone())),
-        ];
+        let mut tasks = Self::default();
+        tasks.others.push(resync(reconciler.clone(), settings.resync).boxed());
+        tasks.others.push(reconciler.clone().follow_leadership(annotations.clone()).boxed());
+        tasks.others.push(keep_hold(reconciler.clone(), annotations.clone()).boxed());
         for _ in 0..settings.writes.max(1) {
-            let reconciler = reconciler.clone();
-            others.push(Box::pin(async move {
-                reconciler.write_all().await;
-                "write worker"
-            }));
+            tasks.others.push(reconciler.clone().write_all().boxed());
         }
-        let mut workers: Vec<BoxFuture<'static, &'static str>> = Vec::new();
         for _ in 0..settings.workers {
-            let reconciler = reconciler.clone();
-            workers.push(Box::pin(async move {
-                reconciler.reconcile_all().await;
-                "reconcile worker"
-            }));
+            tasks.workers.push(reconciler.clone().reconcile_all().boxed());
         }
-        Self { workers, others }
-    }
-}
-
-/// Opens the queues when this replica becomes the leader, and closes them when it no longer is. A standby's queues stay
-/// closed; on becoming leader every source is enqueued.
-async fn follow_leadership<A: CompanionApi>(
-    mut claim: Claim,
-    annotations: LeaseAnnotations,
-    reconciler: Reconciler<A>,
-) -> &'static str {
-    loop {
-        // The annotations are observed before the claim is.
-        claim.acquired().await;
-        reconciler.open(&annotations.observed().borrow());
-        claim.lost().await;
-        reconciler.close();
+        tasks
     }
 }
 
 /// Keeps the hold of deletes in the Lease; on a standby, keeps in mind what the Lease shows.
 async fn keep_hold<A: CompanionApi>(
+    reconciler: Arc<Reconciler<A>>,
     annotations: LeaseAnnotations,
-    reconciler: Reconciler<A>,
-) -> &'static str {
+) -> Infallible {
     let mut ticks = tokio::time::interval(HOLD_SYNC_INTERVAL);
     // Two holds never begin in the same second, which identifies them.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -186,30 +148,11 @@ async fn keep_hold<A: CompanionApi>(
 }
 
 /// Plans every source at each resync. A plan that finds nothing to do makes no API call.
-async fn resync<A: CompanionApi>(
-    world: SharedWorld,
-    claim: Claim,
-    every: Duration,
-    reconciler: Reconciler<A>,
-) -> &'static str {
+async fn resync<A: CompanionApi>(reconciler: Arc<Reconciler<A>>, every: Duration) -> Infallible {
     let mut ticks = tokio::time::interval(every);
     loop {
         ticks.tick().await;
-        if claim.is_held() {
-            reconciler.resync().await;
-        } else {
-            world.write(World::forget_unwanted_lost);
-        }
-    }
-}
-
-/// What a replica without the controller does, for ever: it looks for no lost companions, so it forgets them, or they would
-/// fill its memory.
-pub async fn without_controller(world: SharedWorld, resync: Duration) -> Infallible {
-    let mut ticks = tokio::time::interval(resync);
-    loop {
-        ticks.tick().await;
-        world.write(World::forget_unwanted_lost);
+        reconciler.resync().await;
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Command, FromArgMatches, builder::Resettable};
 use http::Uri;
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ const DEPLOYED_KINDS: &str = "value: configmaps
 
 /// The flags of `lockstep manifests`. Domain, suffix and namespace must be the same as for `lockstep run`, so they have
 /// the same environment variables.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 pub struct Manifests {
     /// URL at which the API server reaches a webhook outside the cluster, such as `https://10.0.0.7:9443`; leaves out
     /// Deployment and Service
@@ -123,26 +123,11 @@ pub fn run(manifests: &Manifests) -> anyhow::Result<()> {
 }
 
 impl Default for Manifests {
-    /// The defaults of the flags.
+    /// The defaults of the flags, whatever the environment says.
     fn default() -> Self {
-        Self {
-            webhook_url: None,
-            secrets: false,
-            policy: false,
-            cert_manager: false,
-            monitoring: false,
-            runbook_url: RUNBOOKS.to_owned(),
-            domain: keys::DOMAIN.to_owned(),
-            suffix: keys::SUFFIX.to_owned(),
-            namespace: keys::NAMESPACE.to_owned(),
-            create_namespace: false,
-            exempt_user: Vec::new(),
-            exempt_group: Vec::new(),
-            deputy_user: Vec::new(),
-            deputy_group: Vec::new(),
-            priority_class: PRIORITY_CLASS.to_owned(),
-            image: IMAGE.to_owned(),
-        }
+        let command = Self::augment_args(Command::new("manifests"));
+        let flags = command.mut_args(|flag| flag.env(Resettable::Reset)).get_matches_from(["manifests"]);
+        Self::from_arg_matches(&flags).unwrap_or_else(|error| error.exit())
     }
 }
 
@@ -253,17 +238,20 @@ fn image(text: &str) -> Result<String, String> {
 fn runbook_url(text: &str) -> Result<String, String> {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-~/:@%?=&+".contains(c);
     let is_url = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    match (text == RUNBOOKS || is_url.is_some_and(|rest| !rest.is_empty())) && text.chars().all(is_allowed) {
-        true => Ok(text.to_owned()),
-        false => Err("expected a URL without a fragment, such as `https://git.example.com/lockstep/docs/operations.md`".to_owned()),
+    if (text == RUNBOOKS || is_url.is_some_and(|rest| !rest.is_empty())) && text.chars().all(is_allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected a URL without a fragment, such as `https://git.example.com/lockstep/docs/operations.md`"
+            .to_owned())
     }
 }
 
 /// Parses `--priority-class`.
 fn priority_class(text: &str) -> Result<String, String> {
-    match names::is_subdomain(text) {
-        true => Ok(text.to_owned()),
-        false => Err("expected the name of a PriorityClass".to_owned()),
+    if names::is_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected the name of a PriorityClass".to_owned())
     }
 }
 
@@ -279,8 +267,7 @@ fn cel_string(text: &str) -> String {
         match c {
             '\'' | '\\' => literal.extend(['\\', c]),
             ' '..='~' => literal.push(c),
-            // Writing to a string cannot fail.
-            _ => drop(write!(literal, "\\U{:08x}", u32::from(c))),
+            _ => literal += &format!("\\U{:08x}", u32::from(c)),
         }
     }
     literal + "'"

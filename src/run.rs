@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use axum::Router;
 use kube::Client;
 use tokio::{
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use crate::{
-    certs, config, controller,
+    certs, config,
     controller::{Controller, queue::Queue},
     leader::{self, Claim, Election, LeaseAnnotations},
     ops::{
@@ -35,40 +35,37 @@ use lockstep_core::{
         Failure,
         backoff::{Backoff, LogOnce, Retry},
     },
-    object::ObjectKey,
     world::{Scope, SharedWorld, World},
 };
 
 pub async fn run(settings: config::Run) -> anyhow::Result<()> {
     log::init(settings.log_format);
     let metrics = Metrics::new();
-    let client = client::build(client::config().await?, metrics.count_calls())?;
+    let counted = metrics.clone();
+    let count = move |verb, status| counted.api_call(verb, status);
+    let client = client::build(client::config().await?, count)?;
     let scope = settings.scope();
     let readiness = Readiness::new(conditions(&settings, &scope));
 
     // First, so that a port in use is reported at once.
-    let ops_listener = bind(settings.ops_bind, "--ops-bind").await?;
-    let webhook_listener = match settings.no_webhook {
-        true => None,
-        false => Some(bind(settings.webhook_bind, "--webhook-bind").await?),
-    };
+    let ops = bind(settings.ops_bind, "--ops-bind").await?;
+    let webhook =
+        if settings.no_webhook { None } else { Some(bind(settings.webhook_bind, "--webhook-bind").await?) };
     let address = |listener: &TcpListener| listener.local_addr().map(|a| a.to_string()).unwrap_or_default();
-    let (ops_address, webhook_address) = (address(&ops_listener), webhook_listener.as_ref().map(address));
-    let stop =
-        stop_signal(readiness.clone(), if settings.no_webhook { Duration::ZERO } else { settings.drain })?;
-    let mut tasks = JoinSet::new();
-    let ops = Server {
-        tls: None,
-        router: routes(metrics.clone(), readiness.clone()),
-        readiness: readiness.clone(),
-        limits: ops_limits(),
+    let ops_address = address(&ops);
+    let webhook_address = webhook.as_ref().map(address);
+    let drain = if settings.no_webhook { Duration::ZERO } else { settings.drain };
+    let stop = stop_signal(readiness.clone(), drain)?;
+    // Never stopped: the probes must not fail while requests and writes under way are finished.
+    let router = routes(metrics.clone(), readiness.clone());
+    // Probes and scrapes are few and short.
+    let limits = ConnectionLimits {
+        max_connections: 64,
+        max_closing: 16,
+        header_timeout: Duration::from_secs(10),
+        ..ConnectionLimits::default()
     };
-    tasks.spawn(async move {
-        // Never stopped: the probes must not fail while requests and writes under way are finished.
-        let (_never, stop) = watch::channel(false);
-        ops.serve(ops_listener, stop).await;
-        "ops server"
-    });
+    tokio::spawn(serve_plain(ops, router, readiness.clone(), limits));
 
     let identity = tokio::select! {
         biased;
@@ -85,158 +82,181 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         webhook = webhook_address,
         "lockstep starts"
     );
-    let annotations = LeaseAnnotations::default();
-    let world = SharedWorld::new(&scope, settings.source_cache);
-    let restores = Restores::default();
-    let queue: Arc<Queue<ObjectKey>> = Arc::default();
-    let requeue: Arc<dyn Fn(Vec<ObjectKey>) + Send + Sync> = {
-        let queue = queue.clone();
-        Arc::new(move |keys| queue.push_all(keys))
+    let mut replica = Replica {
+        world: SharedWorld::new(&scope, settings.source_cache),
+        settings,
+        scope,
+        client,
+        annotations: LeaseAnnotations::default(),
+        restores: Restores::default(),
+        metrics,
+        readiness,
+        tasks: JoinSet::new(),
+        stop,
     };
-    let informers = Informers {
-        scope: scope.clone(),
-        world: world.clone(),
-        requeue,
-        restores: restores.clone(),
-        observer: Arc::new(WatchReport {
-            world: world.clone(),
-            readiness: readiness.clone(),
-            metrics: metrics.clone(),
-        }),
-    };
-    informers.start(&mut tasks, &client);
-
-    let webhook = match webhook_listener {
+    let queue = replica.start_watches();
+    let webhook = match webhook {
         None => None,
-        Some(listener) => {
-            if !identity.starts_with("system:serviceaccount:") {
-                tracing::warn!(
-                    identity,
-                    "the webhook does not restrict {identity}, the user that Lockstep runs as, nor anybody else with \
-                     this identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
-                );
-            }
-            let resolver = match settings.certificate_files() {
-                Some(files) => certs::files::start(&mut tasks, files, &metrics, &readiness)?,
-                None => certs::task::start(
-                    &mut tasks,
-                    &client,
-                    settings.certs(&scope),
-                    annotations.observed(),
-                    &metrics,
-                    &readiness,
-                    &restores,
-                ),
-            };
-            let rules = settings.rules(&scope, identity);
-            let access = AccessChecker::new(client.clone(), metrics.clone());
-            let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
-            let verified_only = clients.is_some();
-            let configs = server_configs(&mut tasks, resolver, clients)?;
-            let webhook = Webhook::new(rules, world.clone(), access, metrics.clone(), verified_only);
-            Some((
-                listener,
-                configs,
-                webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone())),
-            ))
+        Some(listener) => Some((listener, replica.webhook(identity)?)),
+    };
+    tokio::select! {
+        biased;
+        () = stopped(replica.stop.clone()) => {
+            tracing::info!("lockstep stops");
+            return Ok(());
+        }
+        () = replica.readiness.all_listed() => {}
+    }
+    tracing::info!(
+        sources = replica.world.read(World::source_count),
+        companions = replica.world.read(World::companion_count),
+        "all watches have listed"
+    );
+    let serve_webhook = async {
+        if let Some((listener, server)) = webhook {
+            // Only now, because a review needs the complete world. Connections made before wait in the backlog.
+            replica.readiness.mark_true(Condition::Serving);
+            server.serve(listener, replica.stop.clone()).await;
         }
     };
-
-    let work = async {
-        tokio::select! {
-            biased;
-            () = stopped(stop.clone()) => return Ok(()),
-            () = readiness.all_listed() => {}
-        }
-        tracing::info!(
-            sources = world.read(World::source_count),
-            companions = world.read(World::companion_count),
-            "all watches have listed"
-        );
-        let webhook = async {
-            if let Some((listener, config, router)) = webhook {
-                // Only now, because a review needs the complete world. Connections made before wait in the backlog.
-                readiness.mark_true(Condition::Serving);
-                let tls = Some(Tls { config, metrics: metrics.clone() });
-                let server =
-                    Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() };
-                server.serve(listener, stop.clone()).await;
-            }
-            Ok(())
-        };
-        let controller = async {
-            if settings.no_controller {
-                tokio::select! {
-                    () = stopped(stop.clone()) => return Ok(()),
-                    never = controller::without_controller(world.clone(), settings.resync) => match never {},
-                }
-            }
-            let (claim, election) =
-                claim(&settings, &scope, &client, annotations.clone(), &restores, &metrics, &readiness);
-            let release = async {
-                if let Some(election) = election {
-                    election.release().await;
-                }
-            };
-            let settings = settings.controller(&scope);
-            let (world, metrics) = (world.clone(), metrics.clone());
-            let controller = Controller { client, settings, world, queue, claim, annotations, metrics };
-            controller.run(release, stop.clone()).await
-        };
-        tokio::try_join!(controller, webhook).map(drop)
-    };
-    let outcome = tokio::select! {
-        outcome = work => outcome,
-        ended = tasks.join_next() => Err(ended.and_then(Result::ok).unwrap_or("task")),
-    };
-    outcome
-        .map_err(|task| anyhow!("the {task} ended unexpectedly: see the log above, then restart Lockstep"))?;
+    tokio::join!(replica.run_controller(queue), serve_webhook);
     tracing::info!("lockstep stops");
     Ok(())
 }
 
-/// The right to write: by leader election, or permanent with `--no-leader-elect`.
-fn claim(
-    settings: &config::Run,
-    scope: &Scope,
-    client: &Client,
+/// What the parts of this process share.
+struct Replica {
+    settings: config::Run,
+    scope: Scope,
+    client: Client,
+    world: SharedWorld,
     annotations: LeaseAnnotations,
-    restores: &Restores,
-    metrics: &Metrics,
-    readiness: &Readiness,
-) -> (Claim, Option<Election>) {
-    if settings.no_leader_elect {
-        metrics.leader.set(1);
-        return (Claim::permanent(), None);
+    restores: Restores,
+    metrics: Metrics,
+    readiness: Readiness,
+    /// None of them ends before the process.
+    tasks: JoinSet<()>,
+    /// Becomes true when the process has to stop.
+    stop: watch::Receiver<bool>,
+}
+
+impl Replica {
+    /// Returns the queue to which the watches add the sources that have to be reconciled.
+    fn start_watches(&mut self) -> Arc<Queue> {
+        let queue: Arc<Queue> = Arc::default();
+        let requeue = queue.clone();
+        let informers = Informers {
+            scope: self.scope.clone(),
+            world: self.world.clone(),
+            requeue: Arc::new(move |keys| requeue.push_all(keys)),
+            restores: self.restores.clone(),
+            observer: Arc::new(WatchReport {
+                world: self.world.clone(),
+                readiness: self.readiness.clone(),
+                metrics: self.metrics.clone(),
+            }),
+        };
+        informers.start(&mut self.tasks, &self.client);
+        queue
     }
-    let (claim, election) = leader::start(
-        client.clone(),
-        settings.leader(scope),
-        annotations,
-        restores.clone(),
-        metrics.clone(),
-        readiness.clone(),
-    );
-    (claim, Some(election))
+
+    /// The server of the webhook, and the tasks that keep its certificates. `identity` is the user of this process.
+    fn webhook(&mut self, identity: String) -> anyhow::Result<Server> {
+        let Self { settings, client, metrics, readiness, tasks, .. } = self;
+        if !identity.starts_with("system:serviceaccount:") {
+            tracing::warn!(
+                identity,
+                "the webhook does not restrict {identity}, the user that Lockstep runs as, nor anybody else with this \
+                 identity: run Lockstep with a ServiceAccount of its own, as in `lockstep manifests`"
+            );
+        }
+        let resolver = match settings.certificate_files() {
+            Some(files) => certs::files::start(tasks, files, metrics, readiness)?,
+            None => certs::task::start(
+                tasks,
+                client,
+                settings.certs(&self.scope),
+                self.annotations.observed(),
+                metrics,
+                readiness,
+                &self.restores,
+            ),
+        };
+        let clients = settings.client_ca.as_deref().map(ClientCa::load).transpose()?;
+        let verified_only = clients.is_some();
+        let tls = Some(Tls { config: server_configs(tasks, resolver, clients)?, metrics: metrics.clone() });
+        let access = AccessChecker::new(client.clone(), metrics.clone());
+        let rules = settings.rules(&self.scope, identity);
+        let webhook = Webhook::new(
+            rules,
+            self.world.clone(),
+            access,
+            metrics.clone(),
+            readiness.clone(),
+            verified_only,
+        );
+        let router = webhook::http::routes(Arc::new(webhook)).merge(readyz(readiness.clone()));
+        Ok(Server { tls, router, readiness: readiness.clone(), limits: ConnectionLimits::default() })
+    }
+
+    /// Runs the controller until the process has to stop.
+    async fn run_controller(&self, queue: Arc<Queue>) {
+        let (claim, election) = self.claim();
+        let release = async {
+            if let Some(election) = election {
+                election.release().await;
+            }
+        };
+        let controller = Controller {
+            client: self.client.clone(),
+            settings: self.settings.controller(&self.scope),
+            world: self.world.clone(),
+            queue,
+            claim,
+            annotations: self.annotations.clone(),
+            metrics: self.metrics.clone(),
+        };
+        controller.run(release, self.stop.clone()).await;
+    }
+
+    /// The right to write: by leader election, permanent with `--no-leader-elect`, never with `--no-controller`.
+    fn claim(&self) -> (Claim, Option<Election>) {
+        if self.settings.no_controller {
+            return (Claim::never(), None);
+        }
+        if self.settings.no_leader_elect {
+            self.metrics.leader.set(1);
+            return (Claim::permanent(), None);
+        }
+        let (claim, election) = leader::start(
+            self.client.clone(),
+            self.settings.leader(&self.scope),
+            self.annotations.clone(),
+            self.restores.clone(),
+            self.metrics.clone(),
+            self.readiness.clone(),
+        );
+        (claim, Some(election))
+    }
 }
 
 /// Serves the page of `lockstep ui` until the process ends.
 pub async fn serve_page(listener: TcpListener, router: Router, max_connections: usize) {
-    let server = Server {
-        tls: None,
-        router,
-        readiness: Readiness::new([]),
-        limits: ConnectionLimits {
-            max_connections,
-            max_closing: max_connections / 4,
-            header_timeout: Duration::from_secs(30),
-            // A stream of changes counts as idle, and lasts as long as somebody looks.
-            idle_timeout: Duration::MAX,
-            ..ConnectionLimits::default()
-        },
+    let limits = ConnectionLimits {
+        max_connections,
+        max_closing: max_connections / 4,
+        header_timeout: Duration::from_secs(30),
+        // A stream of changes counts as idle, and lasts as long as somebody looks.
+        idle_timeout: Duration::MAX,
+        ..ConnectionLimits::default()
     };
+    serve_plain(listener, router, Readiness::new([]), limits).await;
+}
+
+/// Serves without TLS until the process ends.
+async fn serve_plain(listener: TcpListener, router: Router, readiness: Readiness, limits: ConnectionLimits) {
     let (_never, stop) = watch::channel(false);
-    server.serve(listener, stop).await;
+    Server { tls: None, router, readiness, limits }.serve(listener, stop).await;
 }
 
 fn conditions(settings: &config::Run, scope: &Scope) -> Vec<Condition> {
@@ -310,18 +330,9 @@ fn stop_signal(readiness: Readiness, drain: Duration) -> anyhow::Result<watch::R
     Ok(receiver)
 }
 
-/// Probes and scrapes are few and short.
-fn ops_limits() -> ConnectionLimits {
-    ConnectionLimits {
-        max_connections: 64,
-        max_closing: 16,
-        header_timeout: Duration::from_secs(10),
-        ..ConnectionLimits::default()
-    }
-}
-
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    drop(stop.wait_for(|stop| *stop).await);
+    // It fails only if the sender is gone, and then nobody can say any more when to stop.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 #[cfg(test)]
@@ -336,18 +347,20 @@ mod tests {
     async fn without_leader_election_the_claim_is_held_at_once() {
         let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
         let Command::Run(settings) = cli.command else { panic!("not run") };
-        let (metrics, client) = (Metrics::new(), api_server(|_| std::future::pending()));
-        let annotations = LeaseAnnotations::default();
-        let (claim, _) = claim(
-            &settings,
-            &settings.scope(),
-            &client,
-            annotations,
-            &Restores::default(),
-            &metrics,
-            &Readiness::new([]),
-        );
-        assert!(claim.is_held());
-        assert_eq!(metrics.leader.get(), 1);
+        let scope = settings.scope();
+        let replica = Replica {
+            world: SharedWorld::new(&scope, 0),
+            settings: *settings,
+            scope,
+            client: api_server(|_| std::future::pending()),
+            annotations: LeaseAnnotations::default(),
+            restores: Restores::default(),
+            metrics: Metrics::new(),
+            readiness: Readiness::new([]),
+            tasks: JoinSet::new(),
+            stop: watch::channel(false).1,
+        };
+        assert!(replica.claim().0.is_held());
+        assert_eq!(replica.metrics.leader.get(), 1);
     }
 }

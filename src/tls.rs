@@ -34,7 +34,7 @@ use limiter::{Connection, ConnectionLimiter, TrackedBody};
 pub mod client_ca;
 mod limiter;
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ConnectionLimits {
     /// An API server needs one or two.
     pub max_connections: usize,
@@ -70,7 +70,7 @@ impl Default for ConnectionLimits {
 }
 
 /// The peer of a connection, as an extension of each of its requests.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Peer {
     pub address: IpAddr,
     /// It has presented a certificate of the CA of `--client-ca`.
@@ -177,13 +177,16 @@ impl Server {
         // Detecting the protocol from the first bytes would wait for them without a timeout.
         let builder = if http2 { builder.http2_only() } else { builder.http1_only() };
 
-        let (router, readiness, tracked) = (self.router.clone(), self.readiness.clone(), connection.clone());
+        let router = self.router.clone();
+        let readiness = self.readiness.clone();
+        let tracked = connection.clone();
         let service = tower::service_fn(move |request: http::Request<_>| {
             let (in_progress, body_in_progress) = tracked.begin_request();
             let mut request =
                 request.map(|body| axum::body::Body::new(TrackedBody::new(body, body_in_progress)));
             request.extensions_mut().insert(peer);
-            let (answer, readiness) = (router.clone().oneshot(request), readiness.clone());
+            let answer = router.clone().oneshot(request);
+            let readiness = readiness.clone();
             async move {
                 let mut answer = answer.await;
                 // Before we stop, every answer over HTTP/1.1 is the last on its connection, so that the API

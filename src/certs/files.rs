@@ -24,7 +24,6 @@ use lockstep_core::certs::issue::Certificate;
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A certificate chain and its key.
-#[derive(Debug, Clone)]
 pub struct Files {
     pub certificate: PathBuf,
     pub key: PathBuf,
@@ -40,7 +39,7 @@ pub enum Error {
 
 /// Serves a pair from files, and spawns the task that reads them again and again.
 pub fn start(
-    tasks: &mut JoinSet<&'static str>,
+    tasks: &mut JoinSet<()>,
     files: Files,
     metrics: &Metrics,
     readiness: &Readiness,
@@ -86,7 +85,7 @@ impl Reloader {
                 if self.resolver.chain().as_ref() != Some(&pair.cert) {
                     self.resolver.serve(pair);
                     self.leaf = leaf;
-                    self.metrics.certificate_rotated(Role::Leaf);
+                    self.metrics.certificate_rotations.of(Role::Leaf).inc();
                     tracing::info!(
                         file = %self.files.certificate.display(),
                         expires = %self.leaf.not_after,
@@ -109,7 +108,7 @@ impl Reloader {
     }
 
     fn report(&self, now: Timestamp) {
-        self.metrics.certificate_expiry(Role::Leaf, self.leaf.not_after.as_second());
+        self.metrics.certificate_expiry.of(Role::Leaf).set(self.leaf.not_after.as_second());
         if self.leaf.is_valid(now) {
             self.readiness.mark_true(Condition::Certificate);
         } else {
@@ -123,7 +122,8 @@ impl Files {
     /// seldom.
     fn load(&self) -> Result<(CertifiedKey, Certificate), Error> {
         let unusable = |path: &Path, why| Error::Unusable { path: path.to_owned(), why };
-        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
+        let certificate = read(&self.certificate)?;
+        let key = read(&self.key)?;
         let chain = CertificateDer::pem_slice_iter(&certificate)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| unusable(&self.certificate, "its PEM cannot be read"))?;

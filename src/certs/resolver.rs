@@ -1,10 +1,8 @@
 //! The certificate that TLS serves, replaced without a restart.
 
-use std::{
-    fmt,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{fmt, sync::Arc};
 
+use parking_lot::RwLock;
 use rustls::{
     crypto::ring::default_provider,
     pki_types::{CertificateDer, PrivateKeyDer},
@@ -18,22 +16,18 @@ pub struct Resolver(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl Resolver {
     pub fn serve(&self, pair: CertifiedKey) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pair));
+        *self.0.write() = Some(Arc::new(pair));
     }
 
     /// The chain that is being served.
     pub fn chain(&self) -> Option<Vec<CertificateDer<'static>>> {
-        self.get().map(|pair| pair.cert.clone())
-    }
-
-    fn get(&self) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().as_ref().map(|pair| pair.cert.clone())
     }
 }
 
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.get()
+        self.0.read().clone()
     }
 }
 

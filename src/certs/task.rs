@@ -22,7 +22,7 @@ use crate::ops::{
     metrics::{Metrics, Role},
 };
 use lockstep_cluster::{
-    client::with_timeout,
+    client,
     watch::{Restores, object::watch_object},
 };
 use lockstep_core::{
@@ -35,7 +35,7 @@ use lockstep_core::{
         webhooks::{WebhookConfiguration, WebhookKind},
     },
     failure::{Failure, backoff::LogOnce},
-    object::watched::{Observed, Watched},
+    object::watched::Observed,
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ const ISSUE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Spawns the tasks that keep a valid leaf in the returned resolver, and the CA in the Secret and in the webhook
 /// configurations. They never end. People ask for a rotation by an annotation of the Lease.
 pub fn start(
-    tasks: &mut JoinSet<&'static str>,
+    tasks: &mut JoinSet<()>,
     client: &Client,
     settings: CertSettings,
     lease: channel::Receiver<BTreeMap<String, String>>,
@@ -52,11 +52,11 @@ pub fn start(
     readiness: &Readiness,
     restores: &Restores,
 ) -> Arc<Resolver> {
-    let (name, secrets) = (settings.keys.instance.clone(), secrets_path(&settings));
+    let name = settings.keys.instance.clone();
     let task = CertificateTask {
-        secret: observe(tasks, client, "CA Secret", secrets, &name, restores),
+        secret: watch_object(tasks, client, "CA Secret", secrets_path(&settings), &name, restores),
         configurations: WebhookKind::ALL
-            .map(|kind| observe(tasks, client, kind.as_str(), kind.path().to_owned(), &name, restores)),
+            .map(|kind| watch_object(tasks, client, kind.as_str(), kind.path().to_owned(), &name, restores)),
         lease,
         client: client.clone(),
         settings,
@@ -72,27 +72,8 @@ pub fn start(
     resolver
 }
 
-/// Spawns the watch of the object of this name in a collection.
-fn observe<T: Watched + Sync>(
-    tasks: &mut JoinSet<&'static str>,
-    client: &Client,
-    what: &str,
-    collection: String,
-    name: &str,
-    restores: &Restores,
-) -> channel::Receiver<Observed<T>> {
-    let (sender, receiver) = channel::channel(Observed::Unknown);
-    let (client, restores) = (client.clone(), restores.clone());
-    let (description, name) = (format!("the {what} {name}"), name.to_owned());
-    tasks.spawn(async move {
-        watch_object(client, description, collection, &name, restores, sender).await;
-        "watch for certificates"
-    });
-    receiver
-}
-
 /// What may be wrong. Each is logged once until it changes or is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Topic {
     Request,
     SecretWrite,
@@ -118,7 +99,7 @@ struct CertificateTask {
 
 impl CertificateTask {
     /// Never returns.
-    async fn run(mut self) -> &'static str {
+    async fn run(mut self) {
         // A write that hangs holds up neither the leaf nor the writes to other objects.
         let mut in_flight = FuturesUnordered::new();
         loop {
@@ -156,7 +137,7 @@ impl CertificateTask {
             tracing::error!("no CA could be generated: {error}");
         }
         if let Some(cas) = &self.memory.cas {
-            self.metrics.certificate_expiry(Role::Ca, cas.current.certificate.not_after.as_second());
+            self.metrics.certificate_expiry.of(Role::Ca).set(cas.current.certificate.not_after.as_second());
         }
         let issued = actions.leaf.map(|request| self.issue(&request, now.time));
         let wait = match &issued {
@@ -200,9 +181,11 @@ impl CertificateTask {
             return;
         }
         let is_absent = observed.present().is_none();
-        self.metrics.webhook_configuration_missing(kind.as_str(), is_absent);
+        self.metrics.webhook_configuration_missing.of(kind.as_str()).set(is_absent.into());
         let problem = is_absent.then(|| {
-            let (text, name, effect) = (kind.as_str(), &self.settings.keys.instance, kind.without_it());
+            let text = kind.as_str();
+            let name = &self.settings.keys.instance;
+            let effect = kind.without_it();
             format!(
                 "there is no {text} {name}, so the API server {effect}: run lockstep manifests | kubectl apply -f -"
             )
@@ -213,9 +196,9 @@ impl CertificateTask {
     fn issue(&mut self, request: &LeafRequest, now: Timestamp) -> Result<(), Error> {
         let leaf = request.ca.issue(&request.names, self.settings.lifetimes.leaf_validity, now)?;
         self.resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der())?);
-        self.metrics.certificate_expiry(Role::Leaf, leaf.certificate.not_after.as_second());
+        self.metrics.certificate_expiry.of(Role::Leaf).set(leaf.certificate.not_after.as_second());
         if request.reason != Renewal::First {
-            self.metrics.certificate_rotated(Role::Leaf);
+            self.metrics.certificate_rotations.of(Role::Leaf).inc();
         }
         tracing::info!(
             reason = ?request.reason,
@@ -259,15 +242,22 @@ impl CertificateTask {
         match write {
             CaWrite::Bundle { kind, cas, .. } => {
                 self.metrics.bundle_writes.inc();
-                let (kind, name) = (kind.as_str(), &self.settings.keys.instance);
-                tracing::info!(kind, name, cas = cas.trusted().len(), "the caBundle was written");
+                let name = &self.settings.keys.instance;
+                tracing::info!(
+                    kind = kind.as_str(),
+                    name,
+                    cas = cas.trusted().len(),
+                    "the caBundle was written"
+                );
             }
             CaWrite::Secret { change, cas, .. } => {
                 if matches!(change, SecretChange::ReplaceCa(_) | SecretChange::PromoteNextCa) {
-                    self.metrics.certificate_rotated(Role::Ca);
+                    self.metrics.certificate_rotations.of(Role::Ca).inc();
                 }
-                let (secret, current) = (secret_name(&self.settings), &cas.current.certificate);
-                let (ca, expires) = (&current.subject, current.not_after);
+                let secret = secret_name(&self.settings);
+                let current = &cas.current.certificate;
+                let ca = &current.subject;
+                let expires = current.not_after;
                 let next = cas.next.as_ref().map(|next| &*next.ca.certificate.subject);
                 if change.is_repair() {
                     tracing::warn!(secret, ca, %expires, next, "{change}");
@@ -306,10 +296,7 @@ async fn send(client: Client, settings: CertSettings, write: CaWrite) -> (CaWrit
             Request::new(kind.path()).patch(name, &params, &Patch::<()>::Json(observed.patch(cas)))
         }
     };
-    let answer = match request {
-        Ok(request) => with_timeout(REQUEST_TIMEOUT, client.request::<IgnoredAny>(request)).await,
-        Err(error) => Err(Failure::Unavailable(error.to_string())),
-    };
+    let answer = client::send::<IgnoredAny>(&client, REQUEST_TIMEOUT, request).await;
     (write, answer.map(|_| ()))
 }
 

@@ -9,8 +9,7 @@ use kube::{
     core::Request,
 };
 
-use crate::leader::Claim;
-use lockstep_cluster::client::with_timeout;
+use lockstep_cluster::client;
 use lockstep_core::{
     failure::Failure,
     keys::Keys,
@@ -31,46 +30,17 @@ pub trait CompanionApi: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Object, Failure>> + Send;
 }
 
-/// Another API, for as long as this replica leads.
-pub struct WhileLeading<A> {
-    api: A,
-    claim: Claim,
+/// The API server.
+pub struct KubeApi {
+    pub client: Client,
+    pub keys: Arc<Keys>,
 }
 
-/// The API server, for as long as this replica leads.
-pub type KubeApi = WhileLeading<KubeCalls>;
-
-/// The API server, whether this replica leads or not.
-pub struct KubeCalls {
-    client: Client,
-    keys: Arc<Keys>,
-}
-
-impl KubeApi {
-    pub const fn new(client: Client, keys: Arc<Keys>, claim: Claim) -> Self {
-        Self::of(KubeCalls { client, keys }, claim)
-    }
-}
-
-impl<A: CompanionApi> WhileLeading<A> {
-    pub const fn of(api: A, claim: Claim) -> Self {
-        Self { api, claim }
-    }
-}
-
-impl<A: CompanionApi> CompanionApi for WhileLeading<A> {
-    async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
-        if !self.claim.is_held() {
-            return Err(Failure::NotLeader);
-        }
-        self.api.send(at, request).await
-    }
-}
-
-impl CompanionApi for KubeCalls {
+impl CompanionApi for KubeApi {
     async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
         let manager = Some(self.keys.instance.clone());
-        let (api, name) = (collection(at), &at.name);
+        let api = Request::new(format!("/api/v1/namespaces/{}/{}", at.namespace, at.kind.plural()));
+        let name = &at.name;
         let request = match request {
             CompanionRequest::Get => api.get(name, &GetParams::default()),
             CompanionRequest::GetMetadata => api.get_metadata(name, &GetParams::default()),
@@ -88,22 +58,15 @@ impl CompanionApi for KubeCalls {
                 api.delete(name, &DeleteParams::background().preconditions(preconditions))
             }
         };
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        with_timeout(REQUEST_TIMEOUT, self.client.request(request)).await
+        client::send(&self.client, REQUEST_TIMEOUT, request).await
     }
-}
-
-fn collection(key: &ObjectKey) -> Request {
-    Request::new(format!("/api/v1/namespaces/{}/{}", key.namespace, key.kind.plural()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
-    use json_patch::Patch as Operations;
     use serde_json::{Value, json};
-    use tokio::sync::watch;
 
     use super::*;
     use lockstep_cluster::testing::api::{ApiRequest, api_server};
@@ -114,14 +77,14 @@ mod tests {
     };
 
     /// An API server that answers everything with an object, and the bodies of the requests that it got.
-    fn api(claim: Claim) -> (KubeApi, Arc<Mutex<Vec<Value>>>) {
+    fn api() -> (KubeApi, Arc<Mutex<Vec<Value>>>) {
         let bodies = Arc::new(Mutex::new(Vec::new()));
         let got = bodies.clone();
         let client = api_server(move |ApiRequest { body, .. }| {
             got.lock().unwrap().push(body);
             std::future::ready((200, json!({"metadata": {"name": "colors-synced"}})))
         });
-        (KubeApi::new(client, keys(), claim), bodies)
+        (KubeApi { client, keys: keys() }, bodies)
     }
 
     fn known() -> (ObjectKey, Companion) {
@@ -131,25 +94,10 @@ mod tests {
 
     #[tokio::test]
     async fn delete_names_the_uid_and_version_that_it_was_decided_on() {
-        let ((api, bodies), (at, known)) = (api(Claim::permanent()), known());
+        let ((api, bodies), (at, known)) = (api(), known());
         api.send(&at, CompanionRequest::delete(&known)).await.unwrap();
         let bodies = bodies.lock().unwrap();
         assert_eq!(bodies.len(), 1);
         assert_eq!(bodies[0]["preconditions"], json!({"uid": "the-uid", "resourceVersion": "7"}));
-    }
-
-    #[tokio::test]
-    async fn nothing_is_sent_without_the_claim() {
-        let (_sender, receiver) = watch::channel(None);
-        let ((api, bodies), (at, known)) = (api(Claim::from_receiver(receiver)), known());
-        let body = json!({"metadata": {"name": "colors-synced"}}).to_string().into_bytes();
-        for request in [
-            CompanionRequest::Create(body),
-            CompanionRequest::Patch(Operations(Vec::new())),
-            CompanionRequest::delete(&known),
-        ] {
-            assert!(matches!(api.send(&at, request).await, Err(Failure::NotLeader)));
-        }
-        assert!(bodies.lock().unwrap().is_empty());
     }
 }

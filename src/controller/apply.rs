@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use super::{api::CompanionApi, live_reads::LiveReads, queue::Queue};
+use crate::leader::Claim;
 use lockstep_core::{
     failure::Failure,
     keys::Keys,
-    object::ObjectKey,
+    object::{Object, ObjectKey},
     plan::Removal,
     world::{NamespaceRules, ObservedCompanion, SharedWorld, Source, WatchId},
     writes::{
@@ -28,11 +29,12 @@ const MAX_CONCURRENT_READS: usize = 4;
 
 pub struct Applier<A> {
     api: A,
+    claim: Claim,
     keys: Arc<Keys>,
     rules: NamespaceRules,
     live_reads: LiveReads,
     world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
+    queue: Arc<Queue>,
     /// Held while an object is read and reduced to what is kept of it. Nothing else is waited for meanwhile.
     reads: Semaphore,
     /// The most that one write takes.
@@ -42,14 +44,16 @@ pub struct Applier<A> {
 impl<A: CompanionApi> Applier<A> {
     pub fn new(
         api: A,
+        claim: Claim,
         keys: Arc<Keys>,
         world: SharedWorld,
-        queue: Arc<Queue<ObjectKey>>,
+        queue: Arc<Queue>,
         writes: usize,
     ) -> Self {
         let rules = world.read(|world| world.namespaces().rules().clone());
         Self {
             api,
+            claim,
             keys,
             rules,
             live_reads: LiveReads::default(),
@@ -87,8 +91,15 @@ impl<A: CompanionApi> Applier<A> {
 
     async fn send(&self, at: &ObjectKey, request: CompanionRequest) -> Result<ObservedCompanion, Failure> {
         let _read = if request.is_read() { self.reads.acquire().await.ok() } else { None };
-        let object = self.api.send(at, request).await?;
+        let object = self.send_while_leading(at, request).await?;
         Ok(ObservedCompanion::read(&self.keys, at.kind, object))
+    }
+
+    async fn send_while_leading(&self, at: &ObjectKey, request: CompanionRequest) -> Result<Object, Failure> {
+        if !self.claim.is_held() {
+            return Err(Failure::NotLeader);
+        }
+        self.api.send(at, request).await
     }
 
     /// Reads a source live, once before its companions are deleted or released, and returns those that may be.
@@ -98,7 +109,8 @@ impl<A: CompanionApi> Applier<A> {
         removals: Vec<(ObjectKey, Removal)>,
     ) -> Result<Confirmed, Unconfirmed> {
         let _read = self.reads.acquire().await;
-        let live = self.api.send(key, CompanionRequest::GetMetadata).await.map(|object| object.metadata);
+        let live =
+            self.send_while_leading(key, CompanionRequest::GetMetadata).await.map(|object| object.metadata);
         self.world.read(|world| confirm_removals(&self.keys, world, key, removals, live))
     }
 
@@ -112,10 +124,11 @@ impl<A: CompanionApi> Applier<A> {
         }
         let read = self.reads.acquire().await;
         let sent = self.world.read(|world| Sent::now(world, WatchId::Sources(key.kind)));
-        let answer = self.api.send(key, CompanionRequest::Get).await;
+        let answer = self.send_while_leading(key, CompanionRequest::Get).await;
         let observed = read_source(&self.keys, &self.rules, source, answer)?;
         drop(read);
-        let (digest, payload) = (observed.source.digest, observed.payload.clone());
+        let digest = observed.source.digest;
+        let payload = observed.payload.clone();
         let effect = self.world.write(|world| sent.record(world, |world| world.source_read(observed)));
         self.queue.push_all(effect.requeue);
         Ok(payload.map(|payload| {

@@ -3,7 +3,8 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    hash::{BuildHasher, RandomState},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,6 +19,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, watch},
     time::{sleep_until, timeout_at},
@@ -25,14 +27,8 @@ use tokio::{
 
 use super::write_queue::WriteQueue;
 use crate::{clock, ops::metrics::Metrics};
-use lockstep_cluster::client;
-use lockstep_core::{
-    keys::Keys,
-    object::ObjectKey,
-    policy::content::{Digest, Hasher},
-    text,
-    writes::fair_queue::QueuedRequest,
-};
+use lockstep_cluster::client::with_timeout;
+use lockstep_core::{keys::Keys, object::ObjectKey, text, writes::fair_queue::QueuedRequest};
 
 /// An Event that repeats within this time is counted in a series.
 const SERIES_WINDOW: Duration = Duration::from_secs(600);
@@ -55,7 +51,7 @@ const INTERVAL: Duration = Duration::from_secs(3);
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// An Event about a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Hash)]
 pub struct NewEvent {
     pub source: ObjectKey,
     /// Without it, `kubectl describe` does not show the Event.
@@ -66,23 +62,6 @@ pub struct NewEvent {
 }
 
 impl NewEvent {
-    /// Equal Events are one series.
-    fn digest(&self) -> Digest {
-        let mut hasher = Hasher::new();
-        for (tag, text) in [
-            ("kind", self.source.kind.as_str()),
-            ("namespace", &self.source.namespace),
-            ("name", &self.source.name),
-            ("uid", &self.uid),
-            ("type", self.type_()),
-            ("reason", self.reason),
-            ("note", &self.note),
-        ] {
-            hasher.text(tag, text);
-        }
-        hasher.finish()
-    }
-
     const fn type_(&self) -> &'static str {
         if self.warning { "Warning" } else { "Normal" }
     }
@@ -94,15 +73,14 @@ impl NewEvent {
 }
 
 /// Accepts Events from anywhere; an [`EventWriter`] writes them.
-#[derive(Clone)]
 pub struct EventRecorder {
     pending: mpsc::Sender<(NewEvent, Instant)>,
-    limit: Arc<Mutex<RateLimit>>,
+    limit: Mutex<RateLimit>,
     metrics: Metrics,
 }
 
 /// PURE. Limits the Events that the tenants of one namespace can cause, so that they delay nobody else's.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct RateLimit {
     /// By namespace and type: when the next Event would be due if they were all [`INTERVAL`] apart.
     next: HashMap<(Arc<str>, bool), Instant>,
@@ -133,21 +111,22 @@ impl EventRecorder {
             client,
             controller: keys.instance.clone(),
             recent: HashMap::new(),
+            hasher: RandomState::new(),
             last_expired: clock::now(),
             metrics: metrics.clone(),
         };
-        (Self { pending, limit: Arc::default(), metrics }, writer)
+        (Self { pending, limit: Mutex::default(), metrics }, writer)
     }
 
     /// Counts the Events and writes none.
     #[cfg(test)]
     pub fn discarding(metrics: Metrics) -> Self {
-        Self { pending: mpsc::channel(1).0, limit: Arc::default(), metrics }
+        Self { pending: mpsc::channel(1).0, limit: Mutex::default(), metrics }
     }
 
     pub fn record(&self, event: NewEvent) {
-        let (mut limit, now) = (self.limit.lock().unwrap_or_else(PoisonError::into_inner), clock::now());
-        if !limit.admits(&event, now) {
+        let now = clock::now();
+        if !self.limit.lock().admits(&event, now) {
             self.metrics.events_suppressed.inc();
         } else if self.pending.try_send((event, now)).is_err() {
             self.metrics.events_dropped.inc();
@@ -160,8 +139,9 @@ pub struct EventWriter {
     events: mpsc::Receiver<(NewEvent, Instant)>,
     client: Client,
     controller: String,
-    /// By [`NewEvent::digest`]: a cold start writes as many Events as there are sources.
-    recent: HashMap<Digest, Series>,
+    /// By the hash of the event, without its texts: a cold start writes as many Events as there are sources.
+    recent: HashMap<u64, Series>,
+    hasher: RandomState,
     last_expired: Instant,
     metrics: Metrics,
 }
@@ -174,7 +154,7 @@ struct Series {
 }
 
 impl EventWriter {
-    /// Ends when every clone of the recorder is dropped and all Events are written. Once `stop` turns true, none waits.
+    /// Ends when the recorder is dropped and all Events are written. Once `stop` turns true, none waits.
     pub async fn run<T: QueuedRequest>(
         mut self,
         companions: Arc<WriteQueue<T>>,
@@ -183,7 +163,7 @@ impl EventWriter {
         while let Some((event, recorded)) = self.events.recv().await {
             let companions_first = async {
                 sleep_until((recorded + DELAY).into()).await;
-                drop(timeout_at((recorded + MAX_DELAY).into(), companions.idle()).await);
+                let _ = timeout_at((recorded + MAX_DELAY).into(), companions.idle()).await;
             };
             // Rather now than dropped.
             if self.events.len() < MAX_PENDING / 2 {
@@ -193,14 +173,10 @@ impl EventWriter {
                 }
             }
             // A failure is not retried: the namespace of the source may be gone by now.
-            match tokio::time::timeout(REQUEST_TIMEOUT, self.write(event)).await {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => {
-                    tracing::debug!(error = %client::failure(error), "an Event could not be written");
-                }
-                Err(_) => tracing::debug!("an Event could not be written in time"),
+            if let Err(failure) = with_timeout(REQUEST_TIMEOUT, self.write(event)).await {
+                tracing::debug!(error = %failure, "an Event could not be written");
+                self.metrics.events_dropped.inc();
             }
-            self.metrics.events_dropped.inc();
         }
     }
 
@@ -214,8 +190,8 @@ impl EventWriter {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &event.source.namespace);
         let now = MicroTime(clock::wall());
 
-        let digest = event.digest();
-        if let Some(series) = self.recent.get_mut(&digest) {
+        let hash = self.hasher.hash_one(&event);
+        if let Some(series) = self.recent.get_mut(&hash) {
             series.count += 1;
             series.last = clock::now();
             let patch = EventSeries { count: series.count, last_observed_time: now };
@@ -224,7 +200,7 @@ impl EventWriter {
         }
         let suffix = fastrand::u64(..);
         events.create(&PostParams::default(), &self.object(&event, suffix, now)).await?;
-        self.recent.insert(digest, Series { suffix, count: 1, last: clock::now() });
+        self.recent.insert(hash, Series { suffix, count: 1, last: clock::now() });
         Ok(())
     }
 

@@ -1,51 +1,39 @@
 //! Keys to reconcile: in order, each once, some of them later. No key is reconciled by two workers at a time.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
-    hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeSet, HashMap, VecDeque},
     time::Instant,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clock;
+use lockstep_core::object::ObjectKey;
 
 /// For how many keys there is room while none is due. A new leader needs more, and gives it back.
 const IDLE_CAPACITY: usize = 64;
 
 /// PURE. A key is queued, running, running and wanted again, or waiting for its time.
-#[derive(Debug)]
-struct Schedule<K> {
+#[derive(Default)]
+struct Schedule {
     /// A closed queue takes no keys. A standby's is closed, because no worker would pop them.
     open: bool,
-    ready: VecDeque<K>,
-    states: HashMap<K, KeyState>,
-    waiting: BTreeMap<(Instant, u64), K>,
-    /// Distinguishes keys that wait for the same instant.
-    ticket: u64,
+    ready: VecDeque<ObjectKey>,
+    waiting: BTreeSet<(Instant, ObjectKey)>,
+    states: HashMap<ObjectKey, KeyState>,
+    /// When keys were pushed that no worker has taken up since.
+    pushed: HashMap<ObjectKey, Instant>,
 }
 
-#[derive(Debug, Clone, Copy)]
 enum KeyState {
-    Queued,
-    Running { again: bool, later: Option<Instant> },
-    Waiting(Instant, u64),
+    Ready,
+    Waiting(Instant),
+    /// With the time at which it has to run again, if it has.
+    Running(Option<Instant>),
 }
 
-impl<K: Clone + Eq + Hash> Default for Schedule<K> {
-    fn default() -> Self {
-        Self {
-            open: false,
-            ready: VecDeque::new(),
-            states: HashMap::new(),
-            waiting: BTreeMap::new(),
-            ticket: 0,
-        }
-    }
-}
-
-impl<K: Clone + Eq + Hash> Schedule<K> {
+impl Schedule {
     pub const fn open(&mut self) {
         self.open = true;
     }
@@ -53,75 +41,73 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     /// Drops every key that is not running, and takes none.
     pub fn close(&mut self) {
         self.open = false;
+        self.pushed.clear();
         self.ready.clear();
         self.waiting.clear();
-        self.states.retain(|_, state| matches!(state, KeyState::Running { .. }));
+        self.states.retain(|_, state| matches!(state, KeyState::Running(_)));
     }
 
-    /// Enqueues a key. One that is running runs again when it is done.
-    pub fn push(&mut self, key: K) {
+    /// Enqueues a key at once.
+    pub fn push(&mut self, key: ObjectKey, now: Instant) {
+        if self.open {
+            self.pushed.entry(key.clone()).or_insert(now);
+        }
+        self.push_at(key, now, now);
+    }
+
+    /// Enqueues a key for this time; the earlier of two counts. One that is running runs again when it is done.
+    pub fn push_at(&mut self, key: ObjectKey, when: Instant, now: Instant) {
         if !self.open {
             return;
         }
         match self.states.get_mut(&key) {
-            Some(KeyState::Queued) => return,
-            Some(KeyState::Running { again, .. }) => {
-                *again = true;
-                return;
+            Some(KeyState::Ready) => return,
+            Some(KeyState::Waiting(known)) if *known <= when => return,
+            Some(KeyState::Waiting(known)) => {
+                self.waiting.remove(&(*known, key.clone()));
             }
-            Some(KeyState::Waiting(at, ticket)) => {
-                self.waiting.remove(&(*at, *ticket));
+            Some(KeyState::Running(next)) => {
+                *next = Some(next.map_or(when, |known| known.min(when)));
+                return;
             }
             None => {}
         }
-        self.states.insert(key.clone(), KeyState::Queued);
+        if when <= now {
+            self.enqueue(key);
+        } else {
+            self.states.insert(key.clone(), KeyState::Waiting(when));
+            self.waiting.insert((when, key));
+        }
+    }
+
+    fn enqueue(&mut self, key: ObjectKey) {
+        self.states.insert(key.clone(), KeyState::Ready);
         self.ready.push_back(key);
     }
 
-    /// Enqueues a key for later; the earlier of two times counts.
-    pub fn push_at(&mut self, key: K, when: Instant) {
-        if !self.open {
-            return;
-        }
-        match self.states.get_mut(&key) {
-            Some(KeyState::Queued) => return,
-            Some(KeyState::Running { later, .. }) => {
-                *later = Some(later.map_or(when, |at| at.min(when)));
-                return;
-            }
-            Some(KeyState::Waiting(at, ticket)) => {
-                if *at <= when {
-                    return;
-                }
-                self.waiting.remove(&(*at, *ticket));
-            }
-            None => {}
-        }
-        self.ticket += 1;
-        self.states.insert(key.clone(), KeyState::Waiting(when, self.ticket));
-        self.waiting.insert((when, self.ticket), key);
-    }
-
     /// The next key that is due; it is running until [`Self::done`].
-    pub fn pop(&mut self, now: Instant) -> Option<K> {
-        while let Some(entry) = self.waiting.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            let key = entry.remove();
-            self.states.insert(key.clone(), KeyState::Queued);
-            self.ready.push_back(key);
+    pub fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
+        while self.next_due().is_some_and(|due| due <= now)
+            && let Some((_, key)) = self.waiting.pop_first()
+        {
+            self.enqueue(key);
         }
         let key = self.ready.pop_front()?;
-        self.states.insert(key.clone(), KeyState::Running { again: false, later: None });
+        self.states.insert(key.clone(), KeyState::Running(None));
         Some(key)
     }
 
-    pub fn done(&mut self, key: &K) {
-        match self.states.remove(key) {
-            Some(KeyState::Running { again: true, .. }) => self.push(key.clone()),
-            Some(KeyState::Running { later: Some(when), .. }) => self.push_at(key.clone(), when),
-            _ => {}
+    pub fn take_pushed(&mut self, key: &ObjectKey) -> Option<Instant> {
+        let when = self.pushed.remove(key);
+        if self.pushed.is_empty() {
+            self.pushed.shrink_to(IDLE_CAPACITY);
+        }
+        when
+    }
+
+    pub fn done(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(KeyState::Running(Some(when))) = self.states.remove(key) {
+            self.push_at(key.clone(), when, now);
         }
         if self.states.len() == self.waiting.len() {
             self.states.shrink_to(IDLE_CAPACITY);
@@ -130,7 +116,7 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
     }
 
     pub fn next_due(&self) -> Option<Instant> {
-        self.waiting.first_key_value().map(|((when, _), _)| *when)
+        self.waiting.first().map(|(when, _)| *when)
     }
 
     /// How many keys are due and not yet running.
@@ -140,79 +126,53 @@ impl<K: Clone + Eq + Hash> Schedule<K> {
 }
 
 /// A [`Schedule`] that workers can wait on.
-pub struct Queue<K> {
-    schedule: Mutex<Schedule<K>>,
+#[derive(Default)]
+pub struct Queue {
+    schedule: Mutex<Schedule>,
     wake: Notify,
-    /// When keys were pushed that no worker has taken up since.
-    pushed: Mutex<HashMap<K, Instant>>,
 }
 
-impl<K: Clone + Eq + Hash> Default for Queue<K> {
-    fn default() -> Self {
-        Self { schedule: Mutex::default(), wake: Notify::new(), pushed: Mutex::default() }
-    }
-}
-
-impl<K: Clone + Eq + Hash> Queue<K> {
-    fn lock(&self) -> MutexGuard<'_, Schedule<K>> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Queue {
     pub fn open(&self) {
-        self.lock().open();
+        self.schedule.lock().open();
     }
 
     pub fn close(&self) {
-        self.lock().close();
-        self.pushed().clear();
+        self.schedule.lock().close();
     }
 
-    pub fn push_all(&self, keys: impl IntoIterator<Item = K>) {
-        let mut schedule = self.lock();
-        let (mut pushed, now) = (self.pushed(), clock::now());
-        for key in keys {
-            if schedule.open {
-                pushed.entry(key.clone()).or_insert(now);
-            }
-            schedule.push(key);
-        }
-        drop((schedule, pushed));
+    pub fn push_all(&self, keys: impl IntoIterator<Item = ObjectKey>) {
+        let mut schedule = self.schedule.lock();
+        let now = clock::now();
+        keys.into_iter().for_each(|key| schedule.push(key, now));
+        drop(schedule);
         self.wake.notify_one();
-    }
-
-    fn pushed(&self) -> MutexGuard<'_, HashMap<K, Instant>> {
-        self.pushed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When a key was first pushed since the last time that this was asked; none if only its time has come.
-    pub fn take_pushed(&self, key: &K) -> Option<Instant> {
-        let mut pushed = self.pushed();
-        let when = pushed.remove(key);
-        if pushed.is_empty() {
-            pushed.shrink_to(IDLE_CAPACITY);
-        }
-        when
+    pub fn take_pushed(&self, key: &ObjectKey) -> Option<Instant> {
+        self.schedule.lock().take_pushed(key)
     }
 
-    pub fn push_at(&self, key: K, when: Instant) {
-        self.lock().push_at(key, when);
+    pub fn push_at(&self, key: ObjectKey, when: Instant) {
+        self.schedule.lock().push_at(key, when, clock::now());
         self.wake.notify_one();
     }
 
-    pub fn done(&self, key: &K) {
-        self.lock().done(key);
+    pub fn done(&self, key: &ObjectKey) {
+        self.schedule.lock().done(key, clock::now());
         self.wake.notify_one();
     }
 
     pub fn depth(&self) -> usize {
-        self.lock().depth()
+        self.schedule.lock().depth()
     }
 
     /// Waits for the next key that is due. Safe to drop at any time: no key is lost.
-    pub async fn next(&self) -> K {
+    pub async fn next(&self) -> ObjectKey {
         loop {
             let due = {
-                let mut schedule = self.lock();
+                let mut schedule = self.schedule.lock();
                 if let Some(key) = schedule.pop(clock::now()) {
                     if schedule.depth() > 0 {
                         // Several pushes may have caused a single wake-up: wake the next worker.
@@ -222,15 +182,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                 }
                 schedule.next_due()
             };
-            match due {
-                Some(when) => {
-                    tokio::select! {
-                        biased;
-                        () = self.wake.notified() => {}
-                        () = tokio::time::sleep_until(when.into()) => {}
-                    }
-                }
-                None => self.wake.notified().await,
+            let woken = self.wake.notified();
+            if let Some(when) = due {
+                let _ = tokio::time::timeout_at(when.into(), woken).await;
+            } else {
+                woken.await;
             }
         }
     }
@@ -241,8 +197,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use lockstep_core::testing::configmap;
 
-    fn open() -> Schedule<&'static str> {
+    fn key(name: &str) -> ObjectKey {
+        configmap("home", name)
+    }
+
+    fn open() -> Schedule {
         let mut schedule = Schedule::default();
         schedule.open();
         schedule
@@ -252,25 +213,25 @@ mod tests {
     fn closed_queue_takes_no_keys() {
         let now = Instant::now();
         let mut schedule = Schedule::default();
-        schedule.push("a");
-        schedule.push_at("b", now);
+        schedule.push(key("a"), now);
+        schedule.push_at(key("b"), now, now);
         assert_eq!((schedule.depth(), schedule.next_due()), (0, None), "never open");
 
         schedule.open();
-        ["running", "queued"].into_iter().for_each(|key| schedule.push(key));
-        schedule.push_at("waiting", now + Duration::from_secs(1));
-        assert_eq!(schedule.pop(now), Some("running"));
+        ["running", "queued"].into_iter().for_each(|name| schedule.push(key(name), now));
+        schedule.push_at(key("waiting"), now + Duration::from_secs(1), now);
+        assert_eq!(schedule.pop(now), Some(key("running")));
         schedule.close();
         assert_eq!((schedule.depth(), schedule.next_due()), (0, None));
-        schedule.push("running");
+        schedule.push(key("running"), now);
         schedule.open();
-        schedule.push("running");
+        schedule.push(key("running"), now);
         assert_eq!(schedule.pop(now), None, "one worker for a key, all the while");
-        schedule.done(&"running");
-        assert_eq!(schedule.pop(now), Some("running"));
-        schedule.push("running");
+        schedule.done(&key("running"), now);
+        assert_eq!(schedule.pop(now), Some(key("running")));
+        schedule.push(key("running"), now);
         schedule.close();
-        schedule.done(&"running");
+        schedule.done(&key("running"), now);
         assert_eq!((schedule.depth(), schedule.states.len()), (0, 0));
     }
 
@@ -278,12 +239,12 @@ mod tests {
     fn keys_are_popped_in_order_and_once() {
         let now = Instant::now();
         let mut schedule = open();
-        for key in ["a", "b", "a"] {
-            schedule.push(key);
+        for name in ["a", "b", "a"] {
+            schedule.push(key(name), now);
         }
         assert_eq!(schedule.depth(), 2);
-        assert_eq!(schedule.pop(now), Some("a"));
-        assert_eq!(schedule.pop(now), Some("b"));
+        assert_eq!(schedule.pop(now), Some(key("a")));
+        assert_eq!(schedule.pop(now), Some(key("b")));
         assert_eq!(schedule.pop(now), None);
     }
 
@@ -291,13 +252,13 @@ mod tests {
     fn running_key_is_not_popped_again_until_it_is_done() {
         let now = Instant::now();
         let mut schedule = open();
-        schedule.push("a");
+        schedule.push(key("a"), now);
         schedule.pop(now);
-        schedule.push("a");
+        schedule.push(key("a"), now);
         assert_eq!(schedule.pop(now), None);
-        schedule.done(&"a");
-        assert_eq!(schedule.pop(now), Some("a"));
-        schedule.done(&"a");
+        schedule.done(&key("a"), now);
+        assert_eq!(schedule.pop(now), Some(key("a")));
+        schedule.done(&key("a"), now);
         assert_eq!(schedule.pop(now), None);
     }
 
@@ -306,13 +267,13 @@ mod tests {
         let now = Instant::now();
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut schedule = open();
-        schedule.push_at("a", later(9));
-        schedule.push_at("a", later(3));
-        schedule.push_at("a", later(5));
+        schedule.push_at(key("a"), later(9), now);
+        schedule.push_at(key("a"), later(3), now);
+        schedule.push_at(key("a"), later(5), now);
         assert_eq!(schedule.next_due(), Some(later(3)));
         assert_eq!(schedule.pop(later(2)), None);
-        schedule.push("a");
-        assert_eq!(schedule.pop(now), Some("a"));
+        schedule.push(key("a"), now);
+        assert_eq!(schedule.pop(now), Some(key("a")));
         assert_eq!(schedule.next_due(), None);
     }
 
@@ -320,13 +281,13 @@ mod tests {
     fn time_given_while_a_key_runs_counts_when_it_is_done() {
         let now = Instant::now();
         let mut schedule = open();
-        schedule.push("a");
+        schedule.push(key("a"), now);
         schedule.pop(now);
-        schedule.push_at("a", now + Duration::from_secs(1));
+        schedule.push_at(key("a"), now + Duration::from_secs(1), now);
         assert_eq!(schedule.next_due(), None);
-        schedule.done(&"a");
+        schedule.done(&key("a"), now);
         assert_eq!(schedule.pop(now), None);
-        assert_eq!(schedule.pop(now + Duration::from_secs(1)), Some("a"));
+        assert_eq!(schedule.pop(now + Duration::from_secs(1)), Some(key("a")));
     }
 
     #[tokio::test]
@@ -334,7 +295,7 @@ mod tests {
         let queue = Queue::default();
         queue.open();
         assert!(tokio::time::timeout(Duration::from_millis(1), queue.next()).await.is_err());
-        queue.push_all(["a"]);
-        assert_eq!(queue.next().await, "a");
+        queue.push_all([key("a")]);
+        assert_eq!(queue.next().await, key("a"));
     }
 }

@@ -5,12 +5,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    convert::Infallible,
     pin::pin,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
 use k8s_openapi::jiff::SignedDuration;
+use parking_lot::Mutex;
 
 use super::{
     Settings,
@@ -30,7 +32,7 @@ use lockstep_core::{
     object::ObjectKey,
     plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     policy::content::Digest,
-    world::{SharedWorld, Source},
+    world::{SharedWorld, Source, World},
     writes::{
         brake::{Brake, BrakeDecision, HoldUpdate, Moment, Totals},
         companion_write::{
@@ -50,12 +52,10 @@ const RESYNC_CHUNK: usize = 100;
 /// A write that takes longer hangs in something like a webhook. Other fan-outs do not yield because of it.
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
-/// Cheap to clone.
-pub struct Reconciler<A>(Arc<Inner<A>>);
-
-struct Inner<A> {
+/// What all workers share.
+pub struct Reconciler<A> {
     world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
+    queue: Arc<Queue>,
     writes: Arc<WriteQueue<Write>>,
     applier: Applier<A>,
     reporter: Reporter,
@@ -89,7 +89,7 @@ struct SourceState {
 
 impl SourceState {
     /// Whether nothing is in flight, remembered for later, or reported.
-    fn is_quiet(&self) -> bool {
+    fn is_empty(&self) -> bool {
         !self.closed
             && self.retry.is_quiet()
             && self.planned.is_empty()
@@ -103,7 +103,6 @@ impl SourceState {
 struct Write {
     reconcile: Arc<Reconcile>,
     job: Job,
-    permits: u32,
 }
 
 enum Job {
@@ -129,8 +128,9 @@ impl QueuedRequest for Write {
         }
     }
 
+    /// A removal sends no content.
     fn permits(&self) -> usize {
-        self.permits as usize
+        if matches!(self.job, Job::Apply { removal: None, .. }) { self.reconcile.permits } else { 1 }
     }
 }
 
@@ -143,6 +143,8 @@ struct Reconcile {
     /// The digest of the source that was planned for; none if the source was deleted.
     digest: Option<Digest>,
     started: Instant,
+    /// How many permits a write of the source's content takes.
+    permits: usize,
     /// What the plan said.
     figures: SourceFigures,
     progress: Mutex<Progress>,
@@ -164,131 +166,138 @@ struct Progress {
     failure: Option<(ObjectKey, Failure)>,
 }
 
-impl<A> Clone for Reconciler<A> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
 impl<A: CompanionApi> Reconciler<A> {
     pub fn new(
         settings: &Settings,
         api: A,
         world: SharedWorld,
-        queue: Arc<Queue<ObjectKey>>,
+        queue: Arc<Queue>,
         reporter: Reporter,
         claim: Claim,
         metrics: Metrics,
     ) -> Self {
+        let keys = settings.keys.clone();
         let writes = settings.writes.max(1);
-        Self(Arc::new(Inner {
-            applier: Applier::new(api, settings.keys.clone(), world.clone(), queue.clone(), writes),
+        Self {
+            applier: Applier::new(api, claim.clone(), keys.clone(), world.clone(), queue.clone(), writes),
             writes: Arc::new(WriteQueue::new(writes)),
             claim,
             world,
             queue,
             reporter,
-            brake: Mutex::new(Brake::new(settings.keys.clone(), settings.delete_grace)),
+            brake: Mutex::new(Brake::new(keys, settings.delete_grace)),
             instance_flags: settings.instance_flags.clone(),
             sources: Mutex::default(),
             metrics,
-        }))
+        }
     }
 
     /// Reconciles one source after the other, for ever. Safe to abort: it waits for nothing but the next source.
-    pub async fn reconcile_all(&self) {
-        let mut claim = self.0.claim.clone();
+    pub async fn reconcile_all(self: Arc<Self>) -> Infallible {
+        let mut claim = self.claim.clone();
         loop {
             claim.acquired().await;
-            let key = self.0.queue.next().await;
-            self.0.update_gauges();
-            self.0.reconcile(&key);
-            self.0.queue.done(&key);
+            let key = self.queue.next().await;
+            self.update_gauges();
+            self.reconcile(&key);
+            self.queue.done(&key);
         }
     }
 
-    /// Enqueues every source, except those for which a reconcile would do nothing: these would only pass through the queue.
+    /// Enqueues every source, except those for which a reconcile would do nothing: these would only pass through the queue. A
+    /// standby looks for no lost companions, so it forgets them, or they would fill its memory.
     pub async fn resync(&self) {
-        for sources in self.0.world.all_sources().chunks(RESYNC_CHUNK) {
-            let due = sources.iter().filter(|key| !self.0.is_settled(key));
-            self.0.queue.push_all(due.cloned().collect::<Vec<_>>());
+        if !self.claim.is_held() {
+            return self.world.write(World::forget_unwanted_lost);
+        }
+        for sources in self.world.all_sources().chunks(RESYNC_CHUNK) {
+            let due = sources.iter().filter(|key| !self.is_up_to_date(key));
+            self.queue.push_all(due.cloned().collect::<Vec<_>>());
             // Whatever else has to be done does not wait for all sources.
             tokio::task::yield_now().await;
         }
-        self.0.update_gauges();
+        self.update_gauges();
     }
 
     /// Carries out one queued write after the other, for ever.
-    pub async fn write_all(&self) {
+    pub async fn write_all(self: Arc<Self>) -> Infallible {
         loop {
-            let (write, mut running) = self.0.writes.next().await;
-            let mut write = pin!(self.0.write(write));
+            let (write, mut running) = self.writes.next().await;
+            let mut write = pin!(self.write(write));
             if tokio::time::timeout(SLOW_WRITE, &mut write).await.is_err() {
-                self.0.writes.takes_long(&mut running);
+                self.writes.takes_long(&mut running);
                 write.await;
             }
-            self.0.writes.done(running);
-            self.0.update_gauges();
+            self.writes.done(running);
+            self.update_gauges();
+        }
+    }
+
+    /// Opens the queues when this replica becomes the leader, and closes them when it no longer is, for ever. A standby's
+    /// queues stay closed; on becoming leader every source is enqueued.
+    pub async fn follow_leadership(self: Arc<Self>, annotations: LeaseAnnotations) -> Infallible {
+        let mut claim = self.claim.clone();
+        loop {
+            // The annotations are observed before the claim is.
+            claim.acquired().await;
+            self.open(&annotations.observed().borrow());
+            claim.lost().await;
+            self.close();
         }
     }
 
     /// This replica leads: it goes on with the hold that the Lease shows, and every source is reconciled.
     pub fn open(&self, annotations: &BTreeMap<String, String>) {
-        log_notes(&lock(&self.0.brake).take_over(annotations, read_clocks()));
-        self.0.writes.open();
-        self.0.queue.open();
-        self.0.queue.push_all(self.0.world.all_sources());
+        log_notes(&self.brake.lock().take_over(annotations, read_clocks()));
+        self.writes.open();
+        self.queue.open();
+        self.queue.push_all(self.world.all_sources());
     }
 
     /// This replica no longer leads: its queues are closed, and what it remembers is out of date.
     pub fn close(&self) {
-        lock(&self.0.brake).step_down();
-        self.0.queue.close();
-        self.0.writes.close();
-        let sources: Vec<_> = self.0.sources().drain().collect();
+        self.brake.lock().step_down();
+        self.queue.close();
+        self.writes.close();
+        let sources: Vec<_> = self.sources.lock().drain().collect();
         for (_, state) in sources {
-            self.0.close_state(&mut lock(&state));
+            self.close_state(&mut state.lock());
         }
-        self.0.update_gauges();
+        self.update_gauges();
     }
 
     /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
     /// remembers the hold of the leader.
     pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
-        let (leads, observed) = (self.0.claim.is_held(), annotations.observed().borrow().clone());
-        let update = lock(&self.0.brake).sync(leads, &observed, read_clocks());
+        let leads = self.claim.is_held();
+        let observed = annotations.observed().borrow().clone();
+        let update = self.brake.lock().sync(leads, &observed, read_clocks());
         log_notes(&update);
         for (key, value) in update.set {
             annotations.set(&key, value);
         }
-        self.0.queue.push_all(update.requeue);
+        self.queue.push_all(update.requeue);
     }
 
     /// The writes that run or wait.
     pub fn writes(&self) -> Arc<WriteQueue<impl QueuedRequest + Send + 'static>> {
-        self.0.writes.clone()
+        self.writes.clone()
     }
 
     /// Waits until every write has ended.
     pub async fn finish(&self) {
-        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.0.writes.idle()).await.is_err() {
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, self.writes.idle()).await.is_err() {
             tracing::warn!(
                 "writes did not finish within {} s; stopping without them",
                 SHUTDOWN_TIMEOUT.as_secs()
             );
         }
     }
-}
-
-impl<A: CompanionApi> Inner<A> {
-    fn sources(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<Mutex<SourceState>>>> {
-        lock(&self.sources)
-    }
 
     /// The state of a source; none if this replica does not lead.
     fn state(&self, key: &ObjectKey) -> Option<Arc<Mutex<SourceState>>> {
         // The claim is checked under the lock: `close` finds a state that is added just before the claim is lost.
-        let mut sources = self.sources();
+        let mut sources = self.sources.lock();
         self.claim.is_held().then(|| sources.entry(key.clone()).or_default().clone())
     }
 
@@ -296,16 +305,11 @@ impl<A: CompanionApi> Inner<A> {
     fn update_gauges(&self) {
         let leads = self.claim.is_held();
         let figure = |count: usize| if leads { count.try_into().unwrap_or(i64::MAX) } else { 0 };
-        self.update_queue_depth();
         let (sources, companions) = self.world.read(|world| (world.source_count(), world.companion_count()));
+        self.metrics.queue_depth.set(figure(self.queue.depth() + self.writes.depth()));
         self.metrics.sources.set(figure(sources));
         self.metrics.companions.set(figure(companions));
-        self.metrics.deletes_held.set((leads && lock(&self.brake).is_holding()).into());
-    }
-
-    fn update_queue_depth(&self) {
-        let depth = if self.claim.is_held() { self.queue.depth() + self.writes.depth() } else { 0 };
-        self.metrics.queue_depth.set(depth.try_into().unwrap_or(i64::MAX));
+        self.metrics.deletes_held.set((leads && self.brake.lock().is_holding()).into());
     }
 
     /// The lock on the source's state keeps two reconciles of the same source apart.
@@ -316,7 +320,7 @@ impl<A: CompanionApi> Inner<A> {
         let started = clock::now();
         // If the claim is regained before `follow_leadership` notices, nobody fills the queue again: put the key back.
         let Some(shared) = self.state(key) else { return self.queue.push_all([key.clone()]) };
-        let mut state = lock(&shared);
+        let mut state = shared.lock();
         if state.closed {
             // The state was forgotten between the two locks.
             return self.queue.push_all([key.clone()]);
@@ -332,7 +336,7 @@ impl<A: CompanionApi> Inner<A> {
         if let Some(source) = &source {
             state.uid.clone_from(&source.uid);
         }
-        lock(&self.brake).forget_all_but(key, &due, source.is_none());
+        self.brake.lock().forget_all_but(key, &due, source.is_none());
         let is_paused =
             |source: &Arc<Source>| source.desired.as_ref().is_ok_and(|desired| desired.policy.paused);
         let reconcile = Reconcile {
@@ -341,6 +345,7 @@ impl<A: CompanionApi> Inner<A> {
             number: state.reconciles,
             digest,
             started,
+            permits: source.as_deref().map_or(1, |source| self.applier.permits_for(source)),
             figures: SourceFigures {
                 wanted: plan.wanted,
                 in_step: plan.wanted - plan.out_of_step,
@@ -350,19 +355,14 @@ impl<A: CompanionApi> Inner<A> {
         };
         state.planned.clear();
         let deletable = self.allowed_deletes(&reconcile, &due, &mut state);
-        let permits = source.as_deref().map_or(1, |source| self.applier.permits_for(source));
         let (jobs, progress) = self.select_writes(&reconcile, &mut state, plan, deletable);
         if progress.unfinished == 0 {
             self.reconcile_ended(&reconcile, &mut state, progress);
             return;
         }
-        *lock(&reconcile.progress) = progress;
+        *reconcile.progress.lock() = progress;
         let reconcile = Arc::new(reconcile);
-        let permits = permits.try_into().unwrap_or(u32::MAX);
-        let write = |job: Job| {
-            let permits = if matches!(job, Job::Apply { .. }) { permits } else { 1 };
-            Write { reconcile: reconcile.clone(), job, permits }
-        };
+        let write = |job| Write { reconcile: reconcile.clone(), job };
         if !self.writes.push_all(jobs.into_iter().map(write).collect()) {
             // This replica lost the lead meanwhile, and nobody ends these writes.
             self.close_state(&mut state);
@@ -371,26 +371,26 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     /// Whether a reconcile of this source would write, report, remember and forget nothing. Then it counts as one.
-    fn is_settled(&self, key: &ObjectKey) -> bool {
+    fn is_up_to_date(&self, key: &ObjectKey) -> bool {
         let started = clock::now();
-        let Some(state) = self.sources().get(key).cloned() else { return false };
-        let state = lock(&state);
-        let Some(in_step) = state.retry.in_step.filter(|_| state.is_quiet()) else { return false };
+        let Some(state) = self.sources.lock().get(key).cloned() else { return false };
+        let state = state.lock();
+        let Some(in_step) = state.retry.in_step.filter(|_| state.is_empty()) else { return false };
         // A reconcile forgets deletes that are not due any more.
-        if lock(&self.brake).awaits_deletes_of(key) {
+        if self.brake.lock().awaits_deletes_of(key) {
             return false;
         }
-        let settled = self.world.read(|world| {
+        let up_to_date = self.world.read(|world| {
             let plan = plan(world, key, Some(in_step));
             plan.changes.is_empty()
                 && plan.troubles.is_empty()
                 && (plan.wanted, plan.wanted) == (state.figures.wanted, state.figures.in_step)
                 && world.source(key).is_some_and(|source| source.digest == in_step)
         });
-        if settled {
+        if up_to_date {
             self.metrics.reconciled(UNCHANGED, clock::elapsed(started));
         }
-        settled
+        up_to_date
     }
 
     /// The deletes that the brake lets through.
@@ -400,18 +400,22 @@ impl<A: CompanionApi> Inner<A> {
         due: &[ObjectKey],
         state: &mut SourceState,
     ) -> HashSet<ObjectKey> {
-        let (key, now) = (&reconcile.source, reconcile.started);
+        let key = &reconcile.source;
+        let now = reconcile.started;
         let digest = reconcile.digest.unwrap_or_default();
         // Deletes in flight were approved already; asking again would count them twice.
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }
         let (companions, sources) = self.world.read(|world| world.away_counts());
-        let decisions = lock(&self.brake).ask(now, key, due, Totals { companions, sources });
-        let (mut allowed, mut hold) = (HashSet::new(), None);
+        let decisions = self.brake.lock().ask(now, key, due, Totals { companions, sources });
+        let mut allowed = HashSet::new();
+        let mut hold = None;
         for (at, decision) in due.iter().zip(decisions) {
             match decision {
-                BrakeDecision::Proceed => drop(allowed.insert(at.clone())),
+                BrakeDecision::Proceed => {
+                    allowed.insert(at.clone());
+                }
                 BrakeDecision::Wait(until) => self.queue.push_at(key.clone(), until),
                 BrakeDecision::Hold { until, companions, sources } => {
                     self.queue.push_at(key.clone(), until);
@@ -436,13 +440,16 @@ impl<A: CompanionApi> Inner<A> {
         plan: Plan,
         deletable: HashSet<ObjectKey>,
     ) -> (Vec<Job>, Progress) {
-        let (key, now) = (&reconcile.source, reconcile.started);
+        let key = &reconcile.source;
+        let now = reconcile.started;
         let digest = reconcile.digest.unwrap_or_default();
         state.planned.extend(plan.troubles);
         state.retry.retain_failed(&plan.changes.iter().map(|change| &change.at).collect());
-        let (mut jobs, mut removals) = (Vec::new(), Vec::new());
+        let mut jobs = Vec::new();
+        let mut removals = Vec::new();
         for change in plan.changes {
-            let (at, removal) = (change.at, change.action.removal());
+            let at = change.at;
+            let removal = change.action.removal();
             if removal == Some(Removal::Delete) && !deletable.contains(&at) {
                 continue;
             }
@@ -469,7 +476,7 @@ impl<A: CompanionApi> Inner<A> {
         let companions: Vec<ObjectKey> = removals.iter().map(|(at, _)| at.clone()).collect();
         let confirmed = match self.applier.confirm_removals(key, removals).await {
             Ok(Confirmed { removals, unlabelled }) => {
-                lock(&reconcile.progress).unlabelled = unlabelled;
+                reconcile.progress.lock().unlabelled = unlabelled;
                 removals
             }
             Err(error) => {
@@ -484,80 +491,64 @@ impl<A: CompanionApi> Inner<A> {
         let confirmed_set: HashSet<&ObjectKey> = confirmed.iter().map(|(at, _)| at).collect();
         let skipped = companions.iter().filter(|at| !confirmed_set.contains(at));
         skipped.for_each(|at| self.write_ended(reconcile, at, Ok(None)));
-        let write = |(at, removal): (ObjectKey, Removal)| {
+        let write = |(at, removal)| {
             let job = Job::Apply { at, removal: Some(removal) };
-            Write { reconcile: reconcile.clone(), job, permits: 1 }
+            Write { reconcile: reconcile.clone(), job }
         };
         self.writes.push_all(confirmed.into_iter().map(write).collect());
     }
 
-    async fn write(&self, Write { reconcile, job, permits }: Write) {
+    async fn write(&self, write: Write) {
+        let permits = write.permits();
+        let Write { reconcile, job } = write;
         match job {
             Job::Apply { at, removal } => {
-                let (source, permits) = (reconcile.source.clone(), permits as usize);
-                let write = PlannedWrite { source, at, removal, permits };
-                self.apply(&reconcile, &write).await;
+                let history = {
+                    let state = reconcile.state.lock();
+                    History { in_step: state.retry.in_step, failed: state.retry.has_failed(&at) }
+                };
+                let write = PlannedWrite { source: reconcile.source.clone(), at, removal, permits };
+                let outcome = self.applier.apply(&write, history).await;
+                self.write_ended(&reconcile, &write.at, outcome);
             }
             Job::ConfirmRemovals(removals) => self.confirm_removals(&reconcile, removals).await,
         }
     }
 
-    async fn apply(&self, reconcile: &Reconcile, write: &PlannedWrite) {
-        let history = {
-            let state = lock(&reconcile.state);
-            History { in_step: state.retry.in_step, failed: state.retry.has_failed(&write.at) }
-        };
-        let outcome = self.applier.apply(write, history).await;
-        self.write_ended(reconcile, &write.at, outcome);
-    }
-
-    /// Records the outcome of one write.
+    /// Records the outcome of one write, and enqueues the source again if it has to be.
     fn write_ended(&self, reconcile: &Reconcile, at: &ObjectKey, outcome: WriteOutcome) {
-        let (key, now) = (&reconcile.source, clock::now());
-        let mut state = lock(&reconcile.state);
-        let mut progress = lock(&reconcile.progress);
+        let key = &reconcile.source;
+        let now = clock::now();
+        let mut state = reconcile.state.lock();
+        let mut progress = reconcile.progress.lock();
         let digest = reconcile.digest.unwrap_or_default();
         state.retry.finished(at);
         progress.unfinished -= 1;
-        if self.must_follow(reconcile, at, &outcome, &state, &progress) {
-            self.queue.push_all([key.clone()]);
-        }
-        match outcome {
+        let follows = self.must_follow(reconcile, at, &outcome, &state, &progress);
+        let retry_at = match outcome {
             Ok(None) => {
                 let is_wanted = self.world.read(|world| world.wants_at(key, at));
                 progress.in_step += usize::from(is_wanted && self.is_right(key, at));
                 state.retry.succeeded(at, digest);
+                None
             }
-            Ok(Some(mut done)) => {
-                progress.in_step += usize::from(done.applied.has_content());
-                if progress.unlabelled {
-                    done.applied = done.applied.unlabelled();
-                }
-                state.retry.succeeded(at, digest);
-                if matches!(done.applied, Applied::Deleted(_)) {
-                    lock(&self.brake).deleted(now, key, at);
-                }
-                self.report_applied(key, at, &done);
-                if let Some(changed) = state.changed.filter(|_| done.applied.has_content()) {
-                    self.metrics.propagation_seconds.observe((now - changed).as_secs_f64());
-                }
-                let manager = done.manager.as_deref();
-                if done.applied.is_heal() && state.retry.healed(at, manager, digest, now) {
-                    self.reporter.fight(manager);
-                }
-                progress.summary.add(at, &done);
+            Ok(Some(done)) => {
+                self.written(reconcile, at, done, &mut state, &mut progress);
+                None
             }
+            // The first of a reconcile speaks for all of them.
+            Err(ApplyError::StaleCache) if progress.stale_cache => None,
             Err(ApplyError::StaleCache) => {
-                if !std::mem::replace(&mut progress.stale_cache, true) {
-                    let when = state.retry.met_stale_cache(now);
-                    self.queue.push_at(key.clone(), when);
-                }
+                progress.stale_cache = true;
+                Some(state.retry.met_stale_cache(now))
             }
             Err(ApplyError::Retry { trouble, policy, failure }) => {
                 progress.failure = failure.map(|failure| (at.clone(), failure)).or(progress.failure.take());
-                let retry_at = state.retry.failed(at, trouble.map(|trouble| *trouble), policy, digest, now);
-                self.queue.push_at(key.clone(), retry_at);
+                Some(state.retry.failed(at, trouble.map(|trouble| *trouble), policy, digest, now))
             }
+        };
+        if let Some(when) = follows.then_some(now).or(retry_at) {
+            self.queue.push_at(key.clone(), when);
         }
         if progress.unfinished == 0 {
             let progress = std::mem::take(&mut *progress);
@@ -565,8 +556,41 @@ impl<A: CompanionApi> Inner<A> {
         }
     }
 
-    /// Whether the source has to be reconciled again because of a write that has ended; when a failed one is retried is
-    /// another matter.
+    /// A companion was written.
+    fn written(
+        &self,
+        reconcile: &Reconcile,
+        at: &ObjectKey,
+        mut done: Done,
+        state: &mut SourceState,
+        progress: &mut Progress,
+    ) {
+        let key = &reconcile.source;
+        let now = clock::now();
+        let digest = reconcile.digest.unwrap_or_default();
+        state.retry.succeeded(at, digest);
+        if done.applied.has_content() {
+            progress.in_step += 1;
+            if let Some(changed) = state.changed {
+                self.metrics.propagation_seconds.observe((now - changed).as_secs_f64());
+            }
+        }
+        if progress.unlabelled {
+            done.applied = done.applied.unlabelled();
+        }
+        if matches!(done.applied, Applied::Deleted(_)) {
+            self.brake.lock().deleted(now, key, at);
+        }
+        let manager = done.manager.as_deref();
+        if done.applied.is_heal() && state.retry.healed(at, manager, digest, now) {
+            self.metrics.fight(manager.unwrap_or_default());
+        }
+        let names = self.world.read(|world| world.source(key).and_then(|source| source.key_names()).cloned());
+        self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, &done);
+        progress.summary.add(at, &done);
+    }
+
+    /// Whether the source has to be reconciled again at once because of a write that has ended, whatever its outcome.
     fn must_follow(
         &self,
         reconcile: &Reconcile,
@@ -589,14 +613,10 @@ impl<A: CompanionApi> Inner<A> {
         self.world.read(|world| matches!(plan_companion(world, key, at, None), Decision::Nothing))
     }
 
-    fn report_applied(&self, key: &ObjectKey, at: &ObjectKey, done: &Done) {
-        let names = self.world.read(|world| world.source(key).and_then(|source| source.key_names()).cloned());
-        self.reporter.applied(key, names.as_deref().unwrap_or_default(), at, done);
-    }
-
     /// All writes of a reconcile have ended: remembers and reports the outcome.
     fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
-        let (key, now) = (&reconcile.source, clock::now());
+        let key = &reconcile.source;
+        let now = clock::now();
         let Progress { writes, in_step, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {
@@ -659,7 +679,7 @@ impl<A: CompanionApi> Inner<A> {
     }
 
     fn forget(&self, key: &ObjectKey, state: &Arc<Mutex<SourceState>>) {
-        let mut sources = self.sources();
+        let mut sources = self.sources.lock();
         if sources.get(key).is_some_and(|known| Arc::ptr_eq(known, state)) {
             sources.remove(key);
         }
@@ -678,10 +698,6 @@ fn log_notes(update: &HoldUpdate) {
             tracing::info!("{note}");
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

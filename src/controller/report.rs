@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::events::{EventRecorder, NewEvent};
-use crate::ops::metrics::{ActionLabel, Metrics, ReasonLabel};
+use crate::ops::metrics::Metrics;
 use lockstep_core::{
     object::ObjectKey,
     plan::Trouble,
@@ -29,18 +29,17 @@ const MAX_TEXT_CHARS: usize = 2000;
 const CONFLICT: &str = "conflict";
 
 /// The source that a report is about.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct About<'a> {
     pub key: &'a ObjectKey,
     pub uid: &'a str,
 }
 
 /// The troubles of one source that were reported, by label.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Reported(BTreeMap<&'static str, ReportedTroubles>);
 
 /// Troubles with the same label, which were reported together.
-#[derive(Debug)]
 struct ReportedTroubles {
     count: i64,
     /// The sum of the hashes of their identities: it changes when other places are affected.
@@ -49,13 +48,10 @@ struct ReportedTroubles {
 }
 
 /// Troubles with the same label, to be reported together.
-struct Group<'a> {
-    label: &'static str,
-    troubles: Vec<&'a Trouble>,
-}
+struct Group<'a>(Vec<&'a Trouble>);
 
 /// What one reconcile has written so far: how many companions, and the first of them by name.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Summary(BTreeMap<Applied, (usize, Vec<String>)>);
 
 pub struct Reporter {
@@ -70,39 +66,25 @@ impl Reporter {
 
     /// One log line and the counters for a write. `keys` are the names of the source's keys.
     pub fn applied(&self, source: &ObjectKey, keys: &str, companion: &ObjectKey, done: &Done) {
-        let kind = companion.kind.as_str();
-        match done.applied {
-            Applied::Created => tracing::info!(kind, %source, %companion, keys, "companion created"),
-            Applied::Updated => tracing::info!(kind, %source, %companion, keys, "companion updated"),
-            Applied::Adopted => tracing::info!(kind, %source, %companion, keys, "companion adopted"),
+        let (keys, reason, by) = match done.applied {
+            Applied::Created | Applied::Updated | Applied::Adopted => (Some(keys), None, None),
             Applied::Healed(heal) => {
-                let reason = heal.as_str();
-                let by = done.manager.as_deref().unwrap_or_default();
-                tracing::info!(kind, %source, %companion, keys, reason, by, "companion healed");
-                self.metrics.heals.get_or_create(&ReasonLabel { reason }).inc();
+                self.metrics.heals.of(heal.as_str()).inc();
+                (Some(keys), Some(heal.as_str()), Some(done.manager.as_deref().unwrap_or_default()))
             }
-            Applied::Deleted(reason) => {
-                tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion deleted");
-            }
-            Applied::Released(reason) => {
-                tracing::info!(kind, %source, %companion, reason = reason.as_str(), "companion released");
-            }
-        }
-        self.metrics.writes.get_or_create(&ActionLabel { action: done.applied.as_str() }).inc();
-    }
-
-    /// Another tool keeps undoing a companion.
-    pub fn fight(&self, manager: Option<&str>) {
-        self.metrics.fight(manager.unwrap_or_default());
+            Applied::Deleted(reason) | Applied::Released(reason) => (None, Some(reason.as_str()), None),
+        };
+        let kind = companion.kind.as_str();
+        let action = done.applied.as_str();
+        tracing::info!(kind, %source, %companion, keys, reason, by, "companion {action}");
+        self.metrics.writes.of(action).inc();
     }
 
     /// One Normal Event for all writes of a reconcile.
     pub fn summary(&self, about: About<'_>, summary: &Summary) {
-        if summary.is_empty() {
-            return;
+        if !summary.is_empty() {
+            self.recorder.record(about.event(false, summary.event_reason(), summary.to_string()));
         }
-        let (reason, note) = (summary.event_reason(), summary.to_string());
-        self.recorder.record(about.event(false, reason, note));
     }
 
     /// Reports the troubles of a source. Those with the same label get one Warning Event and one log line when they
@@ -110,9 +92,11 @@ impl Reporter {
     /// exist are removed from the gauges.
     pub fn troubles(&self, about: About<'_>, reported: &mut Reported, troubles: &[Trouble], now: Instant) {
         let mut before = std::mem::take(&mut reported.0);
-        for group in Group::all(troubles) {
-            let (known, count, identity) = (before.remove(group.label), group.count(), group.identity());
-            self.count(group.label, count - known.as_ref().map_or(0, |known| known.count));
+        for (label, group) in Group::all(troubles) {
+            let known = before.remove(label);
+            let count = group.count();
+            let identity = group.identity();
+            self.count(label, count - known.as_ref().map_or(0, |known| known.count));
             let pause = match &known {
                 None => Duration::ZERO,
                 Some(known) if known.identity == identity => REPEAT_AFTER,
@@ -124,19 +108,19 @@ impl Reporter {
                     (known.identity, known.when)
                 }
                 _ => {
-                    self.report(about, &group);
+                    self.report(about, label, &group);
                     (identity, now)
                 }
             };
-            reported.0.insert(group.label, ReportedTroubles { count, identity, when });
+            reported.0.insert(label, ReportedTroubles { count, identity, when });
         }
         before.into_iter().for_each(|(label, gone)| self.count(label, -gone.count));
     }
 
-    fn report(&self, about: About<'_>, group: &Group<'_>) {
-        let Some(first) = group.troubles.first() else { return };
+    fn report(&self, about: About<'_>, label: &str, group: &Group<'_>) {
+        let Some(first) = group.0.first() else { return };
         let text = group.text();
-        tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = group.label, "{text}");
+        tracing::warn!(kind = about.key.kind.as_str(), source = %about.key, reason = label, "{text}");
         self.recorder.record(about.event(true, first.event_reason(), text));
     }
 
@@ -148,7 +132,7 @@ impl Reporter {
     }
 
     fn count(&self, label: &'static str, by: i64) {
-        self.metrics.troubles.get_or_create(&ReasonLabel { reason: label }).inc_by(by);
+        self.metrics.troubles.of(label).inc_by(by);
         if label == CONFLICT {
             self.metrics.conflicts.inc_by(by);
         }
@@ -156,21 +140,16 @@ impl Reporter {
 }
 
 impl<'a> Group<'a> {
-    /// Groups troubles by label, in the order in which the labels first appear.
-    fn all(troubles: &'a [Trouble]) -> Vec<Self> {
-        let mut groups: Vec<Self> = Vec::new();
+    fn all(troubles: &'a [Trouble]) -> BTreeMap<&'static str, Self> {
+        let mut groups = BTreeMap::new();
         for trouble in troubles {
-            let label = trouble.label();
-            match groups.iter_mut().find(|group| group.label == label) {
-                Some(group) => group.troubles.push(trouble),
-                None => groups.push(Self { label, troubles: vec![trouble] }),
-            }
+            groups.entry(trouble.label()).or_insert_with(|| Self(Vec::new())).0.push(trouble);
         }
         groups
     }
 
     fn count(&self) -> i64 {
-        self.troubles.len().try_into().unwrap_or(i64::MAX)
+        self.0.len().try_into().unwrap_or(i64::MAX)
     }
 
     fn identity(&self) -> u64 {
@@ -179,31 +158,23 @@ impl<'a> Group<'a> {
             trouble.identity().hash(&mut hasher);
             hasher.finish()
         };
-        self.troubles.iter().map(hash).fold(0, u64::wrapping_add)
+        self.0.iter().map(hash).fold(0, u64::wrapping_add)
     }
 
     fn is_about_places(&self) -> bool {
-        self.troubles.first().is_some_and(|first| first.place().is_some())
+        self.0.first().is_some_and(|first| first.place().is_some())
     }
 
     /// `12 places: a/x, b/x, c/x and 9 more. a/x: the name is held by …`
     fn text(&self) -> String {
-        let mut places: Vec<(Option<String>, &Trouble)> =
-            self.troubles.iter().map(|trouble| (trouble.place(), *trouble)).collect();
-        places.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let first = places.first().map(|(_, trouble)| trouble.to_string()).unwrap_or_default();
-        let text = if !self.is_about_places() {
-            self.troubles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-        } else if let count @ 2.. = places.len() {
-            let named: Vec<String> =
-                places.into_iter().filter_map(|(place, _)| place).take(MAX_NAMED_PLACES).collect();
-            let more = match count - named.len() {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!("{count} places: {}{more}. {first}", named.join(", "))
-        } else {
-            first
+        let mut troubles = self.0.clone();
+        troubles.sort_by_cached_key(|trouble| trouble.place());
+        let places: Vec<String> = troubles.iter().filter_map(|trouble| trouble.place()).collect();
+        let text = match (&*troubles, places.len()) {
+            ([first, ..], count @ 2..) => {
+                format!("{count} places: {}. {first}", text::some_of(&places, MAX_NAMED_PLACES, ", "))
+            }
+            (all, _) => all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
         };
         text::shorten(&text, MAX_TEXT_CHARS)
     }
@@ -376,7 +347,7 @@ mod tests {
     fn text_about_many_troubles_without_a_place_is_short() {
         let no_match = |n| Trouble::NoMatch { pattern: format!("{n}{}*", "x".repeat(50)), consent: false };
         let troubles: Vec<Trouble> = (100..200).map(no_match).collect();
-        for group in Group::all(&troubles) {
+        for group in Group::all(&troubles).into_values() {
             assert_eq!(group.text().chars().count(), MAX_TEXT_CHARS + 1, "cut, with an ellipsis");
         }
     }

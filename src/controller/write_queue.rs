@@ -1,7 +1,6 @@
 //! Writes that wait for a worker, and workers that wait for them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clock;
@@ -19,22 +18,18 @@ impl<T: QueuedRequest> WriteQueue<T> {
         Self { queue: Mutex::new(FairQueue::new(permits)), pushed: Notify::new(), idle: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, FairQueue<T>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn open(&self) {
-        self.lock().open();
+        self.queue.lock().open();
     }
 
     pub fn close(&self) {
-        self.lock().close();
+        self.queue.lock().close();
         self.idle.notify_waiters();
     }
 
     /// Pushes the items of one change. False if the queue is closed and took none of them.
     pub fn push_all(&self, items: Vec<T>) -> bool {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.push_all(items, clock::now());
         let open = queue.is_open();
         drop(queue);
@@ -44,24 +39,24 @@ impl<T: QueuedRequest> WriteQueue<T> {
 
     /// See [`FairQueue::takes_long`].
     pub fn takes_long(&self, running: &mut Running) {
-        self.lock().takes_long(running);
+        self.queue.lock().takes_long(running);
         self.pushed.notify_one();
     }
 
     pub fn done(&self, running: Running) {
-        self.lock().done(running);
+        self.queue.lock().done(running);
         self.idle.notify_waiters();
         self.pushed.notify_one();
     }
 
     pub fn depth(&self) -> usize {
-        self.lock().depth()
+        self.queue.lock().depth()
     }
 
     /// Waits for the next item. Safe to drop at any time: no item is lost.
     pub async fn next(&self) -> (T, Running) {
         loop {
-            let next = self.lock().pop(clock::now());
+            let next = self.queue.lock().pop(clock::now());
             if let Some(next) = next {
                 // Several pushes may have caused a single wake-up: wake the next worker.
                 self.pushed.notify_one();
@@ -75,7 +70,7 @@ impl<T: QueuedRequest> WriteQueue<T> {
     pub async fn idle(&self) {
         loop {
             let idle = self.idle.notified();
-            if self.lock().is_idle() {
+            if self.queue.lock().is_idle() {
                 return;
             }
             idle.await;

@@ -9,7 +9,7 @@ use lockstep_core::lease::record::LeaseRecord;
 /// The annotations as this replica last observed them, and what the leader wants to write to them.
 ///
 /// A standby observes them about every second, the leader when it renews the Lease or writes them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct LeaseAnnotations {
     observed: watch::Sender<BTreeMap<String, String>>,
     /// Changes for the leader's next write; `None` removes an annotation.
@@ -34,11 +34,10 @@ impl LeaseAnnotations {
     }
 
     pub fn observe(&self, annotations: Option<&BTreeMap<String, String>>) {
+        let found = annotations.cloned().unwrap_or_default();
         self.observed.send_if_modified(|known| {
-            let changed = annotations.map_or(!known.is_empty(), |found| found != known);
-            if changed {
-                *known = annotations.cloned().unwrap_or_default();
-            }
+            let changed = *known != found;
+            *known = found;
             changed
         });
     }

@@ -14,12 +14,12 @@ use super::{
 };
 use crate::{
     clock,
-    ops::{
-        health::{Readiness, Warning},
-        metrics::Metrics,
-    },
+    ops::{health::Readiness, metrics::Metrics},
 };
-use lockstep_cluster::{lease_client::LeaseClient, watch::Restores};
+use lockstep_cluster::{
+    lease_client::{LeaseApi, LeaseClient},
+    watch::Restores,
+};
 use lockstep_core::{
     failure::{Failure, backoff::LogOnce},
     lease::{
@@ -36,7 +36,6 @@ const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the Lease is given back if others keep changing it meanwhile. Otherwise the next leader waits until it expires.
 const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
-#[derive(Debug, Clone)]
 pub struct ElectionConfig {
     pub namespace: String,
     /// The name of the Lease.
@@ -77,32 +76,6 @@ impl Election {
     pub async fn release(self) {
         self.stop.send_replace(true);
         let _ = self.task.await;
-    }
-}
-
-/// What the election needs of the API server; the simulation has one in memory.
-pub trait LeaseApi: Send + Sync + 'static {
-    /// `Ok(None)`: there is no Lease.
-    fn get(&self, timeout: Duration) -> impl Future<Output = Result<Option<LeaseRecord>, Failure>> + Send;
-
-    /// Replaces this version of the Lease, or creates one if it has no version.
-    fn write(
-        &self,
-        lease: &LeaseRecord,
-        timeout: Duration,
-    ) -> impl Future<Output = Result<LeaseRecord, Failure>> + Send;
-}
-
-impl LeaseApi for LeaseClient {
-    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
-        match Self::get(self, timeout).await {
-            Err(Failure::NotFound) => Ok(None),
-            answer => answer.map(Some),
-        }
-    }
-
-    async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
-        Self::write(self, lease, timeout).await
     }
 }
 
@@ -220,7 +193,10 @@ impl<L: LeaseApi> Candidate<L> {
     }
 
     async fn read(&mut self) -> Result<(), Failure> {
-        let found = self.leases.get(self.request_timeout()).await?;
+        let found = match self.leases.get(self.request_timeout()).await {
+            Err(Failure::NotFound) => None,
+            answer => Some(answer?),
+        };
         self.lease.observe(found.clone(), clock::now());
         let mut outdated = if self.another_leads() { self.annotations.wanted() } else { BTreeMap::new() };
         // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease of
@@ -244,7 +220,8 @@ impl<L: LeaseApi> Candidate<L> {
 
     /// Takes or renews the Lease.
     async fn write(&mut self) -> Result<(), Failure> {
-        let (sent, changes) = (clock::now(), self.annotations.wanted());
+        let sent = clock::now();
+        let changes = self.annotations.wanted();
         let written = self.send(&self.config.identity, &changes).await?;
         self.annotations.done(&changes);
         self.lease.written(written.clone(), sent, clock::now());
@@ -309,8 +286,7 @@ impl<L: LeaseApi> Candidate<L> {
     fn resolved(&mut self) {
         self.conflicts = 0;
         self.log_once.resolved();
-        self.metrics.lease_failing.set(0);
-        self.readiness.warn(Warning::Lease, false);
+        self.readiness.set_lease_failing(false);
     }
 
     /// Logs a failure once until it changes, and returns the pause before the next attempt.
@@ -329,8 +305,7 @@ impl<L: LeaseApi> Candidate<L> {
         if self.log_once.is_new(&text) {
             tracing::warn!("{text}; nothing is mirrored by this replica; retrying");
         }
-        self.metrics.lease_failing.set(1);
-        self.readiness.warn(Warning::Lease, true);
+        self.readiness.set_lease_failing(true);
         failure_pause(self.config.lease_duration)
     }
 

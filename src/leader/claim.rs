@@ -19,6 +19,11 @@ impl Claim {
         Self(watch::channel(Some(deadline)).1)
     }
 
+    /// A claim that is never held: for `--no-controller`.
+    pub fn never() -> Self {
+        Self(watch::channel(None).1)
+    }
+
     /// A claim until the deadline that was sent last.
     pub const fn from_receiver(receiver: watch::Receiver<Option<Instant>>) -> Self {
         Self(receiver)
@@ -32,9 +37,7 @@ impl Claim {
     /// Waits until this replica may write.
     pub async fn acquired(&mut self) {
         while !self.is_held() {
-            if self.0.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            self.changed().await;
         }
     }
 
@@ -43,13 +46,14 @@ impl Claim {
         loop {
             let deadline = *self.0.borrow_and_update();
             let Some(deadline) = deadline.filter(|deadline| clock::now() < *deadline) else { return };
-            tokio::select! {
-                biased;
-                () = tokio::time::sleep_until(deadline.into()) => {}
-                changed = self.0.changed() => if changed.is_err() {
-                    tokio::time::sleep_until(deadline.into()).await;
-                },
-            }
+            let _ = tokio::time::timeout_at(deadline.into(), self.changed()).await;
+        }
+    }
+
+    /// Waits for another deadline: for ever, if there will be none.
+    async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending().await
         }
     }
 }

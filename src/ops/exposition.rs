@@ -14,7 +14,8 @@ impl Format {
     /// The format that a client prefers, by the values of its `Accept` headers. OpenMetrics is only for those that name
     /// it: `*/*` means that a client does not know either.
     pub fn accepted<'a>(accept: impl IntoIterator<Item = &'a str>) -> Self {
-        let (mut open_metrics, mut text) = (0.0_f64, 0.0_f64);
+        let mut open_metrics = 0.0_f64;
+        let mut text = 0.0_f64;
         for range in accept.into_iter().flat_map(|value| value.split(',')) {
             let mut parts = range.split(';').map(str::trim);
             let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
@@ -40,7 +41,8 @@ impl Format {
 /// text format, they name its series, and a reader would take them for those of another metric. `# EOF` and `# UNIT`
 /// have no meaning there.
 pub fn as_plain_text(open_metrics: &str) -> String {
-    let (mut text, mut help) = (String::with_capacity(open_metrics.len()), None);
+    let mut text = String::with_capacity(open_metrics.len());
+    let mut help = None;
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             help = rest.split_once(' ');

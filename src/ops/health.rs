@@ -12,13 +12,15 @@ use axum::{
         HeaderMap, StatusCode,
         header::{ACCEPT, CONTENT_TYPE},
     },
-    response::IntoResponse,
     routing::get,
 };
 use tokio::sync::watch;
 
 use super::{exposition::Format, metrics::Metrics};
 use crate::clock;
+
+const LEASE_WARNING: &str =
+    "warning: this replica cannot read or write its Lease, so it cannot become the leader: see its log\n";
 
 /// What must be true for `/readyz` to answer 200.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,20 +37,15 @@ pub enum Condition {
     NotStopping,
 }
 
-/// What `/readyz` says in addition, without effect on its status: the webhook must not stop because the controller does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Warning {
-    /// The last attempt to read or write the Lease failed.
-    Lease,
-}
-
 /// The conditions that are not true yet, and when each watch last received anything.
 #[derive(Clone)]
 pub struct Readiness(watch::Sender<ReadinessState>);
 
 struct ReadinessState {
     unmet: BTreeSet<Condition>,
-    warnings: BTreeSet<Warning>,
+    /// The last attempt to read or write the Lease failed. That has no effect on the status of `/readyz`: the webhook must not
+    /// stop because the controller does.
+    lease_failing: bool,
     last_received: BTreeMap<&'static str, Instant>,
 }
 
@@ -61,7 +58,7 @@ impl Readiness {
             _ => None,
         };
         let last_received = unmet.iter().filter_map(watch).collect();
-        Self(watch::Sender::new(ReadinessState { unmet, warnings: BTreeSet::new(), last_received }))
+        Self(watch::Sender::new(ReadinessState { unmet, lease_failing: false, last_received }))
     }
 
     /// A watch received something from the API server.
@@ -88,10 +85,18 @@ impl Readiness {
         self.0.borrow().unmet.iter().copied().collect()
     }
 
-    pub fn warn(&self, warning: Warning, holds: bool) {
-        self.0.send_if_modified(|state| {
-            if holds { state.warnings.insert(warning) } else { state.warnings.remove(&warning) }
-        });
+    pub(crate) fn set_lease_failing(&self, failing: bool) {
+        self.0.send_if_modified(|state| std::mem::replace(&mut state.lease_failing, failing) != failing);
+    }
+
+    pub(crate) fn is_lease_failing(&self) -> bool {
+        self.0.borrow().lease_failing
+    }
+
+    /// Waits until this holds, which changes only with what watches show.
+    pub(crate) async fn watches_show(&self, holds: impl Fn() -> bool) {
+        // It fails only if the sender is gone, and this is one.
+        let _ = self.0.subscribe().wait_for(|_| holds()).await;
     }
 
     /// Waits until every watch has listed once.
@@ -121,16 +126,6 @@ impl fmt::Display for Condition {
     }
 }
 
-impl fmt::Display for Warning {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lease => f.write_str(
-                "warning: this replica cannot read or write its Lease, so it cannot become the leader: see its log",
-            ),
-        }
-    }
-}
-
 /// `/readyz`. The webhook serves it on its own port, too: an answer there proves that the port serves.
 pub fn readyz(readiness: Readiness) -> Router {
     Router::new().route("/readyz", get(|| async move { readyz_response(&readiness) }))
@@ -142,9 +137,10 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
         "/metrics",
         get(|headers: HeaderMap| async move {
             for (watch, age) in readiness.watch_ages() {
-                metrics.watch_age(watch, age);
+                metrics.watch_age.of(watch).set(age.as_secs_f64());
             }
             metrics.ready.set(readiness.unmet().is_empty().into());
+            metrics.lease_failing.set(readiness.is_lease_failing().into());
             let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
             let format = Format::accepted(accept);
             ([(CONTENT_TYPE, format.content_type())], metrics.render_as(format))
@@ -152,20 +148,20 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
     )
 }
 
-fn readyz_response(readiness: &Readiness) -> impl IntoResponse + use<> {
+fn readyz_response(readiness: &Readiness) -> (StatusCode, String) {
     let unmet = readiness.unmet();
-    let (status, first) = match unmet.is_empty() {
-        true => (StatusCode::OK, Some("ok".to_owned())),
-        false => (StatusCode::SERVICE_UNAVAILABLE, None),
+    let (status, mut text) = if unmet.is_empty() {
+        (StatusCode::OK, "ok\n".to_owned())
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, String::new())
     };
-    let warnings = readiness.0.borrow().warnings.clone();
-    let lines = first.into_iter().chain(unmet.iter().map(ToString::to_string));
-    (
-        status,
-        lines
-            .chain(warnings.iter().map(ToString::to_string))
-            .fold(String::new(), |text, line| text + &line + "\n"),
-    )
+    for condition in unmet {
+        text += &format!("{condition}\n");
+    }
+    if readiness.is_lease_failing() {
+        text += LEASE_WARNING;
+    }
+    (status, text)
 }
 
 #[cfg(test)]

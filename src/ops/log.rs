@@ -12,7 +12,7 @@ use tracing_subscriber::{
 
 pub use lockstep_core::failure::backoff::LogOnce;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Format {
     Text,
     Json,

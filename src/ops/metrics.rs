@@ -2,21 +2,22 @@
 //! number of its values is limited.
 
 use std::{
+    borrow::Cow,
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Metric, Registry},
 };
 
 use super::{exposition::Format, process::ProcessMetrics};
 use crate::ops::exposition;
-use lockstep_cluster::client::CountCall;
 
 /// The field managers of fights beyond a maximum.
 const OTHER_MANAGERS: &str = "other";
@@ -27,12 +28,12 @@ pub struct Metrics {
     registry: Arc<Registry>,
     pub queue_depth: Gauge,
     pub reconcile_seconds: Histogram,
-    pub reconciles: Family<ResultLabel, Counter>,
-    pub writes: Family<ActionLabel, Counter>,
-    pub heals: Family<ReasonLabel, Counter>,
+    pub reconciles: ByLabel<Counter>,
+    pub writes: ByLabel<Counter>,
+    pub heals: ByLabel<Counter>,
     pub conflicts: Gauge,
-    pub troubles: Family<ReasonLabel, Gauge>,
-    fights: Family<ManagerLabel, Counter>,
+    pub troubles: ByLabel<Gauge>,
+    fights: ByLabel<Counter>,
     managers: Arc<Mutex<HashSet<String>>>,
     pub sources: Gauge,
     pub source_cache: Gauge,
@@ -42,42 +43,54 @@ pub struct Metrics {
     companions_in_step: Gauge,
     pub propagation_seconds: Histogram,
     pub deletes_held: Gauge,
-    watch_age: Family<WatchLabel, Gauge<f64, std::sync::atomic::AtomicU64>>,
-    watch_restarts: Family<WatchLabel, Counter>,
-    undecodable_objects: Family<WatchLabel, Counter>,
-    api_calls: Family<CallLabel, Counter>,
+    pub watch_age: ByLabel<Gauge<f64, AtomicU64>>,
+    pub watch_restarts: ByLabel<Counter>,
+    pub undecodable_objects: ByLabel<Counter>,
+    api_calls: Family<[(&'static str, String); 2], Counter>,
     pub events_dropped: Counter,
     pub events_suppressed: Counter,
     pub ready: Gauge,
     pub leader: Gauge,
     pub lease_failing: Gauge,
     pub review_seconds: Histogram,
-    reviews: Family<VerdictLabel, Counter>,
-    denials: Family<ReasonLabel, Counter>,
-    access_reviews: Family<ResultLabel, Counter>,
+    reviews: ByLabel<Counter>,
+    denials: ByLabel<Counter>,
+    access_reviews: ByLabel<Counter>,
     pub connections: Gauge,
-    handshakes: Family<ResultLabel, Counter>,
-    certificate_expiry: Family<CertificateLabel, Gauge>,
-    certificate_rotations: Family<CertificateLabel, Counter>,
+    handshakes: ByLabel<Counter>,
+    /// When the certificates in use expire, as Unix times.
+    pub certificate_expiry: ByLabel<Gauge>,
+    pub certificate_rotations: ByLabel<Counter>,
     pub bundle_writes: Counter,
-    webhook_configuration_missing: Family<KindLabel, Gauge>,
+    pub webhook_configuration_missing: ByLabel<Gauge>,
+}
+
+/// The name of a label and its value.
+type Label = [(&'static str, Cow<'static, str>); 1];
+
+/// A metric with a series for each value of one label.
+#[derive(Clone)]
+pub struct ByLabel<M> {
+    label: &'static str,
+    family: Family<Label, M>,
+}
+
+impl<M: Clone + Default> ByLabel<M> {
+    /// The series of this value. It begins at zero when this is called first.
+    pub fn of(&self, value: impl Into<Cow<'static, str>>) -> M {
+        self.family.get_or_create_owned(&[(self.label, value.into())])
+    }
 }
 
 /// What one source adds to the gauges.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct SourceFigures {
     pub wanted: usize,
     pub in_step: usize,
     pub paused: bool,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct BuildLabel {
-    version: &'static str,
-}
-
 /// How an admission review ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReviewResult {
     Allowed,
     /// The stamped defaults of a source were changed.
@@ -87,57 +100,21 @@ pub enum ReviewResult {
     Rejected,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct VerdictLabel {
-    verdict: &'static str,
-}
-
 /// What a certificate is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum Role {
     Ca,
     Leaf,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ResultLabel {
-    pub result: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ActionLabel {
-    pub action: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ReasonLabel {
-    pub reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ManagerLabel {
-    manager: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct WatchLabel {
-    watch: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct CallLabel {
-    verb: &'static str,
-    code: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct CertificateLabel {
-    certificate: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
+impl From<Role> for Cow<'static, str> {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Ca => "ca",
+            Role::Leaf => "leaf",
+        }
+        .into()
+    }
 }
 
 impl Default for Metrics {
@@ -152,9 +129,8 @@ impl Metrics {
         // The names of these are the same for every program.
         registry.register_collector(Box::new(ProcessMetrics));
         let r = registry.sub_registry_with_prefix("lockstep");
-        let build: Family<BuildLabel, Gauge> = add(r, "build_info", "1, with the version as a label");
-        let version = BuildLabel { version: env!("LOCKSTEP_VERSION") };
-        build.get_or_create(&version).set(1);
+        let build: ByLabel<Gauge> = by(r, "version", "build_info", "1, with the version as a label");
+        build.of(env!("LOCKSTEP_VERSION")).set(1);
         let metrics = Self {
             queue_depth: add(r, "queue_depth", "Sources that wait for a worker"),
             reconcile_seconds: duration(
@@ -162,16 +138,21 @@ impl Metrics {
                 "reconcile_duration_seconds",
                 "Time from taking a source from the queue until its plan is carried out",
             ),
-            reconciles: add(r, "reconciles", "Reconciles of a source, by result"),
-            writes: add(r, "companion_writes", "Companions written, by action"),
-            heals: add(r, "heals", "Companions healed, by what had been changed"),
+            reconciles: by(r, "result", "reconciles", "Reconciles of a source, by result"),
+            writes: by(r, "action", "companion_writes", "Companions written, by action"),
+            heals: by(r, "reason", "heals", "Companions healed, by what had been changed"),
             conflicts: add(
                 r,
                 "conflicts",
                 "Companions that cannot be written because another object or another source has their name",
             ),
-            troubles: add(r, "troubles", "Reasons for which sources do not have their companions"),
-            fights: add(r, "fights", "Heals that were delayed because another field manager overwrites them"),
+            troubles: by(r, "reason", "troubles", "Reasons for which sources do not have their companions"),
+            fights: by(
+                r,
+                "manager",
+                "fights",
+                "Heals that were delayed because another field manager overwrites them",
+            ),
             managers: Arc::default(),
             sources: add(r, "sources", "Sources"),
             source_cache: add(r, "source_cache_bytes", "Content of sources that is kept in memory"),
@@ -198,10 +179,11 @@ impl Metrics {
                 "deletes_held",
                 "1 while deletes are held because they look like an accident",
             ),
-            watch_age: add(r, "watch_age_seconds", "Time since a watch last received anything"),
-            watch_restarts: add(r, "watch_restarts", "Watches started or restarted with a list"),
-            undecodable_objects: add(
+            watch_age: by(r, "watch", "watch_age_seconds", "Time since a watch last received anything"),
+            watch_restarts: by(r, "watch", "watch_restarts", "Watches started or restarted with a list"),
+            undecodable_objects: by(
                 r,
+                "watch",
                 "undecodable_objects",
                 "Objects that a watch showed and that were ignored because they cannot be decoded",
             ),
@@ -220,16 +202,27 @@ impl Metrics {
                 "review_duration_seconds",
                 "Time from the first byte of a review to its response",
             ),
-            reviews: add(r, "reviews", "Admission reviews, by verdict"),
-            denials: add(r, "denials", "Requests refused by the webhook, by reason"),
-            access_reviews: add(r, "access_reviews", "SubjectAccessReviews, by result"),
+            reviews: by(r, "verdict", "reviews", "Admission reviews, by verdict"),
+            denials: by(r, "reason", "denials", "Requests refused by the webhook, by reason"),
+            access_reviews: by(r, "result", "access_reviews", "SubjectAccessReviews, by result"),
             connections: add(r, "webhook_connections", "Open connections to the webhook"),
-            handshakes: add(r, "webhook_handshakes", "TLS handshakes of the webhook, by result"),
-            certificate_expiry: add(r, "certificate_expiry_timestamp_seconds", "When a certificate expires"),
-            certificate_rotations: add(r, "certificate_rotations", "Certificates replaced by this replica"),
-            bundle_writes: add(r, "bundle_writes", "Writes of the CA to webhook configurations"),
-            webhook_configuration_missing: add(
+            handshakes: by(r, "result", "webhook_handshakes", "TLS handshakes of the webhook, by result"),
+            certificate_expiry: by(
                 r,
+                "certificate",
+                "certificate_expiry_timestamp_seconds",
+                "When a certificate expires",
+            ),
+            certificate_rotations: by(
+                r,
+                "certificate",
+                "certificate_rotations",
+                "Certificates replaced by this replica",
+            ),
+            bundle_writes: add(r, "bundle_writes", "Writes of the CA to webhook configurations"),
+            webhook_configuration_missing: by(
+                r,
+                "kind",
                 "webhook_configuration_missing",
                 "1 while a webhook configuration does not exist",
             ),
@@ -237,18 +230,18 @@ impl Metrics {
         };
         // Series with known labels start at zero, so that `increase()` sees the first count.
         for verdict in ["allowed", "stamped", "denied", "rejected"] {
-            drop(metrics.reviews.get_or_create(&VerdictLabel { verdict }));
+            metrics.reviews.of(verdict);
         }
-        drop(metrics.denials.get_or_create(&ReasonLabel { reason: "unanswered" }));
-        drop(metrics.fights.get_or_create(&ManagerLabel { manager: OTHER_MANAGERS.to_owned() }));
+        metrics.denials.of("unanswered");
+        metrics.fights.of(OTHER_MANAGERS);
         for result in ["allowed", "denied"] {
-            drop(metrics.access_reviews.get_or_create(&ResultLabel { result }));
+            metrics.access_reviews.of(result);
         }
         for role in [Role::Ca, Role::Leaf] {
-            drop(metrics.certificate_rotations.get_or_create(&role.into()));
+            metrics.certificate_rotations.of(role);
         }
         for result in ["done", "failed"] {
-            drop(metrics.handshakes.get_or_create(&ResultLabel { result }));
+            metrics.handshakes.of(result);
         }
         metrics
     }
@@ -256,16 +249,16 @@ impl Metrics {
     /// Anybody can choose the name of a field manager, so all beyond a maximum count as `other`.
     pub fn fight(&self, manager: &str) {
         const MAX_MANAGERS: usize = 50;
-        let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut managers = self.managers.lock();
         let known = managers.contains(manager) || managers.len() < MAX_MANAGERS;
         let manager = if known { manager } else { OTHER_MANAGERS }.to_owned();
         managers.insert(manager.clone());
-        self.fights.get_or_create(&ManagerLabel { manager }).inc();
+        self.fights.of(manager).inc();
     }
 
     /// A reconcile has ended with this result.
     pub fn reconciled(&self, result: &'static str, took: Duration) {
-        self.reconciles.get_or_create(&ResultLabel { result }).inc();
+        self.reconciles.of(result).inc();
         self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
@@ -287,56 +280,23 @@ impl Metrics {
             ReviewResult::Denied(reason) => ("denied", Some(reason)),
             ReviewResult::Rejected => ("rejected", None),
         };
-        self.reviews.get_or_create(&VerdictLabel { verdict }).inc();
+        self.reviews.of(verdict).inc();
         if let Some(reason) = denial {
-            self.denials.get_or_create(&ReasonLabel { reason }).inc();
+            self.denials.of(reason).inc();
         }
     }
 
     pub(crate) fn access_review(&self, allowed: bool) {
-        let result = if allowed { "allowed" } else { "denied" };
-        self.access_reviews.get_or_create(&ResultLabel { result }).inc();
+        self.access_reviews.of(if allowed { "allowed" } else { "denied" }).inc();
     }
 
     pub fn handshake(&self, done: bool) {
-        self.handshakes.get_or_create(&ResultLabel { result: if done { "done" } else { "failed" } }).inc();
-    }
-
-    /// For [`lockstep_cluster::client::build`].
-    pub(crate) fn count_calls(&self) -> impl CountCall {
-        let metrics = self.clone();
-        move |verb, status| metrics.api_call(verb, status)
+        self.handshakes.of(if done { "done" } else { "failed" }).inc();
     }
 
     pub(crate) fn api_call(&self, verb: &'static str, status: Option<StatusCode>) {
         let code = status.map_or_else(|| "error".to_owned(), |status| status.as_str().to_owned());
-        self.api_calls.get_or_create(&CallLabel { verb, code }).inc();
-    }
-
-    pub(crate) fn watch_age(&self, watch: &'static str, age: Duration) {
-        self.watch_age.get_or_create(&WatchLabel { watch }).set(age.as_secs_f64());
-    }
-
-    pub(crate) fn watch_restarted(&self, watch: &'static str) {
-        self.watch_restarts.get_or_create(&WatchLabel { watch }).inc();
-        drop(self.undecodable_objects.get_or_create(&WatchLabel { watch }));
-    }
-
-    pub fn undecodable(&self, watch: &'static str) {
-        self.undecodable_objects.get_or_create(&WatchLabel { watch }).inc();
-    }
-
-    /// When the certificate in use expires, as a Unix time.
-    pub(crate) fn certificate_expiry(&self, role: Role, at: i64) {
-        self.certificate_expiry.get_or_create(&role.into()).set(at);
-    }
-
-    pub(crate) fn certificate_rotated(&self, role: Role) {
-        self.certificate_rotations.get_or_create(&role.into()).inc();
-    }
-
-    pub(crate) fn webhook_configuration_missing(&self, kind: &'static str, missing: bool) {
-        self.webhook_configuration_missing.get_or_create(&KindLabel { kind }).set(missing.into());
+        self.api_calls.get_or_create(&[("verb", verb.to_owned()), ("code", code)]).inc();
     }
 
     /// The response body of `/metrics` for clients that ask for no other format.
@@ -347,10 +307,11 @@ impl Metrics {
     /// The response body of `/metrics` in this format.
     pub(crate) fn render_as(&self, format: Format) -> String {
         let mut text = String::new();
-        match (encode(&mut text, &self.registry), format) {
-            (Err(std::fmt::Error), _) => String::new(),
-            (Ok(()), Format::OpenMetrics) => text,
-            (Ok(()), Format::Text) => exposition::as_plain_text(&text),
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        match format {
+            Format::OpenMetrics => text,
+            Format::Text => exposition::as_plain_text(&text),
         }
     }
 }
@@ -360,6 +321,14 @@ fn add<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &
     let metric = M::default();
     registry.register(name, help, metric.clone());
     metric
+}
+
+/// As [`add`], with a label.
+fn by<M>(registry: &mut Registry, label: &'static str, name: &str, help: &str) -> ByLabel<M>
+where
+    Family<Label, M>: Metric + Default,
+{
+    ByLabel { label, family: add(registry, name, help) }
 }
 
 /// As [`add`], for durations in seconds.
@@ -373,16 +342,6 @@ fn histogram<const N: usize>(registry: &mut Registry, name: &str, help: &str, bo
     metric
 }
 
-impl From<Role> for CertificateLabel {
-    fn from(role: Role) -> Self {
-        let certificate = match role {
-            Role::Ca => "ca",
-            Role::Leaf => "leaf",
-        };
-        Self { certificate }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -392,7 +351,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.review(ReviewResult::Denied("edit"));
         metrics.leader.set(1);
-        metrics.certificate_expiry(Role::Leaf, 1_900_000_000);
+        metrics.certificate_expiry.of(Role::Leaf).set(1_900_000_000);
         let text = metrics.render();
         for line in include_str!("../../crates/cli/src/ui/testing/replica_metrics.txt").lines() {
             assert!(text.lines().any(|rendered| rendered == line), "{line}: {text}");
@@ -403,9 +362,9 @@ mod tests {
     fn metrics_are_rendered_with_their_prefix_and_labels() {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));
-        metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }).inc();
-        metrics.certificate_expiry(Role::Ca, 1_700_000_000);
-        metrics.certificate_rotated(Role::Leaf);
+        metrics.heals.of("deleted").inc();
+        metrics.certificate_expiry.of(Role::Ca).set(1_700_000_000);
+        metrics.certificate_rotations.of(Role::Leaf).inc();
         metrics.bundle_writes.inc();
         metrics
             .source_figures(SourceFigures::default(), SourceFigures { wanted: 3, in_step: 2, paused: true });

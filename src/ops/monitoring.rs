@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::metrics::{ActionLabel, Metrics, ReasonLabel, ResultLabel, ReviewResult, Role};
+use super::metrics::{Metrics, ReviewResult, Role};
 
 const RULES: &str = include_str!("../../deploy/components/monitoring/rules.yaml");
 const DASHBOARD: &str = include_str!("../../deploy/components/monitoring/dashboard.json");
@@ -16,21 +16,21 @@ const TARGET_LABELS: [&str; 5] = ["cluster", "instance", "job", "namespace", "po
 /// The response of `/metrics` with a series of every metric: a family without series is left out.
 fn every_series() -> String {
     let metrics = Metrics::new();
-    drop(metrics.reconciles.get_or_create(&ResultLabel { result: "changed" }));
-    drop(metrics.writes.get_or_create(&ActionLabel { action: "created" }));
-    drop(metrics.heals.get_or_create(&ReasonLabel { reason: "deleted" }));
-    drop(metrics.troubles.get_or_create(&ReasonLabel { reason: "fight" }));
+    metrics.reconciles.of("changed");
+    metrics.writes.of("created");
+    metrics.heals.of("deleted");
+    metrics.troubles.of("fight");
     metrics.fight("somebody");
-    metrics.watch_age("source configmaps", std::time::Duration::ZERO);
-    metrics.undecodable("namespaces");
-    metrics.watch_restarted("namespaces");
+    metrics.watch_age.of("source configmaps");
+    metrics.undecodable_objects.of("namespaces");
+    metrics.watch_restarts.of("namespaces");
     metrics.api_call("create", None);
     metrics.review(ReviewResult::Denied("edit"));
     for role in [Role::Ca, Role::Leaf] {
-        metrics.certificate_expiry(role, 1);
-        metrics.certificate_rotated(role);
+        metrics.certificate_expiry.of(role);
+        metrics.certificate_rotations.of(role);
     }
-    metrics.webhook_configuration_missing("ValidatingWebhookConfiguration", true);
+    metrics.webhook_configuration_missing.of("ValidatingWebhookConfiguration");
     metrics.render()
 }
 

@@ -68,29 +68,31 @@ impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Some(process) = Process::read() else { return Ok(()) };
         let cpu = ConstCounter::new(process.cpu_seconds);
-        let help = "User and system CPU time spent";
-        cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, cpu.metric_type())?)?;
+        encode(&mut encoder, "process_cpu_seconds", "User and system CPU time spent", &cpu)?;
         let start = ConstGauge::new(process.start);
         let help = "When the process was started, as a Unix time";
-        start.encode(encoder.encode_descriptor(
-            "process_start_time_seconds",
-            help,
-            None,
-            start.metric_type(),
-        )?)?;
-        let gauges = [
+        encode(&mut encoder, "process_start_time_seconds", help, &start)?;
+        for (name, help, value) in [
             ("process_virtual_memory_bytes", "Virtual memory", Some(process.virtual_bytes)),
             ("process_resident_memory_bytes", "Resident memory", Some(process.resident_bytes)),
             ("process_open_fds", "Open file descriptors", Some(process.open_fds)),
             ("process_max_fds", "Maximum number of open file descriptors", process.max_fds),
-        ];
-        for (name, help, value) in gauges {
-            let Some(value) = value.and_then(|value| i64::try_from(value).ok()) else { continue };
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        ] {
+            if let Some(value) = value.and_then(|value| i64::try_from(value).ok()) {
+                encode(&mut encoder, name, help, &ConstGauge::new(value))?;
+            }
         }
         Ok(())
     }
+}
+
+fn encode(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    metric: &impl EncodeMetric,
+) -> std::fmt::Result {
+    metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
 }
 
 #[cfg(test)]

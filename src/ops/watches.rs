@@ -15,7 +15,8 @@ pub(crate) struct WatchReport {
 
 impl WatchObserver for WatchReport {
     fn list_begins(&self, watch: WatchId) {
-        self.metrics.watch_restarted(watch.as_str());
+        self.metrics.watch_restarts.of(watch.as_str()).inc();
+        self.metrics.undecodable_objects.of(watch.as_str());
     }
 
     fn received(&self, watch: WatchId) {
@@ -31,7 +32,7 @@ impl WatchObserver for WatchReport {
     }
 
     fn undecodable(&self, watch: WatchId) {
-        self.metrics.undecodable(watch.as_str());
+        self.metrics.undecodable_objects.of(watch.as_str()).inc();
     }
 }
 
@@ -57,14 +58,13 @@ mod tests {
         let requeue = Arc::new(|_| {});
         let shared =
             Informers { world, scope, requeue, restores: Restores::default(), observer: Arc::new(report) };
-        let informer = shared.informer(watch);
         let age = || readiness.watch_ages()[0].1;
         let a_while = Duration::from_secs(5);
         tokio::time::advance(a_while).await;
-        informer.handle_event(Event::Init);
+        shared.handle(watch, Event::Init);
         assert_eq!(age(), a_while);
         assert!(readiness.is_false(Condition::Listed(watch.as_str())));
-        informer.handle_event(Event::InitDone("1".to_owned()));
+        shared.handle(watch, Event::InitDone("1".to_owned()));
         assert_eq!(age(), Duration::ZERO);
         readiness.all_listed().await;
     }

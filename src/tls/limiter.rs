@@ -6,11 +6,12 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use http_body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     task::{AbortHandle, Id},
@@ -76,10 +77,10 @@ impl ConnectionLimiter {
         counted().for_each(|(_, open)| *per_peer.entry(open.connection.peer).or_default() += 1);
         let connections_of = |peer| per_peer.get(&peer).copied().unwrap_or_default();
         let candidates = counted().map(|(id, open)| {
-            let (phase, since) = (open.connection.phase(), open.connection.quiet_since());
+            let phase = open.connection.phase();
             let of_same_peer =
                 if phase == Phase::Answering { connections_of(open.connection.peer) } else { 0 };
-            (*id, (phase, Reverse(of_same_peer), since))
+            (*id, (phase, Reverse(of_same_peer), open.connection.last_active()))
         });
         let Some((id, (phase, Reverse(of_same_peer), _))) = candidates.min_by_key(|(_, key)| *key) else {
             return false;
@@ -107,8 +108,8 @@ impl ConnectionLimiter {
     /// Closes connections that were unused or idle for too long.
     pub fn close_expired(&mut self) {
         let expired = |connection: &Connection| match connection.phase() {
-            Phase::Unused => connection.quiet_since().elapsed() >= self.limits.first_request_timeout,
-            Phase::Idle => connection.quiet_since().elapsed() >= self.limits.idle_timeout,
+            Phase::Unused => connection.last_active().elapsed() >= self.limits.first_request_timeout,
+            Phase::Idle => connection.last_active().elapsed() >= self.limits.idle_timeout,
             Phase::Receiving | Phase::Answering => false,
         };
         let open = self.open.iter().filter(|(_, open)| !open.closing && expired(&open.connection));
@@ -161,7 +162,7 @@ impl Connection {
 
     /// A new request, and its body.
     pub fn begin_request(&self) -> (InProgress, InProgress) {
-        *self.last_request() = Some(Instant::now());
+        *self.last_request.lock() = Some(Instant::now());
         (self.requests.clone(), self.bodies.clone())
     }
 
@@ -178,19 +179,15 @@ impl Connection {
             Phase::Answering
         } else if in_progress(&self.requests) > 0 {
             Phase::Receiving
-        } else if self.last_request().is_some() {
+        } else if self.last_request.lock().is_some() {
             Phase::Idle
         } else {
             Phase::Unused
         }
     }
 
-    fn quiet_since(&self) -> Instant {
-        self.last_request().unwrap_or(self.accepted)
-    }
-
-    fn last_request(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.last_request.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_active(&self) -> Instant {
+        self.last_request.lock().unwrap_or(self.accepted)
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 
 use super::fair_semaphore::{Caller, FairSemaphore};
 use crate::ops::metrics::Metrics;
@@ -60,7 +60,8 @@ impl AccessChecker {
         required: &RequiredAccess,
     ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
-        let (mut everywhere, mut rest) = (BTreeMap::new(), Vec::new());
+        let mut everywhere = BTreeMap::new();
+        let mut rest = Vec::new();
         for (namespace, name, verbs) in required.iter() {
             if namespace.is_none() {
                 check.all(accesses(kind, None, name, verbs)).await?;
@@ -94,12 +95,13 @@ impl AccessChecker {
         at: &ObjectKey,
     ) -> Result<(), AccessError> {
         let check = UserCheck { checker: self, caller, user, fingerprint: fingerprint(user) };
-        let (namespace, name) = (Some(at.namespace.to_string()), at.name.to_string());
-        check.check(Access { verb: "get", kind: at.kind, namespace, name }).await
-    }
-
-    fn cache(&self) -> MutexGuard<'_, Cache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        let access = Access {
+            verb: "get",
+            kind: at.kind,
+            namespace: Some(at.namespace.to_string()),
+            name: at.name.to_string(),
+        };
+        check.check(access).await
     }
 }
 
@@ -120,17 +122,12 @@ impl UserCheck<'_> {
         if let Some(first) = accesses.next_if(|first| self.cached(first) == Some(false)) {
             return Err(AccessError::Forbidden(first));
         }
-        let mut results = stream::iter(accesses)
-            .map(|access| self.check(access))
-            .buffered(MAX_CONCURRENT_CALLS_PER_REQUEST);
-        while let Some(result) = results.next().await {
-            result?;
-        }
-        Ok(())
+        let checks = stream::iter(accesses).map(|access| self.check(access));
+        checks.buffered(MAX_CONCURRENT_CALLS_PER_REQUEST).try_collect().await
     }
 
     fn cached(&self, access: &Access) -> Option<bool> {
-        let cached = self.checker.cache().get(&self.cache_key(access)).copied();
+        let cached = self.checker.cache.lock().get(&self.cache_key(access)).copied();
         cached.filter(|(_, when)| when.elapsed() < CACHE_TTL).map(|(allowed, _)| allowed)
     }
 
@@ -139,7 +136,7 @@ impl UserCheck<'_> {
             allowed
         } else {
             let allowed = self.call(&access).await?;
-            let mut cache = self.checker.cache();
+            let mut cache = self.checker.cache.lock();
             if cache.len() >= MAX_CACHE_ENTRIES {
                 cache.clear();
             }
@@ -157,13 +154,11 @@ impl UserCheck<'_> {
 
     async fn call(&self, access: &Access) -> Result<bool, AccessError> {
         let _permit = self.checker.calls.acquire(self.caller.clone(), 1).await;
-        let (client, params) = (self.checker.client(), PostParams::default());
+        let reviews = Api::<SubjectAccessReview>::all(self.checker.client());
         let review = SubjectAccessReview { spec: spec(self.user, access), ..SubjectAccessReview::default() };
-        let outcome = Api::<SubjectAccessReview>::all(client).create(&params, &review).await;
-        let outcome = outcome.map(|answer| answer.status);
-        let status = outcome
-            .map_err(|error| AccessError::Unavailable(client::failure(error).to_string()))?
-            .unwrap_or_default();
+        let answer = reviews.create(&PostParams::default(), &review).await;
+        let answer = answer.map_err(|error| AccessError::Unavailable(client::failure(error).to_string()))?;
+        let status = answer.status.unwrap_or_default();
         self.checker.metrics.access_review(status.allowed);
         Ok(status.allowed && status.denied != Some(true))
     }

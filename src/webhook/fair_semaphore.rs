@@ -4,14 +4,15 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use futures::future::AbortHandle;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// The permits of all requests of one caller are counted together.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Caller {
     Peer(IpAddr),
     /// A user that a verified API server has authenticated. Anybody else may write any name into a review.
@@ -89,7 +90,7 @@ impl FairSemaphore {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -179,7 +180,8 @@ impl Permits {
 
 impl Drop for Permits {
     fn drop(&mut self) {
-        let (rank, mut state) = (self.rank(), self.semaphore.state());
+        let rank = self.rank();
+        let mut state = self.semaphore.state();
         let share = state.share(&self.caller);
         share.revocable.remove(&rank);
         let still_waits = share.waiting.remove(&rank).is_some();

@@ -1,10 +1,7 @@
 //! The webhook's HTTP endpoints: AdmissionReviews in, answers out, within bounds of memory, time and
 //! concurrency.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -13,7 +10,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 
 use super::{
     access::AccessChecker,
@@ -24,7 +22,10 @@ use super::{
     wire,
 };
 use crate::{
-    ops::metrics::{Metrics, ReviewResult},
+    ops::{
+        health::Readiness,
+        metrics::{Metrics, ReviewResult},
+    },
     tls::Peer,
 };
 use lockstep_core::{
@@ -50,6 +51,8 @@ pub struct Webhook {
     world: SharedWorld,
     access: AccessChecker,
     metrics: Metrics,
+    /// Tells when a watch has shown something.
+    readiness: Readiness,
     lookups: Lookups,
     memory: ReviewMemory,
     /// Reviews are taken only from peers that have presented a valid certificate.
@@ -60,7 +63,7 @@ pub struct Webhook {
 /// A request that is no AdmissionReview, or that the webhook cannot handle now.
 type HttpError = (StatusCode, String);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Route {
     Validate,
     Mutate,
@@ -108,6 +111,7 @@ impl Webhook {
         world: SharedWorld,
         access: AccessChecker,
         metrics: Metrics,
+        readiness: Readiness,
         verified_peers_only: bool,
     ) -> Self {
         Self {
@@ -116,6 +120,7 @@ impl Webhook {
             lookups: Lookups::new(access.client()),
             access,
             metrics,
+            readiness,
             memory: ReviewMemory::default(),
             verified_peers_only,
             log_rate_limit: Mutex::default(),
@@ -171,11 +176,8 @@ impl Webhook {
     }
 
     async fn wait_for_namespace(&self, namespace: &str) {
-        let start = Instant::now();
-        let unknown = || self.world.read(|world| world.namespaces().defaults(namespace).is_none());
-        while unknown() && start.elapsed() < NAMESPACE_TIMEOUT {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let is_known = || self.world.read(|world| world.namespaces().defaults(namespace).is_some());
+        let _ = timeout(NAMESPACE_TIMEOUT, self.readiness.watches_show(is_known)).await;
     }
 
     fn judge(&self, review: ParsedReview) -> JudgedReview {
@@ -212,7 +214,8 @@ impl Webhook {
         verdict: Verdict,
         preview: Option<Preview>,
     ) -> Result<Vec<String>, Denial> {
-        let (caller, user) = (author.caller(), &author.user);
+        let caller = author.caller();
+        let user = &author.user;
         let (mut warnings, has_rights) = match verdict {
             Verdict::Deny(denial) => return Err(denial),
             Verdict::Allow { warnings } => (warnings, false),
@@ -257,7 +260,7 @@ impl Webhook {
     /// None if the line must be suppressed; otherwise, how many lines were suppressed before it, if any.
     fn may_log(&self) -> Option<Option<u64>> {
         let now = Instant::now().into_std();
-        let suppressed = self.log_rate_limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now)?;
+        let suppressed = self.log_rate_limit.lock().admit(now)?;
         Some((suppressed > 0).then_some(suppressed))
     }
 
@@ -292,7 +295,7 @@ impl Author {
 }
 
 async fn in_time(check: impl Future<Output = Result<(), AccessError>>) -> Result<(), AccessError> {
-    let checked = tokio::time::timeout(ACCESS_CHECK_TIMEOUT, check).await;
+    let checked = timeout(ACCESS_CHECK_TIMEOUT, check).await;
     checked.unwrap_or_else(|_| Err(AccessError::Unavailable("no answer in time".to_owned())))
 }
 

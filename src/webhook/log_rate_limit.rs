@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 const MAX_LINES_PER_SECOND: u32 = 20;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct LogRateLimit {
     window_start: Option<Instant>,
     lines: u32,

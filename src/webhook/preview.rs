@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, stream::FuturesUnordered};
 use http::StatusCode;
 use kube::{Client, api::GetParams, client::Body, core::Request as ApiRequest};
 
@@ -132,13 +132,8 @@ impl Lookups {
     /// Whether objects have the names of the first companions that would be created. What is not answered in time is left
     /// out.
     pub async fn find(&self, caller: Caller, outcome: &Outcome) -> HashMap<ObjectKey, bool> {
-        let places: Vec<ObjectKey> = outcome.creates().take(MAX_LOOKUPS).cloned().collect();
-        let read = |at: ObjectKey| {
-            let caller = caller.clone();
-            async move { (self.exists(caller, &at).await, at) }
-        };
-        let reads: Vec<_> = places.into_iter().map(read).collect();
-        let mut reads = stream::iter(reads).buffer_unordered(MAX_CONCURRENT_LOOKUPS);
+        let read = async |at: ObjectKey| (self.exists(caller.clone(), &at).await, at);
+        let mut reads: FuturesUnordered<_> = outcome.creates().take(MAX_LOOKUPS).cloned().map(read).collect();
         let mut found = HashMap::new();
         let all = async {
             while let Some((exists, at)) = reads.next().await {

@@ -32,7 +32,7 @@ const MAX_SMALL_BODY_BYTES: usize = 256 << 10;
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why a body was not read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
     #[error("too many requests at a time: try again")]
     Overloaded,

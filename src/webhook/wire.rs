@@ -11,7 +11,7 @@ use lockstep_core::{
 
 /// Why a body is no AdmissionReview that the webhook handles. The message repeats nothing of the body: it may
 /// hold a Secret.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     #[error("the body is not an AdmissionReview: {0} error at line {1} column {2}")]
     Json(&'static str, usize, usize),
@@ -174,11 +174,8 @@ fn json_error(error: &serde_json::Error) -> Malformed {
     Malformed::Json(category, error.line(), error.column())
 }
 
-/// The label and the message of a denial.
-pub type Denied = (&'static str, String);
-
-/// The answer to a review: allowed with warnings, or denied. `patch` is a serialized JSON patch.
-pub fn answer(uid: &str, outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Vec<u8> {
+/// The answer to a review: allowed with warnings, or denied, with a label and a message. `patch` is a serialized JSON patch.
+pub fn answer(uid: &str, outcome: Result<Vec<String>, (&str, String)>, patch: Option<Vec<u8>>) -> Vec<u8> {
     let mut response = json!({"uid": uid, "allowed": outcome.is_ok()});
     match outcome {
         Ok(warnings) if warnings.is_empty() => {}

@@ -237,7 +237,7 @@ impl Fixture {
 
 /// The certificates of one replica. Its tasks end when it is dropped.
 struct Replica {
-    _tasks: JoinSet<&'static str>,
+    _tasks: JoinSet<()>,
     resolver: Arc<Resolver>,
     metrics: Metrics,
     readiness: Readiness,

@@ -1,23 +1,19 @@
 //! Builds the Kubernetes client, and turns its errors into [`Failure`].
 
-use std::{
-    future::Future,
-    path::Path,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use http::{Method, Request, Response, StatusCode};
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioExecutor};
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, UserInfo};
 use kube::{
-    Client, Config,
+    Api, Client, Config,
+    api::{GetParams, PostParams},
     client::{Body, ConfigExt},
     config::{KubeConfigOptions, Kubeconfig},
+    core,
 };
 use serde::de::DeserializeOwned;
-use tower::{BoxError, Layer, Service, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder};
 
 pub use lockstep_core::failure::Failure;
 
@@ -81,7 +77,10 @@ pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> Resu
 
 /// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries. `count` is told the verb of each call, and the
 /// status code of its answer, if there was one.
-pub fn build(mut config: Config, count: impl CountCall) -> Result<Client, Error> {
+pub fn build(
+    mut config: Config,
+    count: impl Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static,
+) -> Result<Client, Error> {
     if let Some(proxy) = config.proxy_url {
         return Err(Error::ProxyUnsupported(proxy));
     }
@@ -94,13 +93,22 @@ pub fn build(mut config: Config, count: impl CountCall) -> Result<Client, Error>
         hyper_util::client::legacy::Builder::new(TokioExecutor::new())
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .build(connector);
+    let counted = tower::service_fn(move |request: Request<Body>| {
+        let verb = verb(&request);
+        let count = count.clone();
+        let answer = http.request(request);
+        async move {
+            let answer = answer.await;
+            count(verb, answer.as_ref().ok().map(Response::status));
+            answer
+        }
+    });
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer().map_err(build_error)?)
         .layer(config.extra_headers_layer().map_err(build_error)?)
-        .layer(CountCalls(count))
         .map_err(BoxError::from)
-        .service(http);
+        .service(counted);
     Ok(Client::new(service, config.default_namespace))
 }
 
@@ -131,9 +139,10 @@ pub async fn who_am_i(client: &Client) -> Result<String, Failure> {
 
 /// The user that the API server authenticates this process as, by a SelfSubjectReview.
 pub async fn user_info(client: &Client) -> Result<UserInfo, Failure> {
-    let reviews = kube::Api::<SelfSubjectReview>::all(client.clone());
-    let (params, request) = (kube::api::PostParams::default(), SelfSubjectReview::default());
-    let review = with_timeout(REQUEST_TIMEOUT, reviews.create(&params, &request)).await?;
+    let reviews = Api::<SelfSubjectReview>::all(client.clone());
+    let review =
+        with_timeout(REQUEST_TIMEOUT, reviews.create(&PostParams::default(), &SelfSubjectReview::default()))
+            .await?;
     Ok(review.status.and_then(|status| status.user_info).unwrap_or_default())
 }
 
@@ -150,9 +159,17 @@ pub async fn with_timeout<T>(
 
 /// Reads one object of the collection at a path.
 pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -> Result<T, Failure> {
-    let request = kube::core::Request::new(path).get(name, &kube::api::GetParams::default());
+    send(client, REQUEST_TIMEOUT, core::Request::new(path).get(name, &GetParams::default())).await
+}
+
+/// Sends a request, if it could be built.
+pub async fn send<T: DeserializeOwned>(
+    client: &Client,
+    timeout: Duration,
+    request: Result<Request<Vec<u8>>, core::request::Error>,
+) -> Result<T, Failure> {
     let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    with_timeout(REQUEST_TIMEOUT, client.request(request)).await
+    with_timeout(timeout, client.request(request)).await
 }
 
 /// What a failed call means.
@@ -184,57 +201,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Takes note of a call to the API server.
-pub trait CountCall: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static {}
-
-impl<F: Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static> CountCall for F {}
-
-/// A tower layer that counts API calls by verb and status code.
-#[derive(Clone)]
-struct CountCalls<F>(F);
-
-#[derive(Clone)]
-struct Counted<S, F> {
-    inner: S,
-    count: F,
-}
-
-impl<S, F: Clone> Layer<S> for CountCalls<F> {
-    type Service = Counted<S, F>;
-
-    fn layer(&self, inner: S) -> Counted<S, F> {
-        Counted { inner, count: self.0.clone() }
-    }
-}
-
-impl<S, F, B, R> Service<Request<B>> for Counted<S, F>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    S::Future: Send + 'static,
-    S::Error: 'static,
-    F: CountCall,
-    R: 'static,
-{
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let verb = verb(&request);
-        let count = self.count.clone();
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await;
-            count(verb, answer.as_ref().ok().map(Response::status));
-            answer
-        })
-    }
-}
-
 fn verb<B>(request: &Request<B>) -> &'static str {
     let query = request.uri().query().unwrap_or_default();
     match *request.method() {
@@ -255,6 +221,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[tokio::test]
     async fn sockets_detect_a_dead_peer_by_keepalive_and_user_timeout() {
+        use tower::Service;
+
         use rustix::net::sockopt::{tcp_keepcnt, tcp_keepidle, tcp_keepintvl, tcp_user_timeout};
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());

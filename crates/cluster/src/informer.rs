@@ -11,9 +11,8 @@ use crate::{
 };
 use lockstep_core::{
     failure::Failure,
-    keys::Keys,
-    object::{Kind, Meta, NamespaceObject, Object, ObjectKey, watched::Watched},
-    world::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId, World},
+    object::{Meta, Object, ObjectKey},
+    world::{Effect, ObservedCompanion, ObservedSource, Scope, SharedWorld, SourceEvent, WatchId},
 };
 
 /// What all watches share.
@@ -41,18 +40,9 @@ pub trait WatchObserver: Send + Sync {
     fn undecodable(&self, _: WatchId) {}
 }
 
-/// Takes no note of anything.
-impl WatchObserver for () {}
-
-/// Applies the events of one watch to the world.
-pub struct Informer {
-    watch: WatchId,
-    shared: Informers,
-}
-
 impl Informers {
     /// Starts the watches. None of the tasks ever ends.
-    pub fn start(&self, tasks: &mut JoinSet<&'static str>, client: &Client) {
+    pub fn start(&self, tasks: &mut JoinSet<()>, client: &Client) {
         for watch in self.scope.watches() {
             self.start_watch(tasks, client, watch, None);
         }
@@ -61,47 +51,22 @@ impl Informers {
     /// Starts one watch, in one namespace or in all.
     pub fn start_watch(
         &self,
-        tasks: &mut JoinSet<&'static str>,
+        tasks: &mut JoinSet<()>,
         client: &Client,
         watch: WatchId,
         namespace: Option<&str>,
     ) {
-        let informer = Informer { watch, shared: self.clone() };
-        let spec = spec(watch, &self.scope.keys, namespace);
-        let (client, restores) = (client.clone(), self.restores.clone());
+        let shared = self.clone();
+        let client = client.clone();
+        let spec = self.spec(watch, namespace);
         tasks.spawn(async move {
-            match watch {
-                WatchId::Namespaces => {
-                    watch::run(client, spec, restores, |event| informer.namespace(event)).await
-                }
-                WatchId::Companions(kind) => {
-                    watch::run(client, spec, restores, |event| informer.companion(kind, event)).await
-                }
-                WatchId::Sources(kind) => {
-                    watch::run(client, spec, restores, |event| informer.source(kind, event)).await
-                }
-            }
-            "watch"
+            watch::run(client, spec, shared.restores.clone(), |event| shared.handle(watch, event)).await;
         });
-    }
-
-    /// Takes the events of a watch that a test has in place of [`watch::run`].
-    #[cfg(any(test, feature = "testing"))]
-    pub fn informer(&self, watch: WatchId) -> Informer {
-        Informer { watch, shared: self.clone() }
     }
 
     /// Lists once what a watch would show, in all namespaces.
     pub async fn list(&self, client: &Client, watch: WatchId) -> Result<(), Failure> {
-        let informer = Informer { watch, shared: self.clone() };
-        let (client, spec) = (client.clone(), spec(watch, &self.scope.keys, None));
-        match watch {
-            WatchId::Namespaces => watch::list(client, spec, |event| informer.namespace(event)).await,
-            WatchId::Companions(kind) => {
-                watch::list(client, spec, |event| informer.companion(kind, event)).await
-            }
-            WatchId::Sources(kind) => watch::list(client, spec, |event| informer.source(kind, event)).await,
-        }
+        watch::list(client.clone(), self.spec(watch, None), |event| self.handle(watch, event)).await
     }
 
     /// Lists once what a watch would show in these namespaces. Returns those in which that is allowed.
@@ -111,153 +76,84 @@ impl Informers {
         watch: WatchId,
         namespaces: &BTreeSet<String>,
     ) -> Result<BTreeSet<String>, Failure> {
-        let informer = Informer { watch, shared: self.clone() };
         let mut seen = BTreeSet::new();
-        match watch {
-            WatchId::Namespaces => {
-                informer.namespace(Event::Init);
-                for name in namespaces {
-                    // A user with `get` on one namespace usually has no `list`.
-                    match client::get(client, "/api/v1/namespaces", name).await {
-                        Ok(found) => informer.namespace(Event::Apply(found)),
-                        // It does not exist.
-                        Err(Failure::NotFound) => {}
-                        Err(Failure::Forbidden(_)) => continue,
-                        Err(failure) => return Err(failure),
+        // Several lists are one for the world: it removes what a list has not shown when it ends.
+        self.handle(watch, Event::Init);
+        for name in namespaces {
+            let listed = if watch == WatchId::Namespaces {
+                self.read_namespace(client, name).await
+            } else {
+                let objects = |event| {
+                    if !matches!(event, Event::Init | Event::InitDone(_)) {
+                        self.handle(watch, event);
                     }
+                };
+                watch::list(client.clone(), self.spec(watch, Some(name)), objects).await
+            };
+            match listed {
+                Ok(()) => {
                     seen.insert(name.clone());
                 }
-                informer.namespace(Event::InitDone(String::new()));
-            }
-            WatchId::Companions(kind) | WatchId::Sources(kind) => {
-                let handle = |event: Event<Object>| match watch {
-                    WatchId::Companions(_) => informer.companion(kind, event),
-                    _ => informer.source(kind, event),
-                };
-                handle(Event::Init);
-                for name in namespaces {
-                    // Several lists are one for the world: it removes what a list has not shown when it ends.
-                    let listed =
-                        watch::list(client.clone(), spec(watch, &self.scope.keys, Some(name)), |event| {
-                            if !matches!(event, Event::Init | Event::InitDone(_)) {
-                                handle(event);
-                            }
-                        });
-                    match listed.await {
-                        Ok(()) => drop(seen.insert(name.clone())),
-                        Err(Failure::Forbidden(_) | Failure::NotFound) => {}
-                        Err(failure) => return Err(failure),
-                    }
-                }
-                handle(Event::InitDone(String::new()));
+                Err(Failure::Forbidden(_) | Failure::NotFound) => {}
+                Err(failure) => return Err(failure),
             }
         }
+        self.handle(watch, Event::InitDone(String::new()));
         Ok(seen)
     }
-}
 
-fn spec(watch: WatchId, keys: &Keys, namespace: Option<&str>) -> WatchSpec {
-    let (resource, label_selector) = match watch {
-        WatchId::Namespaces => ("namespaces", None),
-        WatchId::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
-        WatchId::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
-    };
-    let path = match namespace {
-        Some(namespace) if watch != WatchId::Namespaces => {
-            format!("/api/v1/namespaces/{namespace}/{resource}")
+    /// A user with `get` on one namespace usually has no `list`.
+    async fn read_namespace(&self, client: &Client, name: &str) -> Result<(), Failure> {
+        match client::get(client, "/api/v1/namespaces", name).await {
+            Ok(found) => self.handle(WatchId::Namespaces, Event::Apply(found)),
+            // That it does not exist is seen, too.
+            Err(Failure::NotFound) => {}
+            Err(failure) => return Err(failure),
         }
-        _ => format!("/api/v1/{resource}"),
-    };
-    WatchSpec { name: watch.as_str().to_owned(), path, label_selector, field_selector: None }
-}
+        Ok(())
+    }
 
-impl Informer {
-    /// Handles an event as the watch does.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn handle_event(&self, event: Event<Object>) {
-        match self.watch {
-            WatchId::Namespaces => {
-                self.namespace(event.map(|Object { metadata, .. }| NamespaceObject { metadata }));
+    fn spec(&self, watch: WatchId, namespace: Option<&str>) -> WatchSpec {
+        let keys = &self.scope.keys;
+        let (resource, label_selector) = match watch {
+            WatchId::Namespaces => ("namespaces", None),
+            WatchId::Companions(kind) => (kind.plural(), Some(format!("{}=true", keys.companion))),
+            WatchId::Sources(kind) => (kind.plural(), Some(format!("{}=true", keys.managed))),
+        };
+        let path = match namespace {
+            Some(namespace) if watch != WatchId::Namespaces => {
+                format!("/api/v1/namespaces/{namespace}/{resource}")
             }
-            WatchId::Companions(kind) => self.companion(kind, event),
-            WatchId::Sources(kind) => self.source(kind, event),
-        }
-    }
-
-    fn source(&self, kind: Kind, event: Event<Object>) {
-        let scope = &self.shared.scope;
-        self.handle(
-            event,
-            |object| ObservedSource::read(&scope.keys, &scope.rules, kind, object),
-            World::apply_source,
-            |world, object| world.delete_source(kind, &object.metadata),
-        );
-    }
-
-    fn companion(&self, kind: Kind, event: Event<Object>) {
-        self.handle(
-            event,
-            |object| ObservedCompanion::read(&self.shared.scope.keys, kind, object),
-            World::apply_companion,
-            |world, object| world.delete_companion(kind, &object.metadata),
-        );
-    }
-
-    fn namespace(&self, event: Event<NamespaceObject>) {
-        let mut complaint = None;
-        let apply = |world: &mut World, meta: Meta| {
-            let (effect, text) = world.apply_namespace(&meta);
-            complaint = text.map(|text| (meta.name, text));
-            effect
+            _ => format!("/api/v1/{resource}"),
         };
-        let delete = |world: &mut World, object: NamespaceObject| {
-            world.delete_namespace(&object.metadata.name);
-            Effect::default()
-        };
-        self.handle(event, |object| object.metadata, apply, delete);
-        // Logged after the world's lock is released: a log may be slow.
-        if let Some((namespace, text)) = complaint {
-            tracing::warn!(namespace, "{text}");
-        }
+        WatchSpec { name: watch.as_str().to_owned(), path, label_selector, field_selector: None }
     }
 
-    /// `read` is the slow part, so it runs before the world is locked.
-    fn handle<T: Watched, R>(
-        &self,
-        event: Event<T>,
-        read: impl FnOnce(T) -> R,
-        apply: impl FnOnce(&mut World, R) -> Effect,
-        delete: impl FnOnce(&mut World, T) -> Effect,
-    ) {
-        let Informers { world, requeue, observer, .. } = &self.shared;
+    /// Applies an event of a watch to the world.
+    pub fn handle(&self, watch: WatchId, event: Event<Object>) {
         // `Init` comes before the request for a list, so it does not show that the API server answers.
         let received = !matches!(event, Event::Init);
-        let mut effect = match event {
+        let mut effect = Effect::default();
+        match event {
             Event::Init => {
-                world.write(|world| world.list_begins(self.watch));
-                observer.list_begins(self.watch);
-                Effect::default()
+                self.world.write(|world| world.list_begins(watch));
+                self.observer.list_begins(watch);
             }
             Event::Apply(object) => {
-                observer.shown(self.watch, object.meta());
-                let read = read(object);
-                world.write(|world| apply(world, read))
+                self.observer.shown(watch, &object.metadata);
+                effect = self.apply(watch, object);
             }
-            Event::Delete(object) => world.write(|world| delete(world, object)),
+            Event::Delete(object) => effect = self.delete(watch, &object.metadata),
             Event::InitDone(version) => {
                 let version = version.parse().unwrap_or(u64::MAX);
-                let effect = world.write(|world| world.list_ends(self.watch, version));
-                observer.listed(self.watch);
-                effect
+                effect = self.world.write(|world| world.list_ends(watch, version));
+                self.observer.listed(watch);
             }
-            Event::Bookmark => Effect::default(),
-            Event::Undecodable(_) => {
-                observer.undecodable(self.watch);
-                Effect::default()
-            }
-        };
+            Event::Bookmark => {}
+            Event::Undecodable(_) => self.observer.undecodable(watch),
+        }
         if received {
-            observer.received(self.watch);
+            self.observer.received(watch);
         }
         for (source, event) in &effect.events {
             self.log(source, *event);
@@ -265,21 +161,55 @@ impl Informer {
         if !effect.requeue.is_empty() {
             // The same events lead to the same writes, in the same order.
             effect.requeue.sort_unstable();
-            requeue(effect.requeue);
+            (self.requeue)(effect.requeue);
         }
+    }
+
+    /// An object is reduced to what is kept of it before the world is locked, because that takes long.
+    fn apply(&self, watch: WatchId, object: Object) -> Effect {
+        let Scope { keys, rules, .. } = &self.scope;
+        match watch {
+            WatchId::Sources(kind) => {
+                let source = ObservedSource::read(keys, rules, kind, object);
+                self.world.write(|world| world.apply_source(source))
+            }
+            WatchId::Companions(kind) => {
+                let companion = ObservedCompanion::read(keys, kind, object);
+                self.world.write(|world| world.apply_companion(companion))
+            }
+            WatchId::Namespaces => {
+                let meta = object.metadata;
+                let (effect, complaint) = self.world.write(|world| world.apply_namespace(&meta));
+                // Not while the world is locked: a log may be slow.
+                if let Some(text) = complaint {
+                    tracing::warn!(namespace = meta.name, "{text}");
+                }
+                effect
+            }
+        }
+    }
+
+    fn delete(&self, watch: WatchId, meta: &Meta) -> Effect {
+        self.world.write(|world| match watch {
+            WatchId::Sources(kind) => world.delete_source(kind, meta),
+            WatchId::Companions(kind) => world.delete_companion(kind, meta),
+            WatchId::Namespaces => {
+                world.delete_namespace(&meta.name);
+                Effect::default()
+            }
+        })
     }
 
     fn log(&self, source: &ObjectKey, event: SourceEvent) {
         let kind = source.kind.as_str();
-        let names = self
-            .shared
-            .world
-            .read(|world| world.source(source).and_then(|source| source.key_names()).cloned());
+        let names =
+            self.world.read(|world| world.source(source).and_then(|source| source.key_names()).cloned());
         let keys = names.as_deref().unwrap_or_default();
-        match event {
-            SourceEvent::Added => tracing::info!(kind, %source, keys, "source added"),
-            SourceEvent::Changed => tracing::info!(kind, %source, keys, "source changed"),
-            SourceEvent::Removed => tracing::info!(kind, %source, "source removed"),
-        }
+        let (keys, what) = match event {
+            SourceEvent::Added => (Some(keys), "added"),
+            SourceEvent::Changed => (Some(keys), "changed"),
+            SourceEvent::Removed => (None, "removed"),
+        };
+        tracing::info!(kind, %source, keys, "source {what}");
     }
 }

@@ -9,8 +9,20 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::client::with_timeout;
+use crate::client;
 use lockstep_core::{failure::Failure, lease::record::LeaseRecord};
+
+/// What the election needs of the API server; the simulation has one in memory.
+pub trait LeaseApi: Send + Sync + 'static {
+    fn get(&self, timeout: Duration) -> impl Future<Output = Result<LeaseRecord, Failure>> + Send;
+
+    /// Replaces this version of the Lease, or creates one if it has no version.
+    fn write(
+        &self,
+        lease: &LeaseRecord,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<LeaseRecord, Failure>> + Send;
+}
 
 /// The Lease of an instance, at the API server.
 #[derive(Clone)]
@@ -24,21 +36,6 @@ impl LeaseClient {
     pub fn new(client: Client, namespace: &str, name: &str) -> Self {
         let collection = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases");
         Self { client, collection, name: name.to_owned() }
-    }
-
-    pub async fn get(&self, timeout: Duration) -> Result<LeaseRecord, Failure> {
-        self.send(self.request().get(&self.name, &GetParams::default()), timeout).await
-    }
-
-    /// Replaces this version of the Lease, or creates one if it has no version.
-    pub async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
-        let (params, body) = (PostParams::default(), json!(lease).to_string().into_bytes());
-        let request = if lease.metadata.resource_version.is_some() {
-            self.request().replace(&self.name, &params, body)
-        } else {
-            self.request().create(&params, body)
-        };
-        self.send(request, timeout).await
     }
 
     pub async fn merge(&self, patch: &Value, timeout: Duration) -> Result<LeaseRecord, Failure> {
@@ -55,7 +52,23 @@ impl LeaseClient {
         request: Result<http::Request<Vec<u8>>, request::Error>,
         timeout: Duration,
     ) -> Result<LeaseRecord, Failure> {
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        with_timeout(timeout, self.client.request(request)).await
+        client::send(&self.client, timeout, request).await
+    }
+}
+
+impl LeaseApi for LeaseClient {
+    async fn get(&self, timeout: Duration) -> Result<LeaseRecord, Failure> {
+        self.send(self.request().get(&self.name, &GetParams::default()), timeout).await
+    }
+
+    async fn write(&self, lease: &LeaseRecord, timeout: Duration) -> Result<LeaseRecord, Failure> {
+        let params = PostParams::default();
+        let body = json!(lease).to_string().into_bytes();
+        let request = if lease.metadata.resource_version.is_some() {
+            self.request().replace(&self.name, &params, body)
+        } else {
+            self.request().create(&params, body)
+        };
+        self.send(request, timeout).await
     }
 }

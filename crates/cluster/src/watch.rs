@@ -22,7 +22,7 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
     core::{ListMeta, Request},
 };
-use tokio::time::Instant;
+use tokio::{sync::watch as channel, time::Instant};
 
 use crate::client::{self, with_timeout};
 use list::{List, ListSplitter};
@@ -59,7 +59,7 @@ const MAX_LOGGED_UNDECODABLE: usize = 100;
 const POSITION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What to watch.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WatchSpec {
     /// Its name in logs.
     pub name: String,
@@ -83,20 +83,6 @@ pub enum Event<T> {
     Undecodable(Undecodable),
 }
 
-impl<T> Event<T> {
-    #[cfg(any(test, feature = "testing"))]
-    pub fn map<U>(self, map: impl FnOnce(T) -> U) -> Event<U> {
-        match self {
-            Self::Init => Event::Init,
-            Self::Apply(object) => Event::Apply(map(object)),
-            Self::Delete(object) => Event::Delete(map(object)),
-            Self::InitDone(version) => Event::InitDone(version),
-            Self::Bookmark => Event::Bookmark,
-            Self::Undecodable(object) => Event::Undecodable(object),
-        }
-    }
-}
-
 /// Why a watch ended.
 #[derive(Debug, thiserror::Error)]
 enum WatchError {
@@ -109,28 +95,29 @@ enum WatchError {
     /// Everything is listed again.
     #[error("etcd was restored from a backup")]
     Restored,
+    #[error("{1}")]
+    Failed(Stage, Failure),
+}
+
+/// How far a request came that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
     /// There was no answer.
-    #[error("{0}")]
-    Unanswered(Failure),
+    Unanswered,
     /// The answer is an error.
-    #[error("{0}")]
-    Refused(Failure),
+    Refused,
     /// The answer broke off, or cannot be decoded.
-    #[error("{0}")]
-    Broken(Failure),
+    Broken,
 }
 
 const EXPIRED: WatchError = WatchError::Relist("the resourceVersion has expired");
-
-/// The resourceVersion to resume from; `None` before the list is complete.
-type ResumeVersion = Option<String>;
 
 /// Watches without end. A failure is retried, and logged once until it changes.
 pub async fn run<T: Watched>(
     client: Client,
     spec: WatchSpec,
     restores: Restores,
-    sink: impl FnMut(Event<T>),
+    sink: impl FnMut(Event<T>) + Send,
 ) {
     run_with_stall_timeout(client, spec, restores, STALL_TIMEOUT, sink).await;
 }
@@ -139,34 +126,19 @@ pub async fn run<T: Watched>(
 pub async fn list<T: Watched>(
     client: Client,
     spec: WatchSpec,
-    mut sink: impl FnMut(Event<T>),
+    mut sink: impl FnMut(Event<T>) + Send,
 ) -> Result<(), Failure> {
-    let watcher = Watcher {
-        page_size: LARGE_PAGE_SIZE,
-        ..Watcher::new(client, spec, Restores::default(), STALL_TIMEOUT)
-    };
-    let (mut version, complete) = (None, tokio::sync::Notify::new());
-    let mut stop_at_end = |event: Event<T>| {
-        if matches!(event, Event::InitDone(_)) {
-            complete.notify_one();
-        }
-        sink(event);
-    };
-    let streamed = tokio::select! {
-        outcome = watcher.watch(&mut version, &mut stop_at_end) => outcome,
-        () = complete.notified() => return Ok(()),
-    };
-    let outcome = match streamed {
+    let watcher = Watcher { once: true, ..Watcher::new(client, spec, Restores::default(), STALL_TIMEOUT) };
+    let mut seen = Seen::new(&mut sink);
+    let outcome = match watcher.watch(&mut seen).await {
         // A user may have the verb list and not watch.
-        Err(WatchError::StreamingUnsupported | WatchError::Refused(Failure::Forbidden(_))) => {
-            watcher.list(&mut None, &mut sink).await
+        Err(WatchError::StreamingUnsupported | WatchError::Failed(Stage::Refused, Failure::Forbidden(_))) => {
+            watcher.list(&mut seen).await
         }
         outcome => outcome,
     };
     outcome.map_err(|error| match error {
-        WatchError::Unanswered(failure) | WatchError::Refused(failure) | WatchError::Broken(failure) => {
-            failure
-        }
+        WatchError::Failed(_, failure) => failure,
         other => Failure::Unavailable(other.to_string()),
     })
 }
@@ -177,121 +149,155 @@ pub async fn run_with_stall_timeout<T: Watched>(
     spec: WatchSpec,
     restores: Restores,
     stall_timeout: Duration,
-    mut sink: impl FnMut(Event<T>),
+    mut sink: impl FnMut(Event<T>) + Send,
 ) {
-    let mut restored = restores.subscribe();
-    let watcher = Watcher::new(client, spec, restores, stall_timeout);
-    let name = &*watcher.spec.name;
-    let mut version: ResumeVersion = None;
-    let mut streaming = true;
-    let mut last_event = Instant::now();
-    let (mut refused, mut broken) = (Retry::new(REFUSED_BACKOFF), Retry::new(BROKEN_BACKOFF));
-    let mut failed_resumes = 0;
-    let mut log_once = LogOnce::default();
-    let mut logged_undecodable = HashSet::new();
-    // The newest version seen of this resource.
-    let mut position = 0;
-    let mut broke_off = false;
-    loop {
-        let (resumed_from, started, count) = (version.clone(), Instant::now(), watcher.restores.count());
-        let mut sink = |event: Event<T>| {
-            last_event = Instant::now();
-            if let Event::InitDone(listed) = &event {
-                if watcher.report_restore(number(listed), position, count) {
-                    // Not complete before the other watches have begun to list, too: companions that the restore
-                    // erased would be created again for sources that it erased as well.
-                    return;
-                }
-                position = number(listed).unwrap_or_default();
+    let watch = Watch {
+        restored: restores.subscribe(),
+        watcher: Watcher::new(client, spec, restores, stall_timeout),
+        seen: Seen::new(&mut sink),
+        streaming: true,
+        broke_off: false,
+        refused: Retry::new(REFUSED_BACKOFF),
+        broken: Retry::new(BROKEN_BACKOFF),
+        failed_resumes: 0,
+        log_once: LogOnce::default(),
+    };
+    watch.run().await;
+}
+
+/// A watch that never ends: one list or watch after the other.
+struct Watch<'a, T> {
+    watcher: Watcher,
+    seen: Seen<'a, T>,
+    /// Changes with each restore of etcd.
+    restored: channel::Receiver<u64>,
+    /// Whether lists are streamed.
+    streaming: bool,
+    /// The last watch ended before its time, so the next one may meet another etcd.
+    broke_off: bool,
+    refused: Retry,
+    broken: Retry,
+    failed_resumes: u32,
+    log_once: LogOnce,
+}
+
+impl<T: Watched> Watch<'_, T> {
+    async fn run(mut self) {
+        loop {
+            let outcome = self.attempt().await;
+            let pause = self.pause_after(outcome);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                Ok(()) = self.restored.changed() => self.seen.forget(),
             }
-            if let Event::Undecodable(object) = &event
-                && logged_undecodable.len() < MAX_LOGGED_UNDECODABLE
-                && logged_undecodable.insert((object.namespace.clone(), object.name.clone()))
-            {
-                let Undecodable { namespace, name: object, resource_version } = object;
-                tracing::warn!(
-                    watch = name,
-                    namespace,
-                    object,
-                    resource_version,
-                    "an object cannot be decoded: it is ignored"
-                );
-            }
-            sink(event);
-        };
-        let lists = version.is_none() && !streaming;
-        let check = (broke_off && !lists).then(|| resumed_from.as_deref().and_then(number)).flatten();
-        let attempt = async {
-            match lists {
-                true => watcher.list(&mut version, &mut sink).await,
-                false => watcher.watch(&mut version, &mut sink).await,
-            }
-        };
+        }
+    }
+
+    /// One list or watch.
+    async fn attempt(&mut self) -> Result<(), WatchError> {
+        let Self { watcher, seen, restored, .. } = self;
+        let resumed_from = seen.version.clone();
+        let started = Instant::now();
+        let lists = resumed_from.is_none() && !self.streaming;
+        seen.restores = watcher.restores.count();
+        let resumed_at = resumed_from.as_deref().and_then(number);
+        let check = watcher.check_position(resumed_at.filter(|_| self.broke_off), seen.restores);
+        let attempt = async { if lists { watcher.list(seen).await } else { watcher.watch(seen).await } };
         let outcome = tokio::select! {
             biased;
             Ok(()) = restored.changed() => Err(WatchError::Restored),
             outcome = attempt => outcome,
-            never = watcher.check_position(check, count) => match never {},
+            never = check => match never {},
         };
-        position = version.as_deref().and_then(number).unwrap_or(position);
-        broke_off = !lists && (outcome.is_err() || started.elapsed() + MIN_WATCH_TIME < WATCH_TIMEOUT);
-        if version != resumed_from {
-            failed_resumes = 0;
+        seen.position = seen.version.as_deref().and_then(number).unwrap_or(seen.position);
+        self.broke_off = !lists && (outcome.is_err() || started.elapsed() + MIN_WATCH_TIME < WATCH_TIMEOUT);
+        if seen.version != resumed_from {
+            self.failed_resumes = 0;
         }
-        if !matches!(outcome, Err(WatchError::Unanswered(_) | WatchError::Refused(_))) {
-            refused.reset();
+        // A list proves nothing about the watch that follows.
+        if outcome.is_ok() && !lists {
+            self.broken.reset();
+            self.log_once.resolved();
         }
-        let mut pause = match outcome {
-            Ok(()) => {
-                // A list proves nothing about the watch that follows.
-                if !lists {
-                    broken.reset();
-                    log_once.resolved();
-                }
-                Duration::ZERO
-            }
+        outcome
+    }
+
+    /// Decides how to go on after an attempt, and returns how long to wait before that.
+    fn pause_after(&mut self, outcome: Result<(), WatchError>) -> Duration {
+        let name = &*self.watcher.spec.name;
+        if !matches!(outcome, Err(WatchError::Failed(Stage::Unanswered | Stage::Refused, _))) {
+            self.refused.reset();
+        }
+        let pause = match outcome {
+            Ok(()) => Duration::ZERO,
             Err(WatchError::StreamingUnsupported) => {
                 tracing::info!(watch = name, "the API server does not stream lists; listing in pages");
-                streaming = false;
+                self.streaming = false;
                 Duration::ZERO
             }
             Err(WatchError::Restored) => {
-                // What was seen before the restore says nothing about the list that follows.
-                (version, position) = (None, 0);
+                self.seen.forget();
                 Duration::ZERO
             }
             Err(WatchError::Relist(reason)) => {
                 tracing::info!(watch = name, reason, "listing again");
-                version = None;
-                broken.next_delay()
+                self.seen.version = None;
+                self.broken.next_delay()
             }
-            Err(
-                ref error @ (WatchError::Unanswered(ref failure)
-                | WatchError::Refused(ref failure)
-                | WatchError::Broken(ref failure)),
-            ) => {
+            Err(WatchError::Failed(stage, failure)) => {
                 let text = failure.explain(&format!("the watch of {name}"));
-                if log_once.is_new(&text) {
+                if self.log_once.is_new(&text) {
                     tracing::warn!(watch = name, "{text}; retrying");
                 }
-                failed_resumes += u32::from(!matches!(error, WatchError::Unanswered(_)));
-                match error {
-                    WatchError::Broken(_) => broken.next_delay(),
-                    _ => refused.next_delay(),
-                }
+                self.failed_resumes += u32::from(stage != Stage::Unanswered);
+                if stage == Stage::Broken { self.broken.next_delay() } else { self.refused.next_delay() }
             }
         };
-        let stalled = last_event.elapsed() > stall_timeout;
-        if version.is_some() && (stalled || failed_resumes >= MAX_FAILED_RESUMES) {
-            let reason = if stalled { "the watch has stalled" } else { "the watch cannot be resumed" };
-            tracing::info!(watch = name, reason, "listing again");
-            version = None;
-            pause = pause.max(broken.next_delay());
+        let stalled = self.seen.last_event.elapsed() > self.watcher.stall_timeout;
+        if self.seen.version.is_none() || !(stalled || self.failed_resumes >= MAX_FAILED_RESUMES) {
+            return pause;
         }
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            Ok(()) = restored.changed() => (version, position) = (None, 0),
+        let reason = if stalled { "the watch has stalled" } else { "the watch cannot be resumed" };
+        tracing::info!(watch = name, reason, "listing again");
+        self.seen.version = None;
+        pause.max(self.broken.next_delay())
+    }
+}
+
+/// What a watch has seen, and who is told.
+struct Seen<'a, T> {
+    sink: &'a mut (dyn FnMut(Event<T>) + Send),
+    /// The resourceVersion to resume from; `None` before the list is complete.
+    version: Option<String>,
+    /// The newest version seen of this resource.
+    position: u64,
+    /// How many restores of etcd were known when the attempt began.
+    restores: u64,
+    last_event: Instant,
+    logged_undecodable: HashSet<(String, String)>,
+}
+
+impl<'a, T> Seen<'a, T> {
+    fn new(sink: &'a mut (dyn FnMut(Event<T>) + Send)) -> Self {
+        let last_event = Instant::now();
+        Self { sink, version: None, position: 0, restores: 0, last_event, logged_undecodable: HashSet::new() }
+    }
+
+    /// What was seen before a restore says nothing about the list that follows.
+    fn forget(&mut self) {
+        (self.version, self.position) = (None, 0);
+    }
+
+    /// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.
+    fn advance(&mut self, to: &str) {
+        if let Some(version) = self.version.as_mut().filter(|_| !to.is_empty()) {
+            to.clone_into(version);
         }
+    }
+
+    fn show(&mut self, event: Event<T>) {
+        self.last_event = Instant::now();
+        (self.sink)(event);
     }
 }
 
@@ -301,28 +307,19 @@ struct Watcher {
     spec: WatchSpec,
     restores: Restores,
     stall_timeout: Duration,
-    page_size: u32,
+    /// Lists, and does not watch.
+    once: bool,
 }
 
 impl Watcher {
     fn new(client: Client, spec: WatchSpec, restores: Restores, stall_timeout: Duration) -> Self {
-        Self {
-            client,
-            request: Request::new(&*spec.path),
-            spec,
-            restores,
-            stall_timeout,
-            page_size: PAGE_SIZE,
-        }
+        Self { client, request: Request::new(&*spec.path), spec, restores, stall_timeout, once: false }
     }
 
     /// Watches from a resourceVersion, or streams the list first. `Ok` when the server ends the watch, but not at once.
-    async fn watch<T: Watched>(
-        &self,
-        version: &mut ResumeVersion,
-        sink: &mut impl FnMut(Event<T>),
-    ) -> Result<(), WatchError> {
-        let (listing, started) = (version.is_none(), Instant::now());
+    async fn watch<T: Watched>(&self, seen: &mut Seen<'_, T>) -> Result<(), WatchError> {
+        let listing = seen.version.is_none();
+        let started = Instant::now();
         let params = WatchParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),
@@ -332,27 +329,27 @@ impl Watcher {
         };
         if listing {
             // Before the request, because the list may miss what is written from here on.
-            sink(Event::Init);
+            seen.show(Event::Init);
         }
         // An empty resourceVersion asks for a consistent list.
-        let mut request =
-            self.request.watch(&params, version.as_deref().unwrap_or_default()).map_err(invalid_request)?;
+        let version = seen.version.as_deref().unwrap_or_default();
+        let mut request = self.request.watch(&params, version).map_err(invalid_request)?;
         // A compressed watch is one gzip member an event since Kubernetes 1.37; kube's client decodes only the first.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let lines = self.answer(self.client.request_stream(request)).await?;
         let lines = lines.map_err(|error| refused(error, listing))?;
-        self.follow(lines, version, sink).await?;
-        match started.elapsed() < MIN_WATCH_TIME {
-            true => Err(WatchError::Broken(Failure::Unavailable("the watch ended at once".to_owned()))),
-            false => Ok(()),
+        self.follow(lines, seen).await?;
+        if !self.once && started.elapsed() < MIN_WATCH_TIME {
+            let failure = Failure::Unavailable("the watch ended at once".to_owned());
+            return Err(WatchError::Failed(Stage::Broken, failure));
         }
+        Ok(())
     }
 
     async fn follow<T: Watched>(
         &self,
         lines: impl AsyncBufRead,
-        version: &mut ResumeVersion,
-        sink: &mut impl FnMut(Event<T>),
+        seen: &mut Seen<'_, T>,
     ) -> Result<(), WatchError> {
         let mut lines = std::pin::pin!(lines);
         loop {
@@ -364,9 +361,10 @@ impl Watcher {
                 Err(error) if !is_cut_off(&error) => return Err(broken(kube::Error::ReadEvents(error))),
                 Ok(1..) => {}
                 Ok(0) | Err(_) => {
-                    return match version {
-                        Some(_) => Ok(()),
-                        None => Err(WatchError::Relist("the watch ended before the list was complete")),
+                    return if seen.version.is_some() {
+                        Ok(())
+                    } else {
+                        Err(WatchError::Relist("the watch ended before the list was complete"))
                     };
                 }
             }
@@ -374,34 +372,65 @@ impl Watcher {
                 Ok(event) => event,
                 Err(_) if !line.ends_with(b"\n") || line.trim_ascii().is_empty() => continue,
                 Err(object) => {
-                    advance(version, &object.resource_version);
-                    sink(Event::Undecodable(object));
+                    seen.advance(&object.resource_version);
+                    self.skip(object, seen);
                     continue;
                 }
             };
             match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    advance(version, &object.meta().resource_version);
-                    sink(Event::Apply(object));
+                    seen.advance(&object.meta().resource_version);
+                    seen.show(Event::Apply(object));
                 }
                 WatchEvent::Deleted(object) => {
-                    advance(version, &object.meta().resource_version);
-                    sink(Event::Delete(object));
+                    seen.advance(&object.meta().resource_version);
+                    seen.show(Event::Delete(object));
                 }
                 WatchEvent::Bookmark(bookmark) => {
-                    if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") {
-                        sink(Event::InitDone(bookmark.metadata.resource_version.clone()));
-                        *version = Some(bookmark.metadata.resource_version);
-                    } else {
-                        if version.is_some() {
-                            *version = Some(bookmark.metadata.resource_version);
+                    let meta = bookmark.metadata;
+                    if meta.annotations.contains_key("k8s.io/initial-events-end") {
+                        self.list_ends(meta.resource_version, seen);
+                        if self.once {
+                            return Ok(());
                         }
-                        sink(Event::Bookmark);
+                    } else {
+                        seen.advance(&meta.resource_version);
+                        seen.show(Event::Bookmark);
                     }
                 }
                 WatchEvent::Error(status) => return Err(broken(kube::Error::Api(status))),
             }
         }
+    }
+
+    /// An object that cannot be decoded.
+    fn skip<T>(&self, object: Undecodable, seen: &mut Seen<'_, T>) {
+        let Undecodable { namespace, name, resource_version } = &object;
+        if seen.logged_undecodable.len() < MAX_LOGGED_UNDECODABLE
+            && seen.logged_undecodable.insert((namespace.clone(), name.clone()))
+        {
+            tracing::warn!(
+                watch = self.spec.name,
+                namespace,
+                object = name,
+                resource_version,
+                "an object cannot be decoded: it is ignored"
+            );
+        }
+        seen.show(Event::Undecodable(object));
+    }
+
+    fn list_ends<T>(&self, version: String, seen: &mut Seen<'_, T>) {
+        let listed = number(&version);
+        seen.last_event = Instant::now();
+        seen.version = Some(version.clone());
+        if self.report_restore(listed, seen.position, seen.restores) {
+            // Not complete before the other watches have begun to list, too: companions that the restore erased would be
+            // created again for sources that it erased as well.
+            return;
+        }
+        seen.position = listed.unwrap_or_default();
+        seen.show(Event::InitDone(version));
     }
 
     async fn answer<T>(&self, response: impl Future<Output = T>) -> Result<T, WatchError> {
@@ -412,7 +441,7 @@ impl Watcher {
     async fn page<T: Watched>(
         &self,
         request: http::Request<Vec<u8>>,
-        sink: &mut impl FnMut(Event<T>),
+        seen: &mut Seen<'_, T>,
     ) -> kube::Result<ListMeta> {
         let mut list = ListSplitter::default();
         let mut answer = std::pin::pin!(self.client.request_stream(request).await?);
@@ -421,7 +450,10 @@ impl Watcher {
             if received.is_empty() {
                 return list.finish().map_err(kube::Error::SerdeError);
             }
-            list.push(received, |object| sink(object.map_or_else(Event::Undecodable, Event::Apply)));
+            list.push(received, |object| match object {
+                Ok(object) => seen.show(Event::Apply(object)),
+                Err(object) => self.skip(object, seen),
+            });
             let length = received.len();
             answer.consume_unpin(length);
         }
@@ -460,27 +492,21 @@ impl Watcher {
     }
 
     /// Lists in pages; the next watch resumes from there.
-    async fn list<T: Watched>(
-        &self,
-        version: &mut ResumeVersion,
-        sink: &mut impl FnMut(Event<T>),
-    ) -> Result<(), WatchError> {
-        sink(Event::Init);
+    async fn list<T: Watched>(&self, seen: &mut Seen<'_, T>) -> Result<(), WatchError> {
+        seen.show(Event::Init);
         let mut params = ListParams {
             label_selector: self.spec.label_selector.clone(),
             field_selector: self.spec.field_selector.clone(),
             ..ListParams::default()
         }
-        .limit(self.page_size);
+        .limit(if self.once { LARGE_PAGE_SIZE } else { PAGE_SIZE });
         loop {
             let request = self.request.list(&params).map_err(invalid_request)?;
-            let page = self.answer(self.page(request, sink)).await?;
+            let page = self.answer(self.page(request, seen)).await?;
             let metadata = page.map_err(|error| refused(error, false))?;
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
-                let listed = metadata.resource_version.unwrap_or_default();
-                sink(Event::InitDone(listed.clone()));
-                *version = Some(listed);
+                self.list_ends(metadata.resource_version.unwrap_or_default(), seen);
                 return Ok(());
             }
         }
@@ -490,13 +516,6 @@ impl Watcher {
 /// A resourceVersion as a number, which it is on every server with etcd.
 fn number(version: &str) -> Option<u64> {
     version.parse().ok()
-}
-
-/// Events advance the version only once the list is complete, because an incomplete list cannot be resumed.
-fn advance(version: &mut ResumeVersion, to: &str) {
-    if let Some(version) = version.as_mut().filter(|_| !to.is_empty()) {
-        to.clone_into(version);
-    }
 }
 
 /// Whether the connection was closed within a chunk, as when an API server stops. That ends a watch like any other.
@@ -519,9 +538,9 @@ fn refused(error: kube::Error, listing: bool) -> WatchError {
         kube::Error::Api(status) if listing && matches!(status.code, 400 | 422) => {
             WatchError::StreamingUnsupported
         }
-        kube::Error::Api(_) => WatchError::Refused(client::failure(error)),
-        kube::Error::SerdeError(_) | kube::Error::ReadEvents(_) => WatchError::Broken(client::failure(error)),
-        _ => WatchError::Unanswered(client::failure(error)),
+        kube::Error::Api(_) => failed(Stage::Refused, error),
+        kube::Error::SerdeError(_) | kube::Error::ReadEvents(_) => failed(Stage::Broken, error),
+        _ => failed(Stage::Unanswered, error),
     }
 }
 
@@ -529,12 +548,16 @@ fn refused(error: kube::Error, listing: bool) -> WatchError {
 fn broken(error: kube::Error) -> WatchError {
     match &error {
         kube::Error::Api(status) if status.code == 410 => EXPIRED,
-        _ => WatchError::Broken(client::failure(error)),
+        _ => failed(Stage::Broken, error),
     }
 }
 
+fn failed(stage: Stage, error: kube::Error) -> WatchError {
+    WatchError::Failed(stage, client::failure(error))
+}
+
 fn invalid_request(error: kube::core::request::Error) -> WatchError {
-    WatchError::Refused(Failure::Unavailable(error.to_string()))
+    WatchError::Failed(Stage::Refused, Failure::Unavailable(error.to_string()))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use tokio::sync::Semaphore as Gate;
 
 use super::*;
 use lockstep_core::{
-    object::Object,
     plan::{DeleteReason, Trouble},
     policy::content::Digest,
     testing::{
@@ -50,7 +49,8 @@ fn fixture(source_cache: usize, text: &str) -> (Cluster, Arc<Gated>, Applier<Arc
     cluster.put(source("home", "colors").annotate("target-namespaces", "a,b").data("text", text));
     let (store, reads_begun) = (cluster.api(), AtomicUsize::new(0));
     let api = Arc::new(Gated { store, creates: Gate::new(100), reads: Gate::new(100), reads_begun });
-    let applier = Applier::new(api.clone(), keys(), cluster.world.clone(), Arc::default(), 64);
+    let applier =
+        Applier::new(api.clone(), Claim::permanent(), keys(), cluster.world.clone(), Arc::default(), 64);
     (cluster, api, applier)
 }
 
@@ -261,7 +261,14 @@ async fn companion_whose_label_a_plugin_puts_back_is_released_again_later_and_no
     let key = cluster.put(kept);
     cluster.reconcile(&key);
     cluster.delete(&key);
-    let applier = Applier::new(Relabelling(cluster.api()), keys(), cluster.world.clone(), Arc::default(), 64);
+    let applier = Applier::new(
+        Relabelling(cluster.api()),
+        Claim::permanent(),
+        keys(),
+        cluster.world.clone(),
+        Arc::default(),
+        64,
+    );
     let release = PlannedWrite { removal: Some(Removal::Release), ..write_to("a") };
     let Err(ApplyError::Retry { trouble, .. }) = applier.apply(&release, NEW).await else {
         panic!("released")
@@ -271,4 +278,15 @@ async fn companion_whose_label_a_plugin_puts_back_is_released_again_later_and_no
     // The annotations are gone, and with them what says that it stays.
     let planned = cluster.plan_companion(&key, &release.at);
     assert_eq!(planned, Some(lockstep_core::testing::cluster::Planned::Release(DeleteReason::SourceGone)));
+}
+
+#[tokio::test]
+async fn nothing_is_sent_without_the_claim() {
+    let (cluster, api, mut applier) = fixture(1 << 20, "blue");
+    applier.claim = Claim::never();
+    let at = write_to("a").at;
+    for request in [CompanionRequest::Create(Vec::new()), CompanionRequest::GetMetadata] {
+        assert_eq!(applier.send(&at, request).await.err(), Some(Failure::NotLeader));
+    }
+    assert_eq!((text_in(&cluster, "a"), api.store.reads()), (None, 0));
 }

@@ -6,10 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::{Notify, watch};
 
 use super::*;
-use crate::{
-    controller::events::EventRecorder,
-    ops::metrics::{ActionLabel, ReasonLabel, ResultLabel},
-};
+use crate::controller::events::EventRecorder;
 use lockstep_cluster::testing::api::api_server;
 use lockstep_core::{
     lease::hold::{HeldDeletes, Release, to_annotation},
@@ -41,12 +38,12 @@ impl TestApi {
     async fn pass(&self, at: &ObjectKey) -> Result<(), Failure> {
         loop {
             let released = self.released.notified();
-            if !lock(&self.hanging).contains(&*at.namespace) {
+            if !self.hanging.lock().contains(&*at.namespace) {
                 break;
             }
             released.await;
         }
-        if lock(&self.failing).contains(&*at.namespace) { Err(Failure::Conflict) } else { Ok(()) }
+        if self.failing.lock().contains(&*at.namespace) { Err(Failure::Conflict) } else { Ok(()) }
     }
 }
 
@@ -66,10 +63,10 @@ impl CompanionApi for TestApi {
 struct Fixture {
     cluster: Cluster,
     api: TestApi,
-    reconciler: Reconciler<TestApi>,
+    reconciler: Arc<Reconciler<TestApi>>,
     lease: watch::Sender<Option<Instant>>,
-    write_workers: Vec<BoxFuture<'static, ()>>,
-    reconcile_worker: BoxFuture<'static, ()>,
+    write_workers: Vec<BoxFuture<'static, Infallible>>,
+    reconcile_worker: BoxFuture<'static, Infallible>,
 }
 
 impl Fixture {
@@ -100,13 +97,9 @@ impl Fixture {
         let world = cluster.world.clone();
         let reconciler =
             Reconciler::new(&settings, api.clone(), world, Arc::default(), reporter, claim, metrics);
-        let writing = |_| {
-            let reconciler = reconciler.clone();
-            async move { reconciler.write_all().await }.boxed()
-        };
-        let write_workers = (0..settings.writes).map(writing).collect();
-        let worker = reconciler.clone();
-        let reconcile_worker = async move { worker.reconcile_all().await }.boxed();
+        let reconciler = Arc::new(reconciler);
+        let write_workers = (0..settings.writes).map(|_| reconciler.clone().write_all().boxed()).collect();
+        let reconcile_worker = reconciler.clone().reconcile_all().boxed();
         reconciler.open(&BTreeMap::new());
         Self { cluster, api, reconciler, lease, write_workers, reconcile_worker }
     }
@@ -132,16 +125,16 @@ impl Fixture {
     }
 
     fn enqueue(&self, key: &ObjectKey) {
-        self.reconciler.0.queue.push_all([key.clone()]);
+        self.reconciler.queue.push_all([key.clone()]);
     }
 
     fn hang(&self, namespaces: &[&'static str]) {
-        *lock(&self.api.hanging) = namespaces.iter().copied().collect();
+        *self.api.hanging.lock() = namespaces.iter().copied().collect();
         self.api.released.notify_waiters();
     }
 
     fn state(&self, key: &ObjectKey) -> Option<Arc<Mutex<SourceState>>> {
-        self.reconciler.0.sources().get(key).cloned()
+        self.reconciler.sources.lock().get(key).cloned()
     }
 
     fn sky(&self, namespace: &str) -> Option<String> {
@@ -150,18 +143,17 @@ impl Fixture {
     }
 
     fn written(&self, action: &'static str) -> u64 {
-        self.reconciler.0.metrics.writes.get_or_create(&ActionLabel { action }).get()
+        self.reconciler.metrics.writes.of(action).get()
     }
 
     fn heals(&self) -> u64 {
-        let heals = &self.reconciler.0.metrics.heals;
-        let count = |heal: Heal| heals.get_or_create(&ReasonLabel { reason: heal.as_str() }).get();
+        let heals = &self.reconciler.metrics.heals;
+        let count = |heal: Heal| heals.of(heal.as_str()).get();
         Heal::ALL.into_iter().map(count).sum()
     }
 
     fn reconciles(&self) -> u64 {
-        let count =
-            |result| self.reconciler.0.metrics.reconciles.get_or_create(&ResultLabel { result }).get();
+        let count = |result| self.reconciler.metrics.reconciles.of(result).get();
         ["retry", "trouble", "changed", "unchanged"].into_iter().map(count).sum()
     }
 }
@@ -270,7 +262,7 @@ async fn companion_is_not_stuck_in_flight_when_the_write_queue_was_closed() {
     let mut fixture = Fixture::new(cluster);
     // The lead is lost and regained while a worker is between a key and its writes.
     fixture.reconciler.close();
-    fixture.reconciler.0.reconcile(&key);
+    fixture.reconciler.reconcile(&key);
     fixture.reconciler.open(&BTreeMap::new());
     fixture.settle().await;
     assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
@@ -303,12 +295,12 @@ async fn source_that_is_gone_keeps_its_uid_while_its_deletes_wait() {
     let key = configmap("home", "s0");
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    let uid = lock(&fixture.state(&key).expect("a state")).uid.clone();
+    let uid = fixture.state(&key).expect("a state").lock().uid.clone();
     fixture.cluster.delete(&key);
     fixture.enqueue(&key);
     fixture.settle().await;
     assert!(fixture.cluster.object(&configmap("away", "s0-synced")).is_some(), "the brake waits for others");
-    assert_eq!(lock(&fixture.state(&key).expect("a state")).uid, uid);
+    assert_eq!(fixture.state(&key).expect("a state").lock().uid, uid);
 }
 
 #[tokio::test]
@@ -330,7 +322,7 @@ async fn stale_cache_backs_off_although_reconciles_meanwhile_meet_none() {
     let mut cluster = Cluster::with(&["home", "slow"]);
     let key = cluster.put(colors("blue", "slow"));
     let mut fixture = Fixture::new(cluster);
-    lock(&fixture.api.failing).insert("slow");
+    fixture.api.failing.lock().insert("slow");
     let mut last = 0;
     for _ in 0..5 {
         fixture.hang(&["slow"]);
@@ -340,7 +332,7 @@ async fn stale_cache_backs_off_although_reconciles_meanwhile_meet_none() {
         fixture.settle().await;
         fixture.hang(&[]);
         fixture.write();
-        let stale = lock(&fixture.state(&key).expect("a state")).retry.stale_count();
+        let stale = fixture.state(&key).expect("a state").lock().retry.stale_count();
         assert!(stale > last, "{stale} {last}");
         last = stale;
     }
@@ -356,10 +348,10 @@ async fn deletes_in_flight_do_not_count_again_for_the_brake() {
     fixture.cluster.delete(&key);
     fixture.enqueue(&key);
     fixture.settle().await;
-    let pending = |fixture: &Fixture| lock(&fixture.reconciler.0.brake).pending_count();
+    let pending = |fixture: &Fixture| fixture.reconciler.brake.lock().pending_count();
     assert_eq!(pending(&fixture), 1);
     // The window is over: what was due before is forgotten.
-    *lock(&fixture.reconciler.0.brake) = Brake::new(testing::keys(), Duration::from_secs(300));
+    *fixture.reconciler.brake.lock() = Brake::new(testing::keys(), Duration::from_secs(300));
     fixture.enqueue(&key);
     fixture.settle().await;
     assert_eq!(pending(&fixture), 0);
@@ -400,9 +392,9 @@ async fn releases_are_not_held() {
         let object = fixture.cluster.object(&configmap("away", &format!("s{n}-synced"))).expect("it stays");
         assert!(object.metadata.labels.is_empty() && object.metadata.annotations.is_empty());
     }
-    assert_eq!(lock(&fixture.reconciler.0.brake).pending_count(), 0);
+    assert_eq!(fixture.reconciler.brake.lock().pending_count(), 0);
     assert_eq!(fixture.written("released"), 30);
-    assert!(fixture.reconciler.0.sources().is_empty(), "their sources are forgotten");
+    assert!(fixture.reconciler.sources.lock().is_empty(), "their sources are forgotten");
 }
 
 #[tokio::test]
@@ -419,7 +411,7 @@ async fn companions_beside_their_source_do_not_hide_an_accident_in_other_namespa
     }
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    let held = lock(&fixture.reconciler.0.brake).is_holding();
+    let held = fixture.reconciler.brake.lock().is_holding();
     assert!(held, "all companions in other namespaces would be deleted");
 }
 
@@ -431,7 +423,7 @@ async fn holding() -> Fixture {
     }
     let mut fixture = Fixture::new(cluster);
     fixture.settle().await;
-    assert!(lock(&fixture.reconciler.0.brake).is_holding());
+    assert!(fixture.reconciler.brake.lock().is_holding());
     fixture
 }
 
@@ -443,7 +435,7 @@ async fn hold_ends_when_others_delete_the_held_companions() {
         fixture.enqueue(&configmap("home", &format!("s{n}")));
     }
     fixture.settle().await;
-    assert!(!lock(&fixture.reconciler.0.brake).is_holding());
+    assert!(!fixture.reconciler.brake.lock().is_holding());
 }
 
 #[tokio::test]
@@ -503,25 +495,25 @@ async fn resync_enqueues_what_no_event_has_enqueued_and_leaves_settled_sources_a
         let before = fixture.reconciles();
         fixture.reconciler.resync().await;
         assert_eq!(
-            (fixture.reconciler.0.queue.depth(), fixture.reconciles()),
+            (fixture.reconciler.queue.depth(), fixture.reconciles()),
             (0, before + 1),
             "before {change}"
         );
         make(&mut fixture.cluster);
         fixture.reconciler.resync().await;
-        assert_eq!(fixture.reconciler.0.queue.depth(), 1, "{change}");
+        assert_eq!(fixture.reconciler.queue.depth(), 1, "{change}");
         fixture.settle().await;
         assert!(fixture.cluster.plan(&key).changes.is_empty(), "{change}");
         if change == "the source gets a problem" {
             // It is reported again before its Event expires, and reconciles find out when it ends.
             fixture.reconciler.resync().await;
-            assert_eq!(fixture.reconciler.0.queue.depth(), 1, "{change}");
+            assert_eq!(fixture.reconciler.queue.depth(), 1, "{change}");
             fixture.cluster.put(colors("red", "away"));
             fixture.settle().await;
         }
     }
     fixture.reconciler.resync().await;
-    assert_eq!((fixture.reconciler.0.queue.depth(), fixture.sky("away")), (0, None));
+    assert_eq!((fixture.reconciler.queue.depth(), fixture.sky("away")), (0, None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,7 +527,7 @@ async fn heals_that_are_far_apart_are_no_fight_although_nothing_else_happens_to_
         fixture.enqueue(&key);
         fixture.settle().await;
         assert_eq!(fixture.sky("away").as_deref(), Some("blue"));
-        assert!(lock(&fixture.state(&key).unwrap()).reported.is_empty(), "a fight");
+        assert!(fixture.state(&key).unwrap().lock().reported.is_empty(), "a fight");
         for _ in 0..7 {
             tokio::time::advance(Duration::from_secs(30)).await;
             fixture.reconciler.resync().await;
@@ -548,7 +540,7 @@ async fn heals_that_are_far_apart_are_no_fight_although_nothing_else_happens_to_
 #[tokio::test]
 async fn resync_ends_what_is_shown_and_remembered_of_deletes_that_are_not_due_any_more() {
     let mut fixture = holding().await;
-    assert_eq!(fixture.reconciler.0.metrics.deletes_held.get(), 1);
+    assert_eq!(fixture.reconciler.metrics.deletes_held.get(), 1);
     let keys: Vec<ObjectKey> = (0..30)
         .map(|n| {
             let name = format!("s{n}");
@@ -558,16 +550,16 @@ async fn resync_ends_what_is_shown_and_remembered_of_deletes_that_are_not_due_an
     keys.iter().for_each(|key| fixture.enqueue(key));
     fixture.settle().await;
     // As if the last of them had shown it just before it ended the hold.
-    fixture.reconciler.0.metrics.deletes_held.set(1);
+    fixture.reconciler.metrics.deletes_held.set(1);
     fixture.reconciler.resync().await;
-    assert_eq!(fixture.reconciler.0.metrics.deletes_held.get(), 0);
+    assert_eq!(fixture.reconciler.metrics.deletes_held.get(), 0);
 
     let due = [configmap("away", "s0-synced")];
     let totals = Totals { companions: 100, sources: 100 };
-    lock(&fixture.reconciler.0.brake).ask(Instant::now(), &keys[0], &due, totals);
+    fixture.reconciler.brake.lock().ask(Instant::now(), &keys[0], &due, totals);
     fixture.reconciler.resync().await;
     fixture.settle().await;
-    assert!(!lock(&fixture.reconciler.0.brake).awaits_deletes_of(&keys[0]));
+    assert!(!fixture.reconciler.brake.lock().awaits_deletes_of(&keys[0]));
 }
 
 #[tokio::test]
@@ -595,7 +587,7 @@ async fn nothing_is_written_for_a_source_that_a_new_list_has_not_shown_yet() {
     let draft = || source("home", "colors").annotate("target-namespaces", "slow").data("sky", "blue");
     let colors = fixture.cluster.put(draft());
     let list = WatchId::Sources(colors.kind);
-    fixture.reconciler.0.world.write(|world| world.list_begins(list));
+    fixture.reconciler.world.write(|world| world.list_begins(list));
     fixture.enqueue(&colors);
     fixture.settle().await;
     assert_eq!(fixture.sky("slow"), None);

@@ -3,8 +3,9 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    convert::Infallible,
     sync::Arc,
-    task::{Context, Poll},
+    task::Context,
     time::{Duration, Instant},
 };
 
@@ -21,16 +22,13 @@ use crate::{
     clock, controller,
     controller::{
         Tasks,
-        api::{CompanionApi, REQUEST_TIMEOUT, WhileLeading},
+        api::{CompanionApi, REQUEST_TIMEOUT},
         events::EventRecorder,
         queue::Queue,
         reconcile::Reconciler,
         report::Reporter,
     },
-    leader::{
-        Claim, ElectionConfig, LeaseAnnotations,
-        candidate::{Candidate, LeaseApi},
-    },
+    leader::{Claim, ElectionConfig, LeaseAnnotations, candidate::Candidate},
     ops::{
         health::{Condition, Readiness},
         metrics::Metrics,
@@ -38,10 +36,7 @@ use crate::{
     },
     testing::store::Place,
 };
-use lockstep_cluster::{
-    informer::{Informer, Informers},
-    watch::Restores,
-};
+use lockstep_cluster::{informer::Informers, lease_client::LeaseApi, watch::Restores};
 use lockstep_core::{
     failure::Failure,
     lease::record::LeaseRecord,
@@ -56,14 +51,14 @@ pub(crate) struct Replica {
     cluster: Cluster,
     settings: Settings,
     world: SharedWorld,
-    queue: Arc<Queue<ObjectKey>>,
-    informers: Vec<Informer>,
+    queue: Arc<Queue>,
+    informers: Informers,
     readiness: Readiness,
     restores: Restores,
     /// How many restores its watches have listed for.
     known_restores: u64,
     /// Empty until everything is listed.
-    tasks: FuturesUnordered<BoxFuture<'static, &'static str>>,
+    tasks: FuturesUnordered<BoxFuture<'static, Infallible>>,
     /// None until everything is listed.
     claim: Option<Claim>,
     identity: String,
@@ -83,7 +78,7 @@ impl Replica {
         let scope = Scope { keys: keys(), rules: rules(), kinds: Kind::ALL.to_vec() };
         let settings = cluster.lock().settings.clone();
         let world = SharedWorld::new(&scope, settings.source_cache);
-        let queue: Arc<Queue<ObjectKey>> = Arc::default();
+        let queue: Arc<Queue> = Arc::default();
         let (requeue, restores) = (queue.clone(), Restores::default());
         let readiness = Readiness::new(WATCH_IDS.map(|watch| Condition::Listed(watch.as_str())));
         let informers = Informers {
@@ -100,7 +95,7 @@ impl Replica {
             settings,
             world,
             queue,
-            informers: WATCH_IDS.iter().map(|watch| informers.informer(*watch)).collect(),
+            informers,
             readiness,
             restores,
             known_restores: 0,
@@ -116,7 +111,7 @@ impl Replica {
         let companions = watch == 1 || watch == 3;
         let listed = matches!(&shown, Shown::Event(lockstep_cluster::watch::Event::InitDone(_)));
         match shown {
-            Shown::Event(event) => self.informers[watch].handle_event(event),
+            Shown::Event(event) => self.informers.handle(WATCH_IDS[watch], event),
             Shown::Restored => self.restores.report(self.known_restores, "versions have gone back"),
         }
         if listed && companions {
@@ -157,18 +152,17 @@ impl Replica {
             delete_grace: Duration::from_secs(self.settings.delete_grace_seconds),
             instance_flags: String::new(),
         };
-        let api = WhileLeading::of(Api { number, cluster: self.cluster.clone() }, claim.clone());
+        let api = Api { number, cluster: self.cluster.clone() };
         let reporter = Reporter::new(EventRecorder::discarding(metrics.clone()), metrics.clone());
         let (world, queue) = (self.world.clone(), self.queue.clone());
-        let reconciler =
-            Reconciler::new(&settings, api, world.clone(), queue, reporter, claim.clone(), metrics);
         self.claim = Some(claim.clone());
-        let Tasks { workers, others } = Tasks::new(&settings, world, claim, &annotations, &reconciler);
+        let reconciler = Arc::new(Reconciler::new(&settings, api, world, queue, reporter, claim, metrics));
+        let Tasks { workers, others } = Tasks::new(&settings, &annotations, &reconciler);
         self.tasks.extend(workers.into_iter().chain(others));
         let (stop, stopped) = channel(false);
         let election = candidate.run(stopped).map(move |()| {
             drop(stop);
-            "election"
+            panic!("the election has ended")
         });
         self.tasks.push(election.boxed());
     }
@@ -184,9 +178,7 @@ impl Replica {
 
     /// Runs what can run now.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) {
-        if let Poll::Ready(Some(task)) = self.tasks.poll_next_unpin(context) {
-            panic!("the {task} has ended");
-        }
+        let _ = self.tasks.poll_next_unpin(context);
         if self.restores.count() > self.known_restores {
             self.known_restores = self.restores.count();
             let mut cluster = self.cluster.lock();
@@ -277,11 +269,10 @@ struct Leases {
 }
 
 impl LeaseApi for Leases {
-    async fn get(&self, timeout: Duration) -> Result<Option<LeaseRecord>, Failure> {
-        let found = self.cluster.request(self.number, timeout, |state| Ok(state.lease.clone())).await?;
-        if let Some(lease) = &found {
-            self.cluster.lock().saw_lease(self.number, lease);
-        }
+    async fn get(&self, timeout: Duration) -> Result<LeaseRecord, Failure> {
+        let read = |state: &mut State| state.lease.clone().ok_or(Failure::NotFound);
+        let found = self.cluster.request(self.number, timeout, read).await?;
+        self.cluster.lock().saw_lease(self.number, &found);
         Ok(found)
     }
 

@@ -79,7 +79,8 @@ pub(crate) fn rules() -> Rules {
 
 fn webhook_with(client: kube::Client) -> Arc<Webhook> {
     let metrics = Metrics::new();
-    Arc::new(Webhook::new(rules(), world(), AccessChecker::new(client, metrics.clone()), metrics, false))
+    let access = AccessChecker::new(client, metrics.clone());
+    Arc::new(Webhook::new(rules(), world(), access, metrics, Readiness::new([]), false))
 }
 
 fn webhook(access: Access) -> Arc<Webhook> {
@@ -424,7 +425,7 @@ async fn tenant_with_many_access_checks_through_a_verified_api_server_delays_no_
 async fn review_without_a_client_certificate_is_a_401_if_one_is_required() {
     let metrics = Metrics::new();
     let access = AccessChecker::new(api_server(Access::Allowed), metrics.clone());
-    let webhook = Arc::new(Webhook::new(rules(), world(), access, metrics, true));
+    let webhook = Arc::new(Webhook::new(rules(), world(), access, metrics, Readiness::new([]), true));
     let peer = |verified| Peer { verified, ..Peer::default() };
     for (peer, expected) in [(peer(false), StatusCode::UNAUTHORIZED), (peer(true), StatusCode::OK)] {
         let (status, body) = send(&webhook, review_from(peer, "alice")).await;
@@ -510,12 +511,13 @@ async fn namespace_that_appears_in_time_is_used() {
     let webhook = webhook(Access::Allowed);
     let mut review = a_source();
     review["request"]["namespace"] = "fresh".into();
-    let world = webhook.world.clone();
+    let (world, readiness) = (webhook.world.clone(), webhook.readiness.clone());
     let late = async {
         tokio::time::sleep(NAMESPACE_TIMEOUT / 2).await;
         let mut meta = lockstep_core::testing::namespace("fresh").object.metadata;
         meta.annotations.insert("workshop.io/default-protect".to_owned(), "all".to_owned());
         world.write(|world| world.apply_namespace(&meta));
+        readiness.watch_received("namespaces");
     };
     let request = post_to("/mutate", review.to_string());
     let ((status, body), ()) = futures::future::join(send(&webhook, request), late).await;
@@ -587,7 +589,7 @@ struct Threads(Arc<Mutex<Vec<std::path::PathBuf>>>);
 impl Threads {
     fn add_this(&self) {
         let thread = std::fs::canonicalize("/proc/thread-self");
-        self.0.lock().unwrap().extend(thread.map(|path| path.join("schedstat")));
+        self.0.lock().extend(thread.map(|path| path.join("schedstat")));
     }
 
     /// None where `/proc` does not show it.
@@ -597,7 +599,7 @@ impl Threads {
             let text = std::fs::read_to_string(path).unwrap_or_default();
             text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse().ok()).unwrap_or(0_u64)
         };
-        let all = self.0.lock().unwrap().iter().map(each).sum();
+        let all = self.0.lock().iter().map(each).sum();
         (all > 0).then(|| Duration::from_nanos(all))
     }
 }

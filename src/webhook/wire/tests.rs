@@ -433,7 +433,7 @@ proptest! {
     }
 }
 
-fn answered(outcome: Result<Vec<String>, Denied>, patch: Option<Vec<u8>>) -> Value {
+fn answered(outcome: Result<Vec<String>, (&str, String)>, patch: Option<Vec<u8>>) -> Value {
     serde_json::from_slice(&answer("u-1", outcome, patch)).unwrap()
 }
 

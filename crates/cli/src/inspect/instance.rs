@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use lockstep_cluster::{
     client::{self, REQUEST_TIMEOUT, with_timeout},
-    lease_client::LeaseClient,
+    lease_client::{LeaseApi, LeaseClient},
 };
 use lockstep_core::{
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},

@@ -125,7 +125,7 @@ impl Snapshot {
     }
 
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
-    pub fn follow(&self, client: &Client, tasks: &mut JoinSet<&'static str>) -> watch::Receiver<u64> {
+    pub fn follow(&self, client: &Client, tasks: &mut JoinSet<()>) -> watch::Receiver<u64> {
         let receiver = self.changes.subscribe();
         for (watch, sight) in &self.view.sights {
             match sight {

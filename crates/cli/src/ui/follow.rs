@@ -32,7 +32,7 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_REPLICAS: usize = 10;
 
 /// Starts to follow. None of the tasks ever ends.
-pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<&'static str> {
+pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let changes = ui.snapshot.read().await.follow(&ui.client, &mut tasks);
     let lookup = Arc::new(Notify::new());
@@ -44,11 +44,7 @@ pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<&'static str> {
 }
 
 /// Recomputes the states of all sources when something has changed.
-async fn follow_sources(
-    ui: Arc<Ui>,
-    mut changes: tokio::sync::watch::Receiver<u64>,
-    lookup: Arc<Notify>,
-) -> &'static str {
+async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u64>, lookup: Arc<Notify>) {
     let mut holds = ui.held_until.subscribe();
     loop {
         let started = Instant::now();
@@ -66,7 +62,7 @@ async fn follow_sources(
             changed = holds.changed() => changed,
         };
         if changed.is_err() {
-            return "changes";
+            return;
         }
     }
 }
@@ -81,7 +77,7 @@ fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String
 }
 
 /// Reads what has the name of missing companions: soon after the first is missing, and now and then while any are.
-async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) -> &'static str {
+async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) {
     loop {
         lookup.notified().await;
         // A companion that the controller is about to write is not worth a read.
@@ -104,7 +100,7 @@ async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) -> &'static str {
 }
 
 /// Follows the Events of this instance, everywhere or in one namespace. Returns what a person may not see of them.
-async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Option<String> {
+async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<()>) -> Option<String> {
     let keys = ui.snapshot.read().await.scope.keys.clone();
     let sink = {
         let (ui, keys) = (ui.clone(), keys.clone());
@@ -134,7 +130,6 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Optio
         let (client, sink) = (ui.client.clone(), sink.clone());
         tasks.spawn(async move {
             watch::run(client, spec, Restores::default(), sink).await;
-            "events"
         });
         return refused
             .map(|why| format!("you may not see Events outside of namespace {} ({why})", ui.namespace));
@@ -143,7 +138,7 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<&'static str>) -> Optio
 }
 
 /// Reads Lease, certificates, replicas and their metrics again and again.
-async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) -> &'static str {
+async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) {
     let name = first.name.clone();
     let settings = first.settings();
     let gaps = ui.snapshot.read().await.view.gaps.clone();

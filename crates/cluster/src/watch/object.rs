@@ -3,34 +3,40 @@
 use std::sync::Arc;
 
 use kube::Client;
-use tokio::sync::watch as channel;
+use tokio::{sync::watch as channel, task::JoinSet};
 
 use super::{Event, Restores, WatchSpec, run};
 use lockstep_core::object::watched::{Observed, Watched};
 
-/// Watches the object of this name in a collection and sends every state of it. Never returns.
-pub async fn watch_object<T: Watched>(
-    client: Client,
-    description: String,
+/// Watches the object of this name in a collection, in a task that never ends, and sends every state of it.
+pub fn watch_object<T: Watched + Sync>(
+    tasks: &mut JoinSet<()>,
+    client: &Client,
+    what: &str,
     collection: String,
     name: &str,
-    restores: Restores,
-    sender: channel::Sender<Observed<T>>,
-) {
+    restores: &Restores,
+) -> channel::Receiver<Observed<T>> {
     let spec = WatchSpec {
-        name: description,
+        name: format!("the {what} {name}"),
         path: collection,
         label_selector: None,
         // RBAC with resourceNames allows list and watch only with this selector.
         field_selector: Some(format!("metadata.name={name}")),
     };
+    let (sender, receiver) = channel::channel(Observed::Unknown);
+    let client = client.clone();
+    let restores = restores.clone();
     let mut listing = None;
-    run(client, spec, restores, |event| {
-        if let Some(observed) = observe(&mut listing, event) {
-            sender.send_replace(observed);
-        }
-    })
-    .await;
+    tasks.spawn(async move {
+        let sink = |event| {
+            if let Some(observed) = observe(&mut listing, event) {
+                sender.send_replace(observed);
+            }
+        };
+        run(client, spec, restores, sink).await;
+    });
+    receiver
 }
 
 /// What an event says of the object. During a list only the end of the list says that the object is absent.

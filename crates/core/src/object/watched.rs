@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use super::{Meta, NamespaceObject, Object};
+use super::{Meta, Object};
 
 /// An object that can be watched.
 pub trait Watched: Clone + DeserializeOwned + Send + 'static {
@@ -12,12 +12,6 @@ pub trait Watched: Clone + DeserializeOwned + Send + 'static {
 }
 
 impl Watched for Object {
-    fn meta(&self) -> &Meta {
-        &self.metadata
-    }
-}
-
-impl Watched for NamespaceObject {
     fn meta(&self) -> &Meta {
         &self.metadata
     }

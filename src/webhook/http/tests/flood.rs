@@ -51,7 +51,7 @@ fn review_by(user: &str, name: &str, targets: &str) -> String {
 async fn flood_of_sources_for_all_namespaces_delays_no_other_tenant() {
     let metrics = Metrics::new();
     let access = AccessChecker::new(api_server_for_alice(), metrics.clone());
-    let webhook = Arc::new(Webhook::new(rules(), large_world(), access, metrics, false));
+    let webhook = Arc::new(Webhook::new(rules(), large_world(), access, metrics, Readiness::new([]), false));
     let served = TestServer::start(routes(webhook), ConnectionLimits::default()).await;
     let (stop, flooded) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let everywhere = vec!["*"; 50].join(",");
