@@ -144,7 +144,7 @@ fn text(report: &Report, took: Duration) -> String {
         let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
         for finding in &report.findings {
             let source = if finding.source.is_empty() { "-" } else { &finding.source };
-            let row = [finding.rule.name(), finding.kind, &finding.object, source, &finding.message];
+            let row = [finding.rule.name(), finding.kind.as_str(), &finding.object, source, &finding.message];
             table.add(row.map(str::to_owned).to_vec());
         }
         lines.extend(table.lines());

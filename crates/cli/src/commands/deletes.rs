@@ -98,14 +98,15 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
     let mut sources = snapshot.world.read(World::all_sources);
     sources.sort_unstable();
-    let statuses = sources.iter().map(|key| source_status(&snapshot, key, None));
     let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
-    for SourceStatus { kind, namespace, name, companions, .. } in statuses {
-        let held = companions.into_iter().filter(|one| one.may_be_held(&namespace));
-        let held: Vec<String> = held.map(|one| one.namespace).collect();
+    for SourceStatus { key, companions, .. } in
+        sources.into_iter().map(|key| source_status(&snapshot, key, None))
+    {
+        let held = companions.iter().filter(|one| one.may_be_held(&key.namespace));
+        let held: Vec<String> = held.map(|one| one.at.namespace.to_string()).collect();
         if !held.is_empty() {
             let places = some_of(&held, MAX_NAMED, ", ");
-            table.add(vec![format!("{namespace}/{name}"), kind.to_owned(), held.len().to_string(), places]);
+            table.add(vec![key.to_string(), key.kind.to_string(), held.len().to_string(), places]);
         }
     }
     let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));

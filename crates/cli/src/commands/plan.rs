@@ -154,15 +154,15 @@ fn manifests(documents: Vec<Value>, default: &str) -> Vec<Manifest> {
 }
 
 fn describe(proposal: &Proposal) -> String {
-    let Proposal { kind, namespace, name, refused, warnings, changes, not_seen, .. } = proposal;
-    let mut lines = vec![format!("{kind} {namespace}/{name}")];
+    let Proposal { key, refused, warnings, changes, not_seen, .. } = proposal;
+    let mut lines = vec![format!("{} {key}", key.kind)];
     lines.extend(refused.iter().map(|denial| format!("  refused: {denial}")));
     lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
     // Companions with the same change are shown together.
     let mut groups: BTreeMap<(Verb, &str, Option<&KeyDiff>), Vec<String>> = BTreeMap::new();
     for change in changes {
         let group = groups.entry((change.verb, &change.reason, change.keys.as_ref())).or_default();
-        group.push(format!("{}/{}", change.namespace, change.name));
+        group.push(change.at.to_string());
     }
     for ((verb, reason, keys), places) in groups {
         let named = some_of(&places, MAX_NAMED, ", ");

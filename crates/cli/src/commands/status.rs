@@ -89,14 +89,13 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     snapshot.look_up(&connected.client, snapshot.missing(&looked_at)).await;
     let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
     let query = Query { settings, namespace, asked, held_until };
-    let mut statuses = query.statuses(&snapshot);
-    let healthy = statuses.iter().filter(|(_, status)| status.state.is_healthy()).count();
-    let health = Health { healthy, sources: statuses.len() };
-    statuses.retain(|(key, _)| query.asks_for(key));
-    if let (Some(key), true) = (&query.asked, statuses.is_empty()) {
+    let mut sources = query.statuses(&snapshot);
+    let healthy = sources.iter().filter(|status| status.state.is_healthy()).count();
+    let health = Health { healthy, sources: sources.len() };
+    sources.retain(|status| query.asks_for(&status.key));
+    if let (Some(key), true) = (&query.asked, sources.is_empty()) {
         return Err(no_source(&snapshot, key));
     }
-    let mut sources: Vec<SourceStatus> = statuses.into_iter().map(|(_, status)| status).collect();
     if matches!(settings.output, Format::Json | Format::Yaml) {
         if query.asked.is_none() && !settings.companions {
             sources.iter_mut().for_each(|status| status.companions.clear());
@@ -137,8 +136,8 @@ impl Query<'_> {
     }
 
     /// Of every source, whether or not it was asked for.
-    fn statuses(&self, snapshot: &Snapshot) -> Vec<(ObjectKey, SourceStatus)> {
-        let status = |key: ObjectKey| (key.clone(), source_status(snapshot, &key, self.held_until));
+    fn statuses(&self, snapshot: &Snapshot) -> Vec<SourceStatus> {
+        let status = |key| source_status(snapshot, key, self.held_until);
         existing(snapshot).into_iter().map(status).collect()
     }
 
@@ -149,7 +148,7 @@ impl Query<'_> {
         format!("There are no sources in namespace {}; -A shows those of all.", self.namespace)
     }
 
-    fn table<'s>(&self, sources: impl IntoIterator<Item = &'s SourceStatus>, now: Timestamp) -> Table {
+    fn table(&self, sources: &[SourceStatus], now: Timestamp) -> Table {
         let header = ["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"];
         let first = usize::from(!self.settings.all_namespaces);
         let mut table = Table::new(&header[first..]);
@@ -174,8 +173,9 @@ impl Query<'_> {
             status.troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
         }
         let in_step = format!("{}/{}", status.in_step, status.wanted);
-        let SourceStatus { namespace, name, kind, changed, .. } = status;
-        vec![namespace.clone(), name.clone(), (*kind).to_owned(), targets, in_step, ago(*changed, now), state]
+        let ObjectKey { kind, namespace, name } = &status.key;
+        let (namespace, name, kind) = (namespace.to_string(), name.to_string(), kind.to_string());
+        vec![namespace, name, kind, targets, in_step, ago(status.changed, now), state]
     }
 
     /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at
@@ -185,7 +185,7 @@ impl Query<'_> {
         let mut changes = snapshot.follow(&connected.client, &mut tasks);
         let read = || {
             let mut statuses = self.statuses(snapshot);
-            statuses.retain(|(key, _)| self.asks_for(key));
+            statuses.retain(|status| self.asks_for(&status.key));
             statuses
         };
         // The age changes all the time.
@@ -195,10 +195,10 @@ impl Query<'_> {
             changes.changed().await?;
             let now = read();
             // With the rows that were there, so that the columns keep their width.
-            let table = self.table(now.iter().map(|(_, status)| status), Timestamp::now());
-            for (line, (key, status)) in table.lines().iter().skip(1).zip(&now) {
-                let before = known.iter().find(|(known, _)| known == key);
-                if before.map(|(_, before)| shown(before)) != Some(shown(status)) {
+            let lines = self.table(&now, Timestamp::now()).lines();
+            for (line, status) in lines.iter().skip(1).zip(&now) {
+                let before = known.iter().find(|known| known.key == status.key);
+                if before.map(shown) != Some(shown(status)) {
                     print(&format!("{line}\n"))?;
                 }
             }
@@ -212,8 +212,8 @@ fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
 }
 
 fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
-    let SourceStatus { kind, namespace, name, targets, in_step, wanted, message, .. } = status;
-    let mut lines = vec![format!("{kind} {namespace}/{name}: {message}, {in_step} of {wanted} in step")];
+    let SourceStatus { key, targets, in_step, wanted, message, .. } = status;
+    let mut lines = vec![format!("{} {key}: {message}, {in_step} of {wanted} in step", key.kind)];
     if !targets.is_empty() {
         lines.push(format!("targets: {targets}"));
     }
@@ -221,7 +221,7 @@ fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
     if !status.companions.is_empty() {
         let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
         for one in &status.companions {
-            let (namespace, name) = (one.namespace.clone(), one.name.clone());
+            let (namespace, name) = (one.at.namespace.to_string(), one.at.name.to_string());
             table.add(vec![namespace, name, ago(one.written, now), one.state.to_string()]);
         }
         lines.push(String::new());

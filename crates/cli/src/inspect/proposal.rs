@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{
     refusal::RefusingWebhook,
     snapshot::{Snapshot, read_object},
-    status::describe_holder,
+    status::{describe_holder, without_kind},
 };
 use lockstep_cluster::client::{self, REQUEST_TIMEOUT, with_timeout};
 use lockstep_core::{
@@ -59,9 +59,8 @@ pub enum Error {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Proposal {
-    pub kind: &'static str,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     /// Whether it is a source, before or after. Lockstep does nothing about other objects.
     pub is_source: bool,
     /// Why the webhook, or the API server itself, refuses it, if one does.
@@ -76,12 +75,11 @@ pub struct Proposal {
     pub not_seen: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Serialize)]
 pub struct ProposedChange {
     pub verb: Verb,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten, serialize_with = "without_kind")]
+    pub at: ObjectKey,
     pub reason: String,
     /// Which keys differ from those of the companion as it is; none if it was not compared. Never a value.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -255,9 +253,7 @@ pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) 
 impl Proposal {
     fn about(key: &ObjectKey, is_source: bool) -> Self {
         Self {
-            kind: key.kind.as_str(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
+            key: key.clone(),
             is_source,
             refused: None,
             warnings: Vec::new(),
@@ -312,24 +308,22 @@ impl Proposal {
                 Effect::Change(_, reason) => reason.to_owned(),
                 Effect::Conflict(holder) => format!("held by {}", describe_holder(&holder)),
             };
-            let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
-            self.changes.push(ProposedChange { verb, namespace, name, reason, keys: None });
+            self.changes.push(ProposedChange { verb, at, reason, keys: None });
         }
-        self.changes.sort_by(|a, b| (a.verb, &a.namespace).cmp(&(b.verb, &b.namespace)));
+        self.changes.sort_by(|a, b| (a.verb, &a.at).cmp(&(b.verb, &b.at)));
         if let (Some(object), Some(policy)) = (object, policy) {
-            self.compare_keys(client, key.kind, object, policy).await;
+            self.compare_keys(client, object, policy).await;
         }
     }
 
     /// Reads companions that would change, and compares their keys with those of the source.
-    async fn compare_keys(&mut self, client: &Client, kind: Kind, object: &Object, policy: &Policy) {
+    async fn compare_keys(&mut self, client: &Client, object: &Object, policy: &Policy) {
         let is_compared =
             |change: &&mut ProposedChange| matches!(change.verb, Verb::Update | Verb::Recreate | Verb::Adopt);
         let compared = self.changes.iter_mut().filter(is_compared).take(MAX_COMPARED);
         stream::iter(compared)
             .for_each_concurrent(CONCURRENT_READS, |change| async move {
-                let at = ObjectKey::new(kind, &change.namespace, &change.name);
-                let found = read_object(client, &at).await.ok();
+                let found = read_object(client, &change.at).await.ok();
                 change.keys = found.map(|found| KeyDiff::between(&found, object, policy));
             })
             .await;

@@ -26,8 +26,8 @@ use lockstep_cluster::{
 use lockstep_core::{
     failure::Failure,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    plan::{Trouble, targets},
-    world::{Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World},
+    plan::{Action, Decision, Place, Trouble, places},
+    world::{Companion, ObservedCompanion, Scope, SharedWorld, Source, WatchId, World},
 };
 
 /// How many objects that may have the name of a missing companion are read: one source with many of them leaves the
@@ -155,11 +155,27 @@ impl Snapshot {
         self.remember(found);
     }
 
+    /// Every place of a source, and what the controller does there given what lists and reads have shown.
+    pub fn places<'a>(
+        &'a self,
+        world: &'a World,
+        key: &'a ObjectKey,
+        source: Option<&'a Source>,
+    ) -> impl Iterator<Item = Place<'a>> {
+        places(world, key, source, None, |at| self.object(world, at))
+    }
+
     /// The places where companions of these sources are missing, as far as lists show: of each source, its share.
     pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
         let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
         self.world.read(|world| {
-            let missing = sources.iter().flat_map(|source| missing(world, source).take(share));
+            let missing = sources.iter().flat_map(|key| {
+                let source = world.source(key).map(|source| &**source);
+                let places = places(world, key, source, None, |at| world.companion(at));
+                let missing =
+                    places.filter(|place| matches!(place.decision, Decision::Change(Action::Create { .. })));
+                missing.map(|place| place.at.into_owned()).take(share)
+            });
             missing.filter(|at| self.view.sees_companions(at.kind, &at.namespace)).collect()
         })
     }
@@ -231,17 +247,6 @@ impl View {
             None => false,
         }
     }
-}
-
-/// Where a source wants companions and no list shows one, whether or not it is paused.
-fn missing<'a>(world: &'a World, key: &'a ObjectKey) -> impl Iterator<Item = ObjectKey> + 'a {
-    let policy = world.source(key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
-    policy.into_iter().flat_map(move |policy| {
-        targets(world, &key.namespace, &policy.targets)
-            .filter(|target| target.eligibility == Eligibility::Eligible)
-            .map(|target| ObjectKey::new(key.kind, target.namespace, &policy.companion))
-            .filter(move |at| at != key && world.companion(at).is_none())
-    })
 }
 
 /// Lists what a watch selects. Returns where, and why not everywhere.

@@ -9,9 +9,9 @@ use super::snapshot::{Snapshot, View};
 use lockstep_core::{
     object::ObjectKey,
     plan::{
-        Action, Decision, Holder, Place, TargetContext, Trouble, decide, first_difference,
+        Action, Decision, Holder, Place, Trouble, first_difference,
         outcome::{Effect, Verb},
-        places, plan,
+        plan,
     },
     policy::Targets,
     text::shorten,
@@ -21,12 +21,11 @@ use lockstep_core::{
 /// How much of a message a state quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
-    pub kind: &'static str,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     /// What it asks for, as in `target-namespaces`; the selector behind it.
     pub targets: String,
     /// How many companions it wants where they may exist, and how many of them are right.
@@ -51,6 +50,11 @@ fn reasons_and_messages<S: Serializer>(troubles: &[Trouble], serializer: S) -> R
     serializer.collect_seq(troubles.iter().map(|trouble| {
         BTreeMap::from([("reason", trouble.event_reason().to_owned()), ("message", trouble.to_string())])
     }))
+}
+
+/// A companion is of the kind of its source.
+pub(super) fn without_kind<S: Serializer>(at: &ObjectKey, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map([("namespace", &at.namespace), ("name", &at.name)])
 }
 
 /// The most important thing to know about a source. The variants are in the order in which they are looked for.
@@ -99,11 +103,10 @@ pub enum State {
     InStep,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CompanionStatus {
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten, serialize_with = "without_kind")]
+    pub at: ObjectKey,
     #[serde(flatten)]
     pub state: CompanionState,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -160,12 +163,7 @@ impl CompanionState {
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
     pub fn may_be_held(&self, home: &str) -> bool {
-        self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
-    }
-
-    /// `namespace/name`.
-    pub fn place(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+        *self.at.namespace != *home && matches!(self.state, CompanionState::Unwanted(_))
     }
 }
 
@@ -241,30 +239,30 @@ pub fn describe_targets(targets: &Targets) -> String {
 }
 
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+pub fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
-        let source = world.source(key).map(|source| &**source);
-        let plan = plan(world, key, None);
-        let companions = companions(snapshot, world, key, source);
-        let is_known = |trouble: &&Trouble| snapshot.view.can_tell(key.kind, trouble);
-        let state = state(&snapshot.view, key, source, &companions, held_until);
+        let source = world.source(&key).map(|source| &**source);
+        let companions = companions(snapshot, world, &key, source);
+        let count = |is_counted: fn(&CompanionState) -> bool| {
+            companions.iter().filter(|one| is_counted(&one.state)).count()
+        };
+        let mut troubles = plan(world, &key, None).troubles;
+        troubles.retain(|trouble| snapshot.view.can_tell(key.kind, trouble));
+        let state = state(&snapshot.view, &key, source, &companions, held_until);
         let written = companions.iter().filter_map(|companion| companion.written);
         SourceStatus {
-            kind: key.kind.as_str(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            targets: match source.map(|source| &source.desired) {
-                Some(Ok(desired)) => describe_targets(&desired.policy.targets),
-                _ => String::new(),
-            },
-            wanted: companions.iter().filter(|one| one.state.is_wanted()).count(),
-            in_step: companions.iter().filter(|one| one.state == CompanionState::InStep).count(),
-            not_seen: companions.iter().filter(|one| one.state == CompanionState::NotSeen).count(),
-            changed: written.chain(snapshot.written(key)).max(),
+            targets: source
+                .and_then(|source| source.desired.as_ref().ok())
+                .map_or_else(String::new, |desired| describe_targets(&desired.policy.targets)),
+            wanted: count(CompanionState::is_wanted),
+            in_step: count(|state| *state == CompanionState::InStep),
+            not_seen: count(|state| *state == CompanionState::NotSeen),
+            changed: written.chain(snapshot.written(&key)).max(),
             message: state.to_string(),
-            troubles: plan.troubles.iter().filter(is_known).cloned().collect(),
+            troubles,
             state,
             companions,
+            key,
         }
     })
 }
@@ -325,13 +323,13 @@ fn companions(
     key: &ObjectKey,
     source: Option<&Source>,
 ) -> Vec<CompanionStatus> {
-    let status = |place: Place| {
+    let status = |place: Place<'_>| {
         let state = place_state(snapshot, world, key, source, &place)?;
-        let written = world.companion(&place.at).and_then(|_| snapshot.written(&place.at));
-        let (namespace, name) = (place.at.namespace.to_string(), place.at.name.to_string());
-        Some(CompanionStatus { namespace, name, state, written })
+        let at = place.at.into_owned();
+        let written = world.companion(&at).and_then(|_| snapshot.written(&at));
+        Some(CompanionStatus { at, state, written })
     };
-    places(world, key, source, None, |at| snapshot.object(world, at)).filter_map(status).collect()
+    snapshot.places(world, key, source).filter_map(status).collect()
 }
 
 /// What people are told about a place: nothing where a companion was lost, where a pattern matches a namespace that takes
@@ -341,48 +339,50 @@ fn place_state(
     world: &World,
     key: &ObjectKey,
     source: Option<&Source>,
-    Place { at, target, found, decision }: &Place,
+    place: &Place<'_>,
 ) -> Option<CompanionState> {
-    let is_seen = snapshot.view.sees_companions(key.kind, &at.namespace);
+    let Place { at, target, found, decision } = place;
+    let target = target.filter(|_| found.is_some() || **at != *key);
+    if target.is_none() && found.is_none() {
+        return None;
+    }
+    // Without the right to see namespaces, none exists for the world.
+    if !snapshot.view.sees_companions(key.kind, &at.namespace) {
+        return Some(CompanionState::NotSeen);
+    }
+    if let (Some(Eligibility::Eligible), Some(source)) = (target.map(|target| target.eligibility), source) {
+        return Some(wanted_state(snapshot, world, source, place));
+    }
     let Some(found) = found else {
-        let target = target.filter(|_| **at != *key)?;
-        return match (target.eligibility, source) {
-            _ if !is_seen => Some(CompanionState::NotSeen),
-            (Eligibility::Eligible, Some(source)) => {
-                Some(wanted_state(snapshot, world, source, at, decision))
-            }
-            (Eligibility::Terminating, _) => Some(CompanionState::NamespaceTerminating),
+        let target = target?;
+        return match target.eligibility {
+            Eligibility::Terminating => Some(CompanionState::NamespaceTerminating),
             _ if !target.explicit => None,
-            (Eligibility::Never, _) => Some(CompanionState::Excluded),
-            (Eligibility::NotAccepted, _) => Some(CompanionState::NotAccepted),
-            (Eligibility::Missing | Eligibility::Eligible, _) => Some(CompanionState::NoNamespace),
+            Eligibility::Never => Some(CompanionState::Excluded),
+            Eligibility::NotAccepted => Some(CompanionState::NotAccepted),
+            Eligibility::Missing | Eligibility::Eligible => Some(CompanionState::NoNamespace),
         };
     };
-    let sees_source = source.is_some() || snapshot.view.sees_sources(key.kind, &key.namespace);
-    Some(match (target.map(|target| target.eligibility), source) {
-        // Without the right to see namespaces, none exists for the world.
-        _ if !is_seen => CompanionState::NotSeen,
-        (Some(Eligibility::Eligible), Some(source)) => wanted_state(snapshot, world, source, at, decision),
+    Some(match decision {
         _ if found.terminating => CompanionState::BeingDeleted,
         _ if world.namespaces().is_gone_or_terminating(&at.namespace) => CompanionState::NamespaceTerminating,
-        _ if !sees_source => CompanionState::NotSeen,
-        _ => match decision {
-            Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
-                CompanionState::Unwanted(reason.as_str())
-            }
-            // Its source is malformed or being deleted.
-            _ => CompanionState::Frozen,
-        },
+        _ if source.is_none() && !snapshot.view.sees_sources(key.kind, &key.namespace) => {
+            CompanionState::NotSeen
+        }
+        Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
+            CompanionState::Unwanted(reason.as_str())
+        }
+        // Its source is malformed or being deleted.
+        _ => CompanionState::Frozen,
     })
 }
 
 /// The state of a place where a source wants a companion and may have it.
-fn wanted_state(
+pub(super) fn wanted_state(
     snapshot: &Snapshot,
     world: &World,
     source: &Source,
-    at: &ObjectKey,
-    decision: &Decision,
+    Place { at, decision, .. }: &Place<'_>,
 ) -> CompanionState {
     let found = snapshot.object(world, at);
     match Effect::of(decision) {
@@ -395,18 +395,6 @@ fn wanted_state(
             difference.map_or(CompanionState::Missing, |heal| CompanionState::Differs(heal.as_str()))
         }
     }
-}
-
-/// The state of one place where a source wants a companion and may have it.
-pub fn companion_state(
-    snapshot: &Snapshot,
-    world: &World,
-    source: &Source,
-    at: &ObjectKey,
-) -> CompanionState {
-    let found = snapshot.object(world, at);
-    let decision = decide(source, at, found, TargetContext::of(world, source, at, found, None));
-    wanted_state(snapshot, world, source, at, &decision)
 }
 
 pub fn describe_holder(holder: &Holder) -> String {

@@ -76,8 +76,8 @@ fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String
         let namespaces = world.namespaces().names().map(str::to_owned).collect();
         (world.all_sources(), namespaces)
     });
-    let row = |key: &ObjectKey| rows::row(source_status(snapshot, key, held_until));
-    (sources.iter().map(row).collect(), namespaces)
+    let row = |key: ObjectKey| rows::row(source_status(snapshot, key, held_until));
+    (sources.into_iter().map(row).collect(), namespaces)
 }
 
 /// Reads what has the name of missing companions: soon after the first is missing, and now and then while any are.

@@ -93,15 +93,10 @@ async fn explain_cell(
         return (StatusCode::BAD_REQUEST, "expected the namespace and the name of a source\n")
             .into_response();
     };
-    // A source that is gone, or has lost its label, is read: no watch shows it.
     let found = {
         let snapshot = ui.snapshot.read().await;
-        let mut objects = snapshot.missing(std::slice::from_ref(&source));
-        objects.retain(|at| *at.namespace == *target);
-        if snapshot.world.read(|world| world.source(&source).is_none()) {
-            objects.push(source.clone());
-        }
-        snapshot.read_objects(&ui.client, objects).await
+        let unlisted = explain::unlisted(&snapshot, &source, &target);
+        snapshot.read_objects(&ui.client, vec![unlisted]).await
     };
     ui.snapshot.write().await.remember(found);
     let explanation = explain::explain(&*ui.snapshot.read().await, &source, &target, Timestamp::now());

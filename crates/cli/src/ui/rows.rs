@@ -52,9 +52,8 @@ struct Cell<'a> {
 /// The row of a source, with its key.
 pub fn row(mut status: SourceStatus) -> (String, Row) {
     let companions = std::mem::take(&mut status.companions);
-    let cells = companions.into_iter().map(|one| (format!("{}/{}", one.namespace, one.name), one));
-    let cells = cells.collect();
-    let id = format!("{}/{}/{}", status.kind, status.namespace, status.name);
+    let cells = companions.into_iter().map(|one| (one.at.to_string(), one)).collect();
+    let id = format!("{}/{}", status.key.kind, status.key);
     (id, Row { head: Head { healthy: status.state.is_healthy(), status }, cells })
 }
 
@@ -101,18 +100,16 @@ mod tests {
 
     use super::*;
     use crate::inspect::status::{CompanionState, State};
+    use lockstep_core::object::{Kind, ObjectKey};
 
     fn source(name: &str, cells: &[(&str, CompanionState)]) -> (String, Row) {
         let companion = |(namespace, state): &(&str, CompanionState)| CompanionStatus {
-            namespace: (*namespace).to_owned(),
-            name: format!("{name}-synced"),
+            at: ObjectKey::new(Kind::ConfigMap, namespace, &format!("{name}-synced")),
             state: state.clone(),
             written: None,
         };
         row(SourceStatus {
-            kind: "ConfigMap",
-            namespace: "home".to_owned(),
-            name: name.to_owned(),
+            key: ObjectKey::new(Kind::ConfigMap, "home", name),
             targets: "*".to_owned(),
             wanted: cells.len(),
             in_step: cells.iter().filter(|(_, state)| *state == CompanionState::InStep).count(),
