@@ -150,7 +150,14 @@ pub async fn with_timeout<T>(
 
 /// Reads one object of the collection at a path.
 pub async fn get<T: DeserializeOwned>(client: &Client, path: &str, name: &str) -> Result<T, Failure> {
-    let request = kube::core::Request::new(path).get(name, &kube::api::GetParams::default());
+    send(client, kube::core::Request::new(path).get(name, &kube::api::GetParams::default())).await
+}
+
+/// Sends a short request.
+pub async fn send<T: DeserializeOwned>(
+    client: &Client,
+    request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+) -> Result<T, Failure> {
     let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
     with_timeout(REQUEST_TIMEOUT, client.request(request)).await
 }

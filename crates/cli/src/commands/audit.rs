@@ -28,7 +28,7 @@ use crate::{
 use lockstep_core::{
     failure::Failure,
     object::{Kind, Meta},
-    world::World,
+    text::counted,
 };
 
 /// After this time, a terminal shows how much has been read.
@@ -103,8 +103,7 @@ async fn read(connected: &Connected) -> anyhow::Result<Report> {
     let reads = with_progress(count.subscribe(), future::join(snapshot, strays));
     let (snapshot, strays) = reads.await;
     let mut snapshot = snapshot?;
-    let sources = snapshot.world.read(World::all_sources);
-    snapshot.look_up(&connected.client, snapshot.missing(&sources)).await;
+    snapshot.look_up(&connected.client, snapshot.missing(&snapshot.sources())).await;
     let mut marked: Vec<(Kind, Meta)> = Vec::new();
     for (kind, outcome) in strays {
         match outcome {
@@ -154,7 +153,7 @@ fn text(report: &Report, took: Duration) -> String {
     let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
     let verdict = match report.verdict {
         Verdict::InStep => "everything is in step".to_owned(),
-        Verdict::Drift => format!("DRIFT: {drift} {}", if drift == 1 { "finding" } else { "findings" }),
+        Verdict::Drift => format!("DRIFT: {}", counted(drift, "finding")),
         Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
     };
     let (sources, companions) = (report.sources, report.companions);

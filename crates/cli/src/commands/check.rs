@@ -52,8 +52,8 @@ fn describe(answer: &Answer) -> String {
 fn installation(Connected { instance, .. }: &Connected) -> Installation {
     let secrets = instance.settings().kinds.iter().any(|kind| kind == Kind::Secret.plural());
     Installation {
-        domain: instance.name.domain.clone(),
-        namespace: instance.name.namespace.clone(),
+        domain: instance.domain.clone(),
+        namespace: instance.namespace.clone(),
         // Whether Secrets are mirrored is not known without the Lease.
         secrets: secrets && instance.lease.is_ok(),
         cert_manager: instance.is_injected_by_cert_manager(),

@@ -9,10 +9,7 @@ use kube::{Client, Config};
 use tokio::sync::watch;
 
 use super::output::note;
-use crate::inspect::{
-    instance::{Instance, InstanceName},
-    snapshot::Snapshot,
-};
+use crate::inspect::{instance::Instance, snapshot::Snapshot};
 use lockstep_cluster::client;
 use lockstep_core::{failure::Failure, keys};
 
@@ -75,8 +72,8 @@ impl Connection {
         let config = self.config().await?;
         let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
         let client = client::build(config, |_, _| {})?;
-        let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };
-        let instance = Instance::read(&client, name, Timestamp::now()).await;
+        let instance =
+            Instance::read(&client, &self.domain, &self.lockstep_namespace, Timestamp::now()).await;
         match &instance.lease {
             Err(Failure::Unavailable(why)) => {
                 Err(anyhow!("the API server at {server} cannot be reached: {why}"))
@@ -116,8 +113,7 @@ impl Connected {
 
     /// What may make the answer incomplete or wrong.
     pub fn caveats(&self, snapshot: &Snapshot) -> Vec<String> {
-        let gaps = snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}"));
-        self.instance.caveat().into_iter().chain(gaps).collect()
+        self.instance.caveat().into_iter().chain(snapshot.view.caveats()).collect()
     }
 }
 

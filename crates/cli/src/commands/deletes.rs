@@ -16,7 +16,7 @@ use crate::{
     commands::flags,
     inspect::{
         instance::age,
-        status::{SourceStatus, source_status},
+        status::{SourceStatus, statuses},
     },
 };
 use lockstep_cluster::client;
@@ -27,7 +27,6 @@ use lockstep_core::{
         record::LeaseRecord,
     },
     text::some_of,
-    world::World,
 };
 
 /// How many sources are listed, and how many namespaces of each are named.
@@ -96,12 +95,8 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
 async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
-    let mut sources = snapshot.world.read(World::all_sources);
-    sources.sort_unstable();
     let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
-    for SourceStatus { key, companions, .. } in
-        sources.into_iter().map(|key| source_status(&snapshot, key, None))
-    {
+    for SourceStatus { key, companions, .. } in statuses(&snapshot, None) {
         let held = companions.iter().filter(|one| one.may_be_held(&key.namespace));
         let held: Vec<String> = held.map(|one| one.at.namespace.to_string()).collect();
         if !held.is_empty() {
@@ -112,7 +107,7 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));
     lines.extend(table.lines().into_iter().take(MAX_LISTED + 1));
     lines.extend((more > 0).then(|| format!("and {more} more sources")));
-    lines.extend(snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}")));
+    lines.extend(snapshot.view.caveats());
     Ok(lines.join("\n") + "\n")
 }
 

@@ -80,7 +80,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
     if let Some(key) = &source {
-        if !snapshot.world.read(|world| world.all_sources().contains(key)) {
+        if !snapshot.sources().contains(key) {
             return Err(no_source(&snapshot, key));
         }
         proposals.push(pending(&connected.client, &mut snapshot, key).await);

@@ -14,7 +14,7 @@ use super::{
 use crate::inspect::{
     instance::{Instance, InstanceSummary, age},
     snapshot::Snapshot,
-    status::{SourceStatus, source_status},
+    status::{SourceStatus, statuses},
 };
 use lockstep_core::{keys, lease::state::LeaseState, object::ObjectKey, text::shorten};
 
@@ -85,7 +85,7 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
     let of_asked = asked.as_ref().map(|key| &*key.namespace);
     let mut snapshot = connected.snapshot(of_asked.into_iter().chain([namespace.as_str()])).await?;
-    let looked_at = asked.as_ref().map_or_else(|| existing(&snapshot), |key| vec![key.clone()]);
+    let looked_at = asked.as_ref().map_or_else(|| snapshot.sources(), |key| vec![key.clone()]);
     snapshot.look_up(&connected.client, snapshot.missing(&looked_at)).await;
     let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
     let query = Query { settings, namespace, asked, held_until };
@@ -137,8 +137,11 @@ impl Query<'_> {
 
     /// Of every source, whether or not it was asked for.
     fn statuses(&self, snapshot: &Snapshot) -> Vec<SourceStatus> {
-        let status = |key| source_status(snapshot, key, self.held_until);
-        existing(snapshot).into_iter().map(status).collect()
+        let mut all = statuses(snapshot, self.held_until);
+        all.sort_by(|SourceStatus { key: a, .. }, SourceStatus { key: b, .. }| {
+            (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind))
+        });
+        all
     }
 
     fn nothing(&self) -> String {
@@ -230,17 +233,6 @@ fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
     lines
 }
 
-/// Every source that exists or has companions, in order. Others are remembered only because they had some.
-fn existing(snapshot: &Snapshot) -> Vec<ObjectKey> {
-    snapshot.world.read(|world| {
-        let exists =
-            |key: &ObjectKey| world.source(key).is_some() || world.companions_of(key).next().is_some();
-        let mut all: Vec<ObjectKey> = world.all_sources().into_iter().filter(exists).collect();
-        all.sort_unstable_by(|a, b| (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind)));
-        all
-    })
-}
-
 /// Why nothing can be said about this source.
 pub fn no_source(snapshot: &Snapshot, key: &ObjectKey) -> anyhow::Error {
     let (kind, plural) = (key.kind.as_str(), key.kind.plural());
@@ -274,7 +266,7 @@ fn summary(instance: &Instance, Health { healthy, sources }: &Health, now: Times
         Err(_) => "CA not known".to_owned(),
     };
     let replicas = match &instance.replicas {
-        Ok(replicas) if replicas.is_empty() => format!("no pods in {}", instance.name.namespace),
+        Ok(replicas) if replicas.is_empty() => format!("no pods in {}", instance.namespace),
         Ok(replicas) => {
             let ready = replicas.iter().filter(|replica| replica.ready).count();
             format!("{ready} of {} replicas ready", replicas.len())

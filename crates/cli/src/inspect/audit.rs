@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     snapshot::Snapshot,
-    status::{CompanionState, SourceStatus, State, source_status},
+    status::{CompanionState, SourceStatus, State, statuses},
 };
 use lockstep_core::{
     admission::messages,
@@ -106,12 +106,7 @@ impl Verdict {
 /// Looks at every source that exists or has companions. `marked` are objects with our
 /// annotations and without our label. `caveat`: why the settings of the instance are not known, if they are not.
 pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String>) -> Audit {
-    let (mut sources, companions) =
-        snapshot.world.read(|world| (world.all_sources(), world.companion_count()));
-    sources.sort_unstable();
-    let count = sources.len();
-    let statuses: Vec<SourceStatus> =
-        sources.into_iter().map(|key| source_status(snapshot, key, None)).collect();
+    let statuses = statuses(snapshot, None);
     // Skip strays where a source wants a companion: its own finding covers them.
     let places: HashSet<&ObjectKey> =
         statuses.iter().flat_map(|status| &status.companions).map(|one| &one.at).collect();
@@ -123,8 +118,9 @@ pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String
     });
     let mut not_seen = snapshot.view.gaps.clone();
     not_seen.extend(caveat);
+    let companions = snapshot.world.read(World::companion_count);
     let verdict = Verdict::of(&findings, &not_seen);
-    Audit { verdict, findings, sources: count, companions, not_seen, statuses }
+    Audit { verdict, findings, sources: statuses.len(), companions, not_seen, statuses }
 }
 
 /// What is wrong with one source and its companions.

@@ -75,7 +75,7 @@ impl Facts<'_> {
             Ok(version) => version::judge(version),
             Err(failure) => unknown(format!("the version of Kubernetes cannot be read: {failure}")),
         }];
-        let namespace = &self.instance.name.namespace;
+        let namespace = &self.instance.namespace;
         match &self.installed {
             Installed::No { namespace_is_missing, lacks } => {
                 checks.push(unknown(format!(
@@ -106,11 +106,11 @@ impl Facts<'_> {
 
     /// The command that ends when every replica is ready.
     fn wait(&self) -> String {
-        format!("kubectl -n {} rollout status deployment lockstep", self.instance.name.namespace)
+        format!("kubectl -n {} rollout status deployment lockstep", self.instance.namespace)
     }
 
     fn logs(&self) -> String {
-        format!("kubectl -n {} logs -l {APP_LABEL}", self.instance.name.namespace)
+        format!("kubectl -n {} logs -l {APP_LABEL}", self.instance.namespace)
     }
 
     /// Parts that are left when no replica runs.
@@ -120,7 +120,7 @@ impl Facts<'_> {
         if is_led || !self.instance.replicas.as_ref().is_ok_and(Vec::is_empty) {
             return Vec::new();
         }
-        let (name, wait) = (self.instance.name.instance(), self.wait());
+        let (name, wait) = (&self.instance.keys.instance, self.wait());
         let webhooks = self.instance.webhooks.iter().any(|(_, found)| found.is_ok()).then(|| {
             bad(
                 "webhook configurations are left, and no replica answers: nobody can write sources and companions",
@@ -150,7 +150,7 @@ impl Facts<'_> {
     }
 
     fn leader(&self, now: Timestamp) -> Check {
-        let (namespace, ours) = (&self.instance.name.namespace, env!("CARGO_PKG_VERSION"));
+        let (namespace, ours) = (&self.instance.namespace, env!("CARGO_PKG_VERSION"));
         match &self.instance.lease {
             Ok(LeaseState { leader: Some(leader), settings, .. }) => {
                 let version = settings.as_ref().map_or("unknown", |settings| &settings.version);
@@ -180,7 +180,7 @@ impl Facts<'_> {
     }
 
     fn replicas(&self) -> Vec<Check> {
-        let namespace = &self.instance.name.namespace;
+        let namespace = &self.instance.namespace;
         let replicas = match &self.instance.replicas {
             Err(failure) => {
                 return vec![unknown(format!("the pods in {namespace} cannot be listed: {failure}"))];
@@ -218,7 +218,7 @@ impl Facts<'_> {
         found: &Result<WebhookConfiguration, Failure>,
         now: Timestamp,
     ) -> Vec<Check> {
-        let (name, kind_name) = (self.instance.name.instance(), kind.as_str());
+        let (name, kind_name) = (&self.instance.keys.instance, kind.as_str());
         let what = format!("{kind_name} {name}");
         let configuration = match found {
             Ok(configuration) => configuration,
@@ -294,7 +294,7 @@ impl Facts<'_> {
             }
             Err(failure) => return untried(&failure.to_string()),
         };
-        match RefusingWebhook::of(status).filter(|webhook| webhook.is_of(&self.instance.name.instance())) {
+        match RefusingWebhook::of(status).filter(|webhook| webhook.is_of(&self.instance.keys.instance)) {
             Some(RefusingWebhook { denial: Some(_), .. }) => {
                 good("the webhook answers: it refused a malformed source, as it must (nothing was stored)")
             }
@@ -307,7 +307,7 @@ impl Facts<'_> {
     }
 
     fn is_exempt(&self, user: &User) -> bool {
-        let account = format!("system:serviceaccount:{}:lockstep", self.instance.name.namespace);
+        let account = format!("system:serviceaccount:{}:lockstep", self.instance.namespace);
         self.instance.settings().exempt().contain(user)
             || user.is_kubernetes_cleanup()
             || user.name == account
@@ -344,13 +344,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::instance::{Instance, InstanceName};
+    use crate::inspect::instance::Instance;
+    use lockstep_core::keys::Keys;
 
     /// What is said about the webhook, given the answer to a malformed source by a user who is exempt or not.
     fn judge(probe: Option<(u16, &str)>, is_exempt: bool) -> Check {
-        let name = InstanceName { domain: "d.test".to_owned(), namespace: "own".to_owned() };
         let absent = || Failure::NotFound;
-        let instance = Instance { name, lease: Err(absent()), webhooks: Vec::new(), replicas: Err(absent()) };
+        let instance = Instance {
+            domain: "d.test".to_owned(),
+            namespace: "own".to_owned(),
+            keys: Keys::new("d.test", ""),
+            lease: Err(absent()),
+            webhooks: Vec::new(),
+            replicas: Err(absent()),
+        };
         let account = "system:serviceaccount:own:lockstep".to_owned();
         let name = if is_exempt { account.clone() } else { "ann".to_owned() };
         let user = User { name, ..User::default() };

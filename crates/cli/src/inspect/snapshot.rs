@@ -10,16 +10,12 @@ use std::{
 
 use futures::{StreamExt, future::try_join_all, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Client,
-    api::ListParams,
-    core::{ListMeta, Request},
-};
-use serde::Deserialize;
+use kube::{Client, api::ListParams, core::Request};
 use tokio::{sync::watch, task::JoinSet};
 
+use super::pages::read_pages;
 use lockstep_cluster::{
-    client::{self, REQUEST_TIMEOUT, with_timeout},
+    client,
     informer::{Informers, WatchObserver},
     watch::Restores,
 };
@@ -35,8 +31,6 @@ use lockstep_core::{
 const MAX_LOOKUPS: usize = 1000;
 const MIN_LOOKUPS_PER_SOURCE: usize = 10;
 const CONCURRENT_LOOKUPS: usize = 32;
-/// `limit` of a list of metadata.
-const PAGE_SIZE: u32 = 1000;
 
 /// The cluster as one person sees it.
 pub struct Snapshot {
@@ -144,6 +138,17 @@ impl Snapshot {
         receiver
     }
 
+    /// Every source that exists or has companions, in order. Others are remembered only because they had some.
+    pub fn sources(&self) -> Vec<ObjectKey> {
+        let mut sources = self.world.read(|world| {
+            let mut sources = world.all_sources();
+            sources.retain(|key| world.source(key).is_some() || world.companions_of(key).next().is_some());
+            sources
+        });
+        sources.sort_unstable();
+        sources
+    }
+
     /// When a source or a companion was last written.
     pub fn written(&self, key: &ObjectKey) -> Option<Timestamp> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
@@ -216,6 +221,11 @@ impl Snapshot {
 }
 
 impl View {
+    /// What may make an answer incomplete.
+    pub fn caveats(&self) -> Vec<String> {
+        self.gaps.iter().map(|gap| format!("you may not see {gap}")).collect()
+    }
+
     /// Whether companions of a kind in a namespace, and the namespace itself, can be seen.
     pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
@@ -306,26 +316,13 @@ fn last_written(meta: &Meta) -> Option<Timestamp> {
 /// The metadata of objects of a kind that have our annotations and lack our label: no watch shows them.
 pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<Vec<Meta>, Failure> {
     let keys = &scope.keys;
-    let params = ListParams::default().labels(&format!("!{}", keys.companion)).limit(PAGE_SIZE);
-    let (request, mut params) = (Request::new(format!("/api/v1/{}", kind.plural())), params);
+    let params = ListParams::default().labels(&format!("!{}", keys.companion));
+    let objects = Request::new(format!("/api/v1/{}", kind.plural()));
     let mut strays = Vec::new();
-    loop {
-        let page = request.list_metadata(&params).map_err(|error| Failure::Unavailable(error.to_string()))?;
-        let page: MetadataList = with_timeout(REQUEST_TIMEOUT, client.request(page)).await?;
-        let all = page.items.into_iter().flatten().map(|item| item.metadata);
-        strays.extend(all.filter(|meta| keys.has_marks(meta)));
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            return Ok(strays);
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct MetadataList {
-    metadata: ListMeta,
-    /// An empty list of metadata is null.
-    items: Option<Vec<NamespaceObject>>,
+    let keep =
+        |object: NamespaceObject| strays.extend(Some(object.metadata).filter(|meta| keys.has_marks(meta)));
+    read_pages(client, params, |params| objects.list_metadata(params), keep).await?;
+    Ok(strays)
 }
 
 /// Reads one ConfigMap or Secret.

@@ -14,7 +14,7 @@ use lockstep_core::{
         plan,
     },
     policy::Targets,
-    text::shorten,
+    text::{counted, shorten},
     world::{Eligibility, Source, World},
 };
 
@@ -176,29 +176,25 @@ impl State {
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = |count: usize, one: &str, many: &str| match count {
-            1 => format!("1 {one}"),
-            _ => format!("{count} {many}"),
-        };
         match self {
             Self::Refused { reason } => write!(f, "refused: {}", shorten(reason, MAX_QUOTED_CHARS)),
             Self::BeingDeleted => f.write_str("being deleted"),
             Self::SourceNotSeen => f.write_str("you may not see the source"),
             Self::DeletesHeld { count, until } => {
-                write!(f, "{} held until {until:.0}", plural(*count, "delete", "deletes"))
+                write!(f, "{} held until {until:.0}", counted(*count, "delete"))
             }
             Self::SourceGone { count } => {
-                write!(f, "source gone, {} left", plural(*count, "companion", "companions"))
+                write!(f, "source gone, {} left", counted(*count, "companion"))
             }
             Self::Paused { count: 0 } => f.write_str("paused"),
-            Self::Paused { count } => write!(f, "paused, {} behind", plural(*count, "change", "changes")),
-            Self::Conflicts { count } => f.write_str(&plural(*count, "conflict", "conflicts")),
+            Self::Paused { count } => write!(f, "paused, {} behind", counted(*count, "change")),
+            Self::Conflicts { count } => f.write_str(&counted(*count, "conflict")),
             Self::Behind { count } => write!(f, "{count} to write"),
             Self::NotSeen => f.write_str("not all seen"),
             Self::NoTarget { consent: false } => f.write_str("matches no namespace"),
             Self::NoTarget { consent: true } => f.write_str("no matching namespace has accepted it"),
             Self::MissingTargets { count } => {
-                write!(f, "{} without a companion", plural(*count, "namespace", "namespaces"))
+                write!(f, "{} without a companion", counted(*count, "namespace"))
             }
             Self::InStep => f.write_str("in step"),
         }
@@ -238,8 +234,13 @@ pub fn describe_targets(targets: &Targets) -> String {
     parts.join(",")
 }
 
+/// The status of every source that exists or has companions, in the order of their keys.
+pub fn statuses(snapshot: &Snapshot, held_until: Option<Timestamp>) -> Vec<SourceStatus> {
+    snapshot.sources().into_iter().map(|key| source_status(snapshot, key, held_until)).collect()
+}
+
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
         let source = world.source(&key).map(|source| &**source);
         let companions = companions(snapshot, world, &key, source);

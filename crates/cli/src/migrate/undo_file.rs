@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{migration_plan::MigrationPlan, tool::Tool};
-use lockstep_core::object::{Kind, Meta, ObjectKey};
+use lockstep_core::object::{Meta, ObjectKey, names};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UndoFile {
@@ -37,9 +37,8 @@ pub struct SourceEntry {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectEntry {
-    pub kind: Kind,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     pub uid: String,
     /// The annotations of the tool that are removed.
     pub removed: BTreeMap<String, String>,
@@ -68,12 +67,7 @@ pub enum Error {
 
 impl ObjectEntry {
     pub fn new(key: &ObjectKey, meta: &Meta, tool: Tool) -> Self {
-        let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
-        Self { kind: key.kind, namespace, name, uid: meta.uid.clone(), removed: tool.annotations(meta) }
-    }
-
-    pub fn key(&self) -> ObjectKey {
-        ObjectKey::new(self.kind, &self.namespace, &self.name)
+        Self { key: key.clone(), uid: meta.uid.clone(), removed: tool.annotations(meta) }
     }
 }
 
@@ -90,18 +84,14 @@ impl UndoFile {
         let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
         let undo: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
         let objects = undo.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
-        let is_valid = |key: &ObjectKey| ObjectKey::parse(key.kind, &key.to_string()).as_ref() == Some(key);
-        if let Some(bad) = objects.map(ObjectEntry::key).find(|key| !is_valid(key)) {
+        let is_valid = |key: &ObjectKey| names::is_label(&key.namespace) && names::is_subdomain(&key.name);
+        if let Some(bad) = objects.map(|object| &object.key).find(|key| !is_valid(key)) {
             return Err(malformed(format!("`{bad}` names no object")));
         }
-        match undo
-            .namespaces
-            .iter()
-            .find(|namespace| !lockstep_core::object::names::is_label(&namespace.name))
-        {
-            Some(bad) => Err(malformed(format!("`{}` names no namespace", bad.name))),
-            None => Ok(undo),
+        if let Some(bad) = undo.namespaces.iter().find(|namespace| !names::is_label(&namespace.name)) {
+            return Err(malformed(format!("`{}` names no namespace", bad.name)));
         }
+        Ok(undo)
     }
 
     /// Writes a new file that only its owner can read. An existing one is never overwritten: it may be the only way back.
@@ -115,9 +105,7 @@ impl UndoFile {
     /// Replaces the file by one that says that nothing is left to do.
     pub fn finish(&mut self, path: &Path) -> Result<(), Error> {
         self.finished = true;
-        let mut name = path.as_os_str().to_owned();
-        name.push(".new");
-        let new = PathBuf::from(name);
+        let new = path.with_added_extension("new");
         let _ = fs::remove_file(&new);
         self.write_new(&new)
             .and_then(|()| fs::rename(&new, path))
@@ -137,13 +125,11 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use lockstep_core::testing::TempDir;
+    use lockstep_core::{object::Kind, testing::TempDir};
 
     fn undo_file() -> UndoFile {
         let object = |namespace: &str| ObjectEntry {
-            kind: Kind::Secret,
-            namespace: namespace.to_owned(),
-            name: "db".to_owned(),
+            key: ObjectKey::new(Kind::Secret, namespace, "db"),
             uid: "u1".to_owned(),
             removed: BTreeMap::from([("replicator.v1.mittwald.de/replicate-to".to_owned(), "a".to_owned())]),
         };
@@ -187,7 +173,7 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         assert!(error().contains("is not an undo file of `lockstep migrate`"));
         let mut object = undo_file();
-        object.sources[0].copies[0].name = "../x".to_owned();
+        object.sources[0].copies[0].key.name = "../x".into();
         let mut namespace = undo_file();
         namespace.namespaces[0].name = "a/b".to_owned();
         for (mut undo, expected) in

@@ -11,7 +11,8 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use crate::inspect::{
-    instance::{Instance, list},
+    instance::Instance,
+    pages::read_pages,
     rights::{Permission, missing},
 };
 use lockstep_cluster::client::{self, REQUEST_TIMEOUT, user_info, with_timeout};
@@ -80,12 +81,12 @@ impl<'a> Facts<'a> {
         namespace: &'a str,
         permissions: &[Permission],
     ) -> Self {
-        let name = instance.name.instance();
+        let name = &instance.keys.instance;
         let version = async { client.apiserver_version().await };
         let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
         let (version, policy, tools, installed) = tokio::join!(
             with_timeout(REQUEST_TIMEOUT, version),
-            client::get::<IgnoredAny>(client, policies, &name),
+            client::get::<IgnoredAny>(client, policies, name),
             tools(client),
             Installed::read(client, instance, namespace, permissions),
         );
@@ -95,7 +96,7 @@ impl<'a> Facts<'a> {
 
 impl Installed {
     async fn read(client: &Client, instance: &Instance, namespace: &str, permissions: &[Permission]) -> Self {
-        let own_namespace = &instance.name.namespace;
+        let own_namespace = &instance.namespace;
         if instance.is_absent() {
             let found = client::get::<IgnoredAny>(client, "/api/v1/namespaces", own_namespace).await;
             // Otherwise it exists, or the person may not see whether it does: a new one could be labelled by mistake.
@@ -112,7 +113,7 @@ impl Installed {
         let (lacks, user, probe) = tokio::join!(
             missing(client, Some(of_account), permissions),
             user_info(client),
-            try_malformed_source(client, &instance.name.domain, namespace),
+            try_malformed_source(client, &instance.domain, namespace),
         );
         let user = user.unwrap_or_default();
         let (name, groups) = (user.username.unwrap_or_default(), user.groups.unwrap_or_default());
@@ -146,13 +147,17 @@ async fn try_malformed_source(
     with_timeout(REQUEST_TIMEOUT, answer).await
 }
 
+/// The ServiceAccounts of known tools.
 async fn tools(client: &Client) -> Result<Vec<Tool>, Failure> {
+    let accounts = Request::new("/api/v1/serviceaccounts");
     let found = try_join_all(DEPUTIES.map(async |(account, name)| {
         let named = ListParams::default().fields(&format!("metadata.name={account}"));
-        let found: Vec<NamespaceObject> = list(client, "/api/v1/serviceaccounts", &named).await?;
+        let mut tools = Vec::new();
         let tool =
-            |found: NamespaceObject| Tool { name, user: service_account(&found.metadata.namespace, account) };
-        Ok::<_, Failure>(found.into_iter().map(tool).collect::<Vec<_>>())
+            |NamespaceObject { metadata }| Tool { name, user: service_account(&metadata.namespace, account) };
+        read_pages(client, named, |params| accounts.list_metadata(params), |found| tools.push(tool(found)))
+            .await?;
+        Ok::<_, Failure>(tools)
     }));
     Ok(found.await?.into_iter().flatten().collect())
 }
