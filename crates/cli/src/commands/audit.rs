@@ -140,11 +140,10 @@ async fn with_progress<T>(count: watch::Receiver<u64>, work: impl Future<Output 
 fn text(report: &Report, took: Duration) -> String {
     let mut lines = Vec::new();
     if !report.findings.is_empty() {
-        let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
+        let mut table = Table::new(&[&"RULE", &"KIND", &"OBJECT", &"SOURCE", &"FINDING"]);
         for finding in &report.findings {
             let source = if finding.source.is_empty() { "-" } else { &finding.source };
-            let row = [finding.rule.name(), finding.kind.as_str(), &finding.object, source, &finding.message];
-            table.add(row.map(str::to_owned).to_vec());
+            table.add(&[&finding.rule.name(), &finding.kind, &finding.object, &source, &finding.message]);
         }
         lines.extend(table.lines());
         lines.push(String::new());

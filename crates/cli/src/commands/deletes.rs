@@ -95,13 +95,13 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
 async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
-    let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
+    let mut table = Table::new(&[&"SOURCE", &"KIND", &"COMPANIONS", &"WHERE"]);
     for SourceStatus { key, companions, .. } in statuses(&snapshot, None) {
         let held = companions.iter().filter(|one| one.may_be_held(&key.namespace));
         let held: Vec<String> = held.map(|one| one.at.namespace.to_string()).collect();
         if !held.is_empty() {
             let places = some_of(&held, MAX_NAMED, ", ");
-            table.add(vec![key.to_string(), key.kind.to_string(), held.len().to_string(), places]);
+            table.add(&[&key, &key.kind, &held.len(), &places]);
         }
     }
     let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));
@@ -117,7 +117,7 @@ async fn release(request: &LeaderRequest) -> anyhow::Result<()> {
         Some(release) => println!("{} released them already, at {}", release.by, release.at),
         None => {
             let release = Release::new(&asked.hold, Timestamp::now(), &asked.user);
-            asked.annotate(&asked.lease.keys.deletes_released, &to_annotation(&release)).await?;
+            asked.lease.annotate(&asked.lease.keys.deletes_released, &to_annotation(&release)).await?;
             println!("asked for a release; the leader sees that within seconds");
         }
     }
@@ -137,7 +137,7 @@ async fn extend(time: Duration, request: &LeaderRequest) -> anyhow::Result<()> {
     if extension.until > later(now, MAX_HOLD) {
         bail!("deletes are held for at most {} days: choose a shorter time", MAX_HOLD.as_secs() / 86_400);
     }
-    asked.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
+    asked.lease.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
     println!("asked for an extension; the leader sees that within seconds");
     let is_extended = |held: Option<HeldDeletes>| held.is_none_or(|held| held.until >= extension.until);
     if asked.wait(request.timeout, is_extended).await?.is_none() {
@@ -159,16 +159,11 @@ struct Asked {
 impl Asked {
     async fn new(connection: &Connection, verb: &str) -> anyhow::Result<Self> {
         let lease = LeaseHandle::connect(connection).await?;
-        let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+        let found = lease.read_with_patch().await?;
         let seen = annotations(&lease, found);
         let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to {verb}"))?;
         let user = client::who_am_i(&lease.client).await.unwrap_or_else(|_| "somebody".to_owned());
         Ok(Self { lease, seen, hold, user })
-    }
-
-    async fn annotate(&self, key: &str, value: &str) -> anyhow::Result<()> {
-        let written = self.lease.annotate(key, value).await;
-        written.map(drop).map_err(|failure| self.lease.explain("patch", &failure))
     }
 
     /// Waits until the Lease shows what is wanted of this hold, and returns the hold; none once it is over.

@@ -26,12 +26,14 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(|&title| title.to_owned()).collect()] }
+    pub fn new(header: &[&dyn ToString]) -> Self {
+        let mut table = Self { rows: Vec::new() };
+        table.add(header);
+        table
     }
 
-    pub fn add(&mut self, row: Vec<String>) {
-        self.rows.push(row);
+    pub fn add(&mut self, row: &[&dyn ToString]) {
+        self.rows.push(row.iter().map(|cell| cell.to_string()).collect());
     }
 
     /// How many rows there are under the header.
@@ -108,9 +110,9 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["NAME", "STATE"]);
-        table.add(vec!["größe".to_owned(), "in step".to_owned()]);
-        table.add(vec!["b".to_owned(), "1 conflict".to_owned()]);
+        let mut table = Table::new(&[&"NAME", &"STATE"]);
+        table.add(&[&"größe", &"in step"]);
+        table.add(&[&"b", &"1 conflict"]);
         assert_eq!(table.lines(), ["NAME    STATE", "größe   in step", "b       1 conflict"]);
     }
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::inspect::{
     instance::{Instance, InstanceSummary, age},
     snapshot::Snapshot,
-    status::{SourceStatus, statuses},
+    status::{CompanionStatus, SourceStatus, statuses},
 };
 use lockstep_core::{keys, lease::state::LeaseState, object::ObjectKey, text::shorten};
 
@@ -152,33 +152,32 @@ impl Query<'_> {
     }
 
     fn table(&self, sources: &[SourceStatus], now: Timestamp) -> Table {
-        let header = ["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"];
+        let header: [&dyn ToString; 7] =
+            [&"NAMESPACE", &"SOURCE", &"KIND", &"TARGETS", &"IN STEP", &"CHANGED", &"STATE"];
         let first = usize::from(!self.settings.all_namespaces);
         let mut table = Table::new(&header[first..]);
+        let wide = self.settings.output == Format::Wide;
         for status in sources {
-            table.add(self.row(status, now).split_off(first));
+            let SourceStatus { key, targets, in_step, wanted, not_seen, troubles, .. } = status;
+            let targets = match targets.as_str() {
+                "" => "-".to_owned(),
+                targets if wide => targets.to_owned(),
+                targets => shorten(targets, MAX_TARGET_CHARS),
+            };
+            let mut state = status.message.clone();
+            if *not_seen > 0 {
+                state.push_str(&format!(" ({not_seen} not seen)"));
+            }
+            if wide {
+                troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
+            }
+            let in_step = format!("{in_step}/{wanted}");
+            let changed = ago(status.changed, now);
+            let row: [&dyn ToString; 7] =
+                [&key.namespace, &key.name, &key.kind, &targets, &in_step, &changed, &state];
+            table.add(&row[first..]);
         }
         table
-    }
-
-    fn row(&self, status: &SourceStatus, now: Timestamp) -> Vec<String> {
-        let wide = self.settings.output == Format::Wide;
-        let targets = match status.targets.as_str() {
-            "" => "-".to_owned(),
-            targets if wide => targets.to_owned(),
-            targets => shorten(targets, MAX_TARGET_CHARS),
-        };
-        let mut state = status.message.clone();
-        if status.not_seen > 0 {
-            state.push_str(&format!(" ({} not seen)", status.not_seen));
-        }
-        if wide {
-            status.troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
-        }
-        let in_step = format!("{}/{}", status.in_step, status.wanted);
-        let ObjectKey { kind, namespace, name } = &status.key;
-        let (namespace, name, kind) = (namespace.to_string(), name.to_string(), kind.to_string());
-        vec![namespace, name, kind, targets, in_step, ago(status.changed, now), state]
     }
 
     /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at
@@ -222,10 +221,9 @@ fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
     }
     lines.extend(status.troubles.iter().map(|trouble| format!("{}: {trouble}", trouble.event_reason())));
     if !status.companions.is_empty() {
-        let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
-        for one in &status.companions {
-            let (namespace, name) = (one.at.namespace.to_string(), one.at.name.to_string());
-            table.add(vec![namespace, name, ago(one.written, now), one.state.to_string()]);
+        let mut table = Table::new(&[&"NAMESPACE", &"COMPANION", &"WRITTEN", &"STATE"]);
+        for CompanionStatus { at, written, state } in &status.companions {
+            table.add(&[&at.namespace, &at.name, &ago(*written, now), state]);
         }
         lines.push(String::new());
         lines.extend(table.lines());

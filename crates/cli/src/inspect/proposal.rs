@@ -141,32 +141,32 @@ pub async fn propose(
     let name = name.filter(|_| names::is_label(&namespace)).ok_or(Error::NoName(kind.as_str()))?;
     let (key, keys) = (ObjectKey::new(kind, &namespace, name), snapshot.scope.keys.clone());
     let was_source = snapshot.world.read(|world| world.source(&key).is_some());
-    let is_labelled = object["metadata"]["labels"][&keys.managed] == "true";
-    let mut proposal = Proposal::about(&key, was_source || is_labelled);
-    match dry_run(client, &keys.instance, &key, object).await? {
-        Err(refusal) => proposal.refused = Some(refusal),
-        Ok((object, warnings)) => {
-            proposal.warnings = warnings;
-            let is_source = keys.is_source(&object.metadata.labels);
-            proposal.is_source |= is_source;
-            let source = is_source
-                .then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, object.clone()).source);
-            if proposal.is_source {
-                proposal.plan(client, snapshot, &key, source.as_ref(), Some(&object)).await;
-            }
-        }
+    let mut proposal = Proposal {
+        is_source: was_source || object["metadata"]["labels"][&keys.managed] == "true",
+        ..Proposal::about(&key)
+    };
+    let Some(object) = dry_run(client, &keys.instance, &mut proposal, object).await? else {
+        return Ok(proposal);
+    };
+    let source = keys
+        .is_source(&object.metadata.labels)
+        .then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, object.clone()).source);
+    proposal.is_source |= source.is_some();
+    if proposal.is_source {
+        proposal.plan(client, snapshot, source.as_ref(), Some(&object)).await;
     }
     Ok(proposal)
 }
 
-/// The object that the API server would store if the manifest were applied, and the warnings to its author; or why it
-/// refuses it.
+/// The object that the API server would store if the manifest were applied; none if it refuses it. Adds why, or the
+/// warnings to its author.
 async fn dry_run(
     client: &Client,
     instance: &str,
-    key: &ObjectKey,
+    proposal: &mut Proposal,
     mut manifest: Value,
-) -> Result<Result<(Object, Vec<String>), String>, Error> {
+) -> Result<Option<Object>, Error> {
+    let key = &proposal.key;
     let live = match read_object(client, key).await {
         Ok(live) => Some(live),
         Err(Failure::NotFound) => None,
@@ -201,21 +201,23 @@ async fn dry_run(
     let (parts, body) = with_timeout(REQUEST_TIMEOUT, answer).await.map_err(failed)?;
     let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
     if parts.status.is_success() {
-        return Ok(Ok((serde_json::from_slice(&body).map_err(undecodable)?, warnings(&parts.headers))));
+        let object = serde_json::from_slice(&body).map_err(undecodable)?;
+        proposal.warnings = warnings(&parts.headers);
+        return Ok(Some(object));
     }
     let status: Status = serde_json::from_slice(&body).map_err(undecodable)?;
     let webhook = RefusingWebhook::of(&status).filter(|webhook| webhook.is_of(instance));
-    if let Some(denial) = webhook.and_then(|webhook| webhook.denial) {
-        return Ok(Err(denial.to_owned()));
-    }
-    Ok(Err(match Failure::from(status.clone()) {
-        Failure::Forbidden(why) => {
-            format!("{why} (a plan for a file is a dry run: it needs the right to write)")
-        }
-        // These messages quote no content.
-        Failure::NotFound | Failure::Unavailable(_) => shorten(&status.message, MAX_REASON_CHARS),
-        failure => failure.to_string(),
-    }))
+    proposal.refused =
+        Some(match (webhook.and_then(|webhook| webhook.denial), Failure::from(status.clone())) {
+            (Some(denial), _) => denial.to_owned(),
+            (None, Failure::Forbidden(why)) => {
+                format!("{why} (a plan for a file is a dry run: it needs the right to write)")
+            }
+            // These messages quote no content.
+            (None, Failure::NotFound | Failure::Unavailable(_)) => shorten(&status.message, MAX_REASON_CHARS),
+            (None, failure) => failure.to_string(),
+        });
+    Ok(None)
 }
 
 /// What `kubectl apply` amounts to as a JSON merge patch: the manifest, and null for what the last one had and this one
@@ -245,16 +247,16 @@ fn warnings(headers: &HeaderMap) -> Vec<String> {
 pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) -> Proposal {
     let source = snapshot.world.read(|world| world.source(key).cloned());
     let live = read_object(client, key).await.ok();
-    let mut proposal = Proposal::about(key, true);
-    proposal.plan(client, snapshot, key, source.as_deref(), live.as_ref()).await;
+    let mut proposal = Proposal { is_source: true, ..Proposal::about(key) };
+    proposal.plan(client, snapshot, source.as_deref(), live.as_ref()).await;
     proposal
 }
 
 impl Proposal {
-    fn about(key: &ObjectKey, is_source: bool) -> Self {
+    fn about(key: &ObjectKey) -> Self {
         Self {
             key: key.clone(),
-            is_source,
+            is_source: false,
             refused: None,
             warnings: Vec::new(),
             changes: Vec::new(),
@@ -268,10 +270,10 @@ impl Proposal {
         &mut self,
         client: &Client,
         snapshot: &mut Snapshot,
-        key: &ObjectKey,
         source: Option<&Source>,
         object: Option<&Object>,
     ) {
+        let key = &self.key;
         let mut outcome = snapshot.world.read(|world| Outcome::of(world, key, source));
         let creates = outcome.creates().take(MAX_LOOKUPS).cloned().collect();
         snapshot.look_up(client, creates).await;

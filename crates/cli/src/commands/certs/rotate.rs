@@ -74,7 +74,7 @@ impl Progress {
 
 pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     let lease = LeaseHandle::connect(&settings.connection).await?;
-    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+    let found = lease.read_with_patch().await?;
     let configurations = read(&lease).await.map_err(|failure| explain(&lease, &failure))?;
     if configurations.iter().any(WebhookConfiguration::is_injected_by_cert_manager) {
         bail!(
@@ -88,8 +88,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     }
     let asked = found.annotation(&lease.keys.rotate_ca).and_then(|text| text.parse().ok());
     let request = next_request(asked, Timestamp::now())?.to_string();
-    let annotated = lease.annotate(&lease.keys.rotate_ca, &request).await;
-    annotated.map_err(|failure| lease.explain("patch", &failure))?;
+    lease.annotate(&lease.keys.rotate_ca, &request).await?;
     println!("asked for a new CA; the replicas see that within seconds");
     // Before it has begun, nothing tells a rotation that somebody else asked for from one that nobody takes up.
     let take_up_timeout = if old.len() > 1 {
