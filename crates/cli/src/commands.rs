@@ -21,7 +21,7 @@ use clap::Subcommand;
 
 use crate::program::Program;
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
     Status(status::Status),

@@ -37,7 +37,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait before the cluster is read again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Default, ValueEnum)]
 pub enum Format {
     #[default]
     Text,
@@ -46,7 +46,7 @@ pub enum Format {
     Sarif,
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Reads only. Exit codes: 0 everything is in step, 1 drift, 2 cannot tell (an error, or objects that you may not see).
 

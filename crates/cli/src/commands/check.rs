@@ -19,7 +19,7 @@ use crate::{
 };
 use lockstep_core::{keys, object::Kind};
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 #[command(after_help = "\
 Before an installation it says whether the cluster and your rights suffice; after one, whether everything works.
 To see whether the webhook answers, it tries to create a malformed source, as a dry run: nothing is stored.

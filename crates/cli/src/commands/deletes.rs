@@ -35,7 +35,7 @@ const MAX_NAMED: usize = 5;
 
 /// When more than half of the companions in other namespaces than their source would be deleted at once, Lockstep holds
 /// these deletes for --delete-grace. Restore the sources, labels or namespaces in that time, and nothing is lost.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "Examples:
   lockstep deletes list         # how many, since when, until when
   lockstep deletes extend 2h    # two more hours to restore the sources
@@ -45,7 +45,7 @@ pub struct Deletes {
     pub command: DeletesCommand,
 }
 
-#[derive(Debug, Clone, Subcommand)]
+#[derive(Subcommand)]
 pub enum DeletesCommand {
     /// Show what is held; needs the verb get on the Lease
     List(Connection),
@@ -63,7 +63,7 @@ pub enum DeletesCommand {
 }
 
 /// What the leader is asked for through the Lease.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct LeaderRequest {
     #[command(flatten)]
     pub connection: Connection,

@@ -11,7 +11,7 @@ use super::{
 use crate::inspect::explain::{explain, unlisted};
 use lockstep_core::keys;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep explain -n team-b security/ca-bundle          why team-b has, or lacks, its copy

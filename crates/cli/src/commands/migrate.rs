@@ -40,7 +40,7 @@ use lockstep_core::{
 /// How many objects of each kind a line names.
 const MAX_NAMED: usize = 5;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct Migrate {
     /// The tool to move from
     #[arg(long, required_unless_present = "undo")]

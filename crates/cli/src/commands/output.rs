@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Default, ValueEnum)]
 pub enum Format {
     /// A table
     #[default]

@@ -30,7 +30,7 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// How many companions with the same change are named.
 const MAX_NAMED: usize = 10;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Writes nothing. A file is planned with a dry run, which needs the right to write its objects. Shows keys, never values.
 Exit codes: 0 nothing to do, 1 changes, 2 refused, cannot tell, or an error.

@@ -21,7 +21,7 @@ use lockstep_core::{keys, lease::state::LeaseState, object::ObjectKey, text::sho
 /// How wide the column of targets is; `-o wide` shows them whole.
 const MAX_TARGET_CHARS: usize = 32;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep status -A                          every source of the cluster

@@ -20,7 +20,7 @@ use crate::{
 };
 use lockstep_core::keys;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep ui                       print an address, and serve the page there until Ctrl+C

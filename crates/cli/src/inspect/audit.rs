@@ -17,7 +17,7 @@ use lockstep_core::{
 };
 
 /// The result of an audit.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audit {
     pub verdict: Verdict,
@@ -30,7 +30,7 @@ pub struct Audit {
     pub statuses: Vec<SourceStatus>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     pub rule: Rule,
@@ -43,7 +43,7 @@ pub struct Finding {
 }
 
 /// What can be wrong. Each has a name, which outputs for tools use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     Missing,
@@ -59,7 +59,7 @@ pub enum Rule {
 }
 
 /// The verdict of an audit, and the exit code of the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     InStep = 0,

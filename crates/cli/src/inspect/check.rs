@@ -26,14 +26,14 @@ const MIN_CA_DAYS: i64 = 30;
 const MAX_QUOTED_CHARS: usize = 300;
 const APPLY: &str = "lockstep manifests | kubectl apply -f - (with the flags of your installation)";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Check {
     pub level: Level,
     pub text: String,
     pub remedy: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Level {
     Good,
     /// Cannot be judged: the object does not exist, or the user may not read it.

@@ -17,7 +17,7 @@ use lockstep_core::{
     world::{Eligibility, Source, World},
 };
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Explanation {
     pub source: String,
     pub namespace: String,
@@ -28,13 +28,13 @@ pub struct Explanation {
     pub commands: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Step {
     pub met: Met,
     pub text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Met {
     Yes,

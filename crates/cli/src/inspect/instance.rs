@@ -34,7 +34,6 @@ const DEFAULT_OPS_PORT: i64 = 8080;
 type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
 
 /// What could be read, and why the rest could not.
-#[derive(Clone)]
 pub struct Instance {
     pub domain: String,
     /// The one that it runs in.
@@ -47,7 +46,7 @@ pub struct Instance {
 }
 
 /// What people and scripts are shown of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceSummary {
     /// The holder of the Lease.
@@ -61,7 +60,7 @@ pub struct InstanceSummary {
 }
 
 /// A pod of Lockstep.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 pub struct Replica {
     pub name: String,
     pub ready: bool,

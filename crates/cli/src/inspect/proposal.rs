@@ -56,7 +56,7 @@ pub enum Error {
 }
 
 /// What would happen because of one object.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Proposal {
     #[serde(flatten)]
@@ -75,7 +75,7 @@ pub struct Proposal {
     pub not_seen: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 pub struct ProposedChange {
     pub verb: Verb,
     #[serde(flatten, serialize_with = "without_kind")]
@@ -87,7 +87,7 @@ pub struct ProposedChange {
 }
 
 /// The names of keys that differ.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct KeyDiff {
     pub added: Vec<String>,
     pub changed: Vec<String>,

@@ -3,7 +3,6 @@
 use kube::core::Status;
 
 /// A webhook that has refused a write, or could not be called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusingWebhook<'a> {
     pub name: &'a str,
     /// What it said; none if it could not be called.

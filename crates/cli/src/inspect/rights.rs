@@ -13,7 +13,7 @@ use lockstep_core::failure::Failure;
 const CONCURRENT_REVIEWS: usize = 8;
 
 /// One verb that a role grants.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Permission {
     pub group: String,
     pub resource: String,

@@ -52,14 +52,14 @@ type Found = HashMap<ObjectKey, Option<Companion>>;
 type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
 
 /// What the person may see.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub struct View {
     sights: HashMap<WatchId, Sight>,
     /// What they may not see, and why, for people to read.
     pub gaps: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(PartialEq)]
 enum Sight {
     Everywhere,
     /// In these namespaces, or in none.

@@ -21,7 +21,7 @@ use lockstep_core::{
 /// How much of a message a state quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     #[serde(flatten)]
@@ -58,7 +58,7 @@ pub(super) fn without_kind<S: Serializer>(at: &ObjectKey, serializer: S) -> Resu
 }
 
 /// The most important thing to know about a source. The variants are in the order in which they are looked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "state", rename_all = "kebab-case", rename_all_fields = "camelCase")]
 pub enum State {
     /// It is malformed, or cannot be a source.
@@ -103,7 +103,7 @@ pub enum State {
     InStep,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 pub struct CompanionStatus {
     #[serde(flatten, serialize_with = "without_kind")]
     pub at: ObjectKey,
@@ -114,7 +114,7 @@ pub struct CompanionStatus {
 }
 
 /// What is known of one companion that a source wants or has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "state", content = "detail", rename_all = "kebab-case")]
 pub enum CompanionState {
     InStep,

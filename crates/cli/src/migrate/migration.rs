@@ -63,7 +63,6 @@ pub fn lines(all: &[impl Display]) -> String {
 }
 
 /// One migration, as its undo file says.
-#[derive(Clone, Copy)]
 pub struct Migration<'a> {
     pub requests: &'a Requests,
     pub keys: &'a Keys,

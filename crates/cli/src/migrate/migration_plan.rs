@@ -30,7 +30,6 @@ pub struct Context<'a> {
 }
 
 /// A source of the tool, and the copies that name it.
-#[derive(Debug, PartialEq, Eq)]
 pub struct ToolSource {
     pub key: ObjectKey,
     push: NamespaceSelection,
@@ -42,7 +41,7 @@ pub struct ToolSource {
 }
 
 /// A source that moves, and its copies.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Move {
     pub entry: SourceEntry,
     /// How many of the copies have other content than the source, and will get that of the source.
@@ -53,13 +52,13 @@ pub struct Move {
 }
 
 /// What the person has to look at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct ByHand {
     pub object: ObjectKey,
     pub reasons: Vec<NotMovable>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct MigrationPlan {
     pub moves: Vec<Move>,
     pub by_hand: Vec<ByHand>,

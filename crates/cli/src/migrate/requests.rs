@@ -32,7 +32,7 @@ pub struct Requests {
 }
 
 /// What a patch is for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub enum Place<'a> {
     Object(&'a ObjectKey),
     Namespace(&'a str),

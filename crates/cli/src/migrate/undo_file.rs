@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{migration_plan::MigrationPlan, tool::Tool};
 use lockstep_core::object::{Meta, ObjectKey, names};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct UndoFile {
     pub tool: Tool,
     pub domain: String,
@@ -25,7 +25,7 @@ pub struct UndoFile {
     pub namespaces: Vec<NamespaceEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceEntry {
     #[serde(flatten)]
     pub object: ObjectEntry,
@@ -35,7 +35,7 @@ pub struct SourceEntry {
     pub copies: Vec<ObjectEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObjectEntry {
     #[serde(flatten)]
     pub key: ObjectKey,
@@ -45,7 +45,7 @@ pub struct ObjectEntry {
 }
 
 /// The `accept-adopt-from` of a Namespace: as it was, and while copies are adopted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamespaceEntry {
     pub name: String,
     pub uid: String,

@@ -31,7 +31,7 @@ pub struct EventObject {
     series: Option<Series>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Regarding {
     kind: String,
@@ -53,7 +53,7 @@ impl Watched for EventObject {
 }
 
 /// Something that has happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
     /// An Event that repeats is one entry that moves up.
@@ -67,7 +67,7 @@ pub struct Entry {
     pub source: Option<Regarding>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
     Heal,

@@ -20,7 +20,7 @@ const MAX_WAITING: usize = 256;
 const MAX_VIEWERS: usize = 16;
 
 /// The cluster and the replicas.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterView {
     /// As in `kubectl --context prod`.
@@ -45,7 +45,7 @@ pub struct ClusterView {
 }
 
 /// One message of the stream.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Update {
     pub name: &'static str,
     pub data: Arc<str>,

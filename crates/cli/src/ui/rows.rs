@@ -10,13 +10,12 @@ use crate::inspect::status::{CompanionStatus, SourceStatus};
 pub type Rows = BTreeMap<String, Row>;
 
 /// A source, and its companions by `namespace/name`.
-#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     head: Head,
     cells: BTreeMap<String, CompanionStatus>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(PartialEq, Serialize)]
 struct Head {
     #[serde(flatten)]
     status: SourceStatus,
@@ -24,13 +23,13 @@ struct Head {
 }
 
 /// What the page is told. The first one says everything.
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Serialize)]
 pub struct Change<'a> {
     rows: Vec<RowChange<'a>>,
     removed: Vec<&'a str>,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Serialize)]
 struct RowChange<'a> {
     id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,7 +40,7 @@ struct RowChange<'a> {
     gone: Vec<&'a str>,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Serialize)]
 struct Cell<'a> {
     #[serde(flatten)]
     status: &'a CompanionStatus,

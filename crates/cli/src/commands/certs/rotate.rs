@@ -26,7 +26,7 @@ use lockstep_core::{
 /// How long a new CA may take to show. The leader reads the Lease whenever it renews it, and other replicas more often.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct Rotate {
     #[command(flatten)]
     pub connection: Connection,
@@ -37,7 +37,7 @@ pub struct Rotate {
 }
 
 /// How far the rotation is, as the webhook configurations show it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Progress {
     Asked,
     /// A new CA is trusted beside the old one.
