@@ -271,7 +271,7 @@ impl Facts<'_> {
 
     /// What the answer to a malformed source says about the webhook. Only our own webhooks prove something: any other
     /// refusal came before the webhook was asked, or from somebody else.
-    fn webhook(&self, user: &User, probe: &Result<Option<Box<Status>>, Failure>) -> Check {
+    fn webhook(&self, user: &User, probe: &Result<Option<Status>, Failure>) -> Check {
         let untried = |why: &str| {
             unknown(format!(
                 "the webhook cannot be tried in namespace {}: {why}; -n chooses another",
@@ -299,7 +299,7 @@ impl Facts<'_> {
                 good("the webhook answers: it refused a malformed source, as it must (nothing was stored)")
             }
             Some(RefusingWebhook { denial: None, .. }) => bad(
-                format!("the API server cannot reach the webhook: {}", Failure::from(Status::clone(status))),
+                format!("the API server cannot reach the webhook: {}", Failure::from(status.clone())),
                 format!("{}; {}", self.wait(), self.logs()),
             ),
             None => untried(&shorten(status.message.lines().next().unwrap_or_default(), MAX_QUOTED_CHARS)),

@@ -8,18 +8,17 @@ use http::{HeaderMap, header::WARNING};
 use kube::{
     Client,
     api::{Patch, PatchParams, PostParams},
-    client::Body,
-    core::{Request, Status},
+    core::Request,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    refusal::RefusingWebhook,
+    refusal::{RefusingWebhook, try_write},
     snapshot::{Snapshot, read_object},
     status::{describe_holder, without_kind},
 };
-use lockstep_cluster::client::{self, REQUEST_TIMEOUT, with_timeout};
+use lockstep_cluster::client;
 use lockstep_core::{
     failure::Failure,
     keys::Keys,
@@ -193,19 +192,15 @@ async fn dry_run(
         }
     };
     let failed = |failure| Error::DryRun(key.clone(), failure);
-    let request = request.map_err(|error| failed(Failure::Unavailable(error.to_string())))?;
-    let answer = async {
-        let (parts, body) = client.send(request.map(Body::from)).await?.into_parts();
-        Ok((parts, body.collect_bytes().await?))
+    let status = match try_write(client, request).await.map_err(failed)? {
+        Ok((headers, body)) => {
+            let object = serde_json::from_slice(&body);
+            let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
+            proposal.warnings = warnings(&headers);
+            return Ok(Some(object.map_err(undecodable)?));
+        }
+        Err(status) => status,
     };
-    let (parts, body) = with_timeout(REQUEST_TIMEOUT, answer).await.map_err(failed)?;
-    let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
-    if parts.status.is_success() {
-        let object = serde_json::from_slice(&body).map_err(undecodable)?;
-        proposal.warnings = warnings(&parts.headers);
-        return Ok(Some(object));
-    }
-    let status: Status = serde_json::from_slice(&body).map_err(undecodable)?;
     let webhook = RefusingWebhook::of(&status).filter(|webhook| webhook.is_of(instance));
     proposal.refused =
         Some(match (webhook.and_then(|webhook| webhook.denial), Failure::from(status.clone())) {

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::inspect::{
     instance::Instance,
     pages::read_pages,
+    refusal::try_write,
     rights::{Permission, missing},
 };
 use lockstep_cluster::client::{self, REQUEST_TIMEOUT, user_info, with_timeout};
@@ -63,7 +64,7 @@ pub enum Installed {
         /// The person who asks, as far as it is known.
         user: User,
         /// Why a source that the webhook must refuse is refused; none if it is not.
-        probe: Result<Option<Box<Status>>, Failure>,
+        probe: Result<Option<Status>, Failure>,
     },
 }
 
@@ -126,7 +127,7 @@ async fn try_malformed_source(
     client: &Client,
     domain: &str,
     namespace: &str,
-) -> Result<Option<Box<Status>>, Failure> {
+) -> Result<Option<Status>, Failure> {
     let keys = Keys::new(domain, "");
     let source = json!({"metadata": {
         "generateName": "lockstep-check-",
@@ -135,16 +136,8 @@ async fn try_malformed_source(
     }});
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let objects = Request::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
-    let request = objects.create(&params, source.to_string().into_bytes());
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    let answer = async {
-        match client.request::<IgnoredAny>(request).await {
-            Ok(_) => Ok(None),
-            Err(kube::Error::Api(status)) => Ok(Some(status)),
-            Err(error) => Err(error),
-        }
-    };
-    with_timeout(REQUEST_TIMEOUT, answer).await
+    let answer = try_write(client, objects.create(&params, source.to_string().into_bytes())).await?;
+    Ok(answer.err())
 }
 
 /// The ServiceAccounts of known tools.
