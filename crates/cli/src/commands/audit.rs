@@ -4,15 +4,12 @@ mod junit;
 mod sarif;
 
 use std::{
-    io::{IsTerminal, Write, stderr},
-    pin::pin,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
 use futures::future::{self, join_all};
-use tokio::sync::watch;
 
 use super::{
     connection::{Connected, Connection},
@@ -31,9 +28,6 @@ use lockstep_core::{
     text::counted,
 };
 
-/// After this time, a terminal shows how much has been read.
-const PROGRESS_AFTER: Duration = Duration::from_secs(1);
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait before the cluster is read again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -93,15 +87,13 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
 }
 
 async fn read(connected: &Connected) -> anyhow::Result<Report> {
-    let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
+    let scope = connected.instance.scope();
     let namespaces = [connected.namespace.clone()].into();
-    let strays = join_all(scope.kinds.iter().map(|kind| {
-        let (scope, kind) = (&scope, *kind);
-        async move { (kind, read_strays(&connected.client, scope, kind).await) }
-    }));
-    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces, count.clone());
-    let reads = with_progress(count.subscribe(), future::join(snapshot, strays));
-    let (snapshot, strays) = reads.await;
+    let strays = join_all(
+        scope.kinds.iter().map(async |kind| (*kind, read_strays(&connected.client, &scope, *kind).await)),
+    );
+    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces);
+    let (snapshot, strays) = future::join(snapshot, strays).await;
     let mut snapshot = snapshot?;
     snapshot.look_up(&connected.client, snapshot.missing(&snapshot.sources())).await;
     let mut marked: Vec<(Kind, Meta)> = Vec::new();
@@ -115,26 +107,6 @@ async fn read(connected: &Connected) -> anyhow::Result<Report> {
         }
     }
     Ok(audit(&snapshot, &marked, connected.instance.caveat()))
-}
-
-/// Does the work. If it takes long, a terminal shows how many objects have been read.
-async fn with_progress<T>(count: watch::Receiver<u64>, work: impl Future<Output = T>) -> T {
-    let (mut work, start, mut wait) = (pin!(work), Instant::now(), PROGRESS_AFTER);
-    loop {
-        let done = tokio::time::timeout(wait, &mut work).await.ok();
-        let shown = match done {
-            Some(_) => String::new(),
-            None => format!("{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()),
-        };
-        if stderr().is_terminal() && start.elapsed() > PROGRESS_AFTER {
-            // Progress is not worth an error.
-            let _ = write!(stderr(), "\r\x1b[K{shown}");
-        }
-        match done {
-            Some(done) => return done,
-            None => wait = PROGRESS_INTERVAL,
-        }
-    }
 }
 
 fn text(report: &Report, took: Duration) -> String {

@@ -6,7 +6,6 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
-use tokio::sync::watch;
 
 use super::output::note;
 use crate::inspect::{instance::Instance, snapshot::Snapshot};
@@ -97,8 +96,7 @@ impl Connected {
     ) -> anyhow::Result<Snapshot> {
         let mut namespaces: BTreeSet<String> = namespaces.into_iter().map(str::to_owned).collect();
         let read = async |namespaces: &BTreeSet<String>| {
-            let snapshot =
-                Snapshot::read(&self.client, self.instance.scope(), namespaces, watch::Sender::new(0)).await;
+            let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
             snapshot.context("the cluster cannot be read")
         };
         let snapshot = read(&namespaces).await?;

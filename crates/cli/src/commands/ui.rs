@@ -53,8 +53,7 @@ pub async fn run(settings: &Ui, program: Program) -> anyhow::Result<()> {
     let namespace = settings.namespace.clone().unwrap_or_else(|| connected.namespace.clone());
     // Just one namespace, for a person who may not see all: several cannot be followed.
     let namespaces = [namespace.clone()].into();
-    let (scope, changes) = (connected.instance.scope(), watch::Sender::new(0));
-    let snapshot = Snapshot::read(&connected.client, scope, &namespaces, changes).await;
+    let snapshot = Snapshot::read(&connected.client, connected.instance.scope(), &namespaces).await;
     let snapshot = snapshot.context("the cluster cannot be read")?;
     print_caveats(&connected, &snapshot);
     let (access, token) = Access::new(port).ok_or_else(|| anyhow!("the system has no random numbers"))?;

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use futures::{StreamExt, future::try_join_all, stream};
@@ -38,18 +38,13 @@ pub struct Snapshot {
     pub world: SharedWorld,
     pub view: View,
     informers: Informers,
-    /// How many objects lists and watches have shown.
-    changes: watch::Sender<u64>,
-    times: Times,
+    recorder: Arc<Recorder>,
     /// What has the name of a companion that no list shows, as it was read; none if there is nothing.
     found: Found,
 }
 
 /// What reads have found under these names; none where there is nothing.
 type Found = HashMap<ObjectKey, Option<Companion>>;
-
-/// When each source and companion was last written.
-type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
 
 /// What the person may see.
 #[derive(Default)]
@@ -67,15 +62,10 @@ enum Sight {
 }
 
 impl Snapshot {
-    /// Reads everything, or what can be seen in these namespaces. `changes` counts objects while they are read.
-    pub async fn read(
-        client: &Client,
-        scope: Scope,
-        namespaces: &BTreeSet<String>,
-        changes: watch::Sender<u64>,
-    ) -> Result<Self, Failure> {
-        let times = Times::default();
-        let informers = informers(&scope, &times, &changes);
+    /// Reads everything, or what can be seen in these namespaces.
+    pub async fn read(client: &Client, scope: Scope, namespaces: &BTreeSet<String>) -> Result<Self, Failure> {
+        let recorder = Arc::default();
+        let informers = informers(&scope, &recorder);
         let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespaces));
         let seen = try_join_all(lists).await?;
         let mut view = View::default();
@@ -90,7 +80,7 @@ impl Snapshot {
             view.sights.insert(watch, sight);
         }
         let world = informers.world.clone();
-        Ok(Self { scope, world, view, informers, changes, times, found: Found::new() })
+        Ok(Self { scope, world, view, informers, recorder, found: Found::new() })
     }
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
@@ -111,16 +101,16 @@ impl Snapshot {
     /// A world that is seen whole.
     #[cfg(test)]
     pub fn of(scope: Scope, world: SharedWorld) -> Self {
-        let (times, changes) = (Times::default(), watch::Sender::new(0));
-        let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
+        let recorder = Arc::default();
+        let informers = Informers { world: world.clone(), ..informers(&scope, &recorder) };
         let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
         let view = View { sights, gaps: Vec::new() };
-        Self { scope, world, view, informers, changes, times, found: Found::new() }
+        Self { scope, world, view, informers, recorder, found: Found::new() }
     }
 
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
     pub fn follow(&self, client: &Client, tasks: &mut JoinSet<&'static str>) -> watch::Receiver<u64> {
-        let receiver = self.changes.subscribe();
+        let receiver = self.recorder.changes.subscribe();
         for (watch, sight) in &self.view.sights {
             match sight {
                 Sight::Everywhere => self.informers.start_watch(tasks, client, *watch, None),
@@ -151,7 +141,7 @@ impl Snapshot {
 
     /// When a source or a companion was last written.
     pub fn written(&self, key: &ObjectKey) -> Option<Timestamp> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+        self.recorder.times().get(key).copied()
     }
 
     /// Reads objects that lists do not show.
@@ -276,22 +266,31 @@ async fn see(
     }
 }
 
-/// They feed a world that keeps no content, and record when each object was written.
-fn informers(scope: &Scope, times: &Times, changes: &watch::Sender<u64>) -> Informers {
-    let affected = changes.clone();
+/// They feed a world that keeps no content.
+fn informers(scope: &Scope, recorder: &Arc<Recorder>) -> Informers {
+    let affected = recorder.clone();
     Informers {
         scope: scope.clone(),
         world: SharedWorld::new(scope, 0),
-        requeue: Arc::new(move |_| affected.send_modify(|count| *count += 1)),
+        requeue: Arc::new(move |_| affected.changes.send_modify(|count| *count += 1)),
         restores: Restores::default(),
-        observer: Arc::new(Recorder { times: times.clone(), changes: changes.clone() }),
+        observer: recorder.clone(),
     }
 }
 
-/// Counts what is shown, and remembers when it was written.
+/// What happens while objects are read and watched.
+#[derive(Default)]
 struct Recorder {
-    times: Times,
+    /// How often something was shown, or has changed for a source.
     changes: watch::Sender<u64>,
+    /// When each source and companion was last written.
+    times: Mutex<HashMap<ObjectKey, Timestamp>>,
+}
+
+impl Recorder {
+    fn times(&self) -> MutexGuard<'_, HashMap<ObjectKey, Timestamp>> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl WatchObserver for Recorder {
@@ -302,7 +301,7 @@ impl WatchObserver for Recorder {
             WatchId::Companions(kind) | WatchId::Sources(kind) => kind,
         };
         if let Some(time) = last_written(meta) {
-            self.times.lock().unwrap_or_else(PoisonError::into_inner).insert(ObjectKey::of(kind, meta), time);
+            self.times().insert(ObjectKey::of(kind, meta), time);
         }
     }
 }
