@@ -11,7 +11,7 @@ mod lease;
 pub mod migrate;
 pub mod output;
 mod plan;
-mod source_name;
+pub(crate) mod source_name;
 mod status;
 mod ui;
 

@@ -224,8 +224,7 @@ impl Case<'_> {
     fn is_eligible(&self, target: Target<'_>, policy: &Policy) -> Result<(), Obstacle> {
         let (home, name, keys) = (&self.key.namespace, target.namespace, self.keys());
         Err(match target.eligibility {
-            Eligibility::Eligible => return Ok(()),
-            Eligibility::Missing => Obstacle::new(format!("namespace {name} does not exist"), []),
+            Eligibility::Eligible | Eligibility::Missing => return Ok(()),
             Eligibility::Terminating => Obstacle::new(format!("namespace {name} is being deleted"), []),
             Eligibility::Never => Obstacle::new(
                 format!("the label {}=true keeps all companions out of {name}", keys.exclude),

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    refusal::{RefusingWebhook, try_write},
+    refusal::{denial, try_write},
     snapshot::{Snapshot, read_object},
     status::{describe_holder, without_kind},
 };
@@ -201,17 +201,15 @@ async fn dry_run(
         }
         Err(status) => status,
     };
-    let webhook = RefusingWebhook::of(&status).filter(|webhook| webhook.is_of(instance));
-    proposal.refused =
-        Some(match (webhook.and_then(|webhook| webhook.denial), Failure::from(status.clone())) {
-            (Some(denial), _) => denial.to_owned(),
-            (None, Failure::Forbidden(why)) => {
-                format!("{why} (a plan for a file is a dry run: it needs the right to write)")
-            }
-            // These messages quote no content.
-            (None, Failure::NotFound | Failure::Unavailable(_)) => shorten(&status.message, MAX_REASON_CHARS),
-            (None, failure) => failure.to_string(),
-        });
+    proposal.refused = Some(match (denial(&status, instance), Failure::from(status.clone())) {
+        (Some(denial), _) => denial.to_owned(),
+        (None, Failure::Forbidden(why)) => {
+            format!("{why} (a plan for a file is a dry run: it needs the right to write)")
+        }
+        // These messages quote no content.
+        (None, Failure::NotFound | Failure::Unavailable(_)) => shorten(&status.message, MAX_REASON_CHARS),
+        (None, failure) => failure.to_string(),
+    });
     Ok(None)
 }
 

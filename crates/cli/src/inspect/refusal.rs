@@ -33,6 +33,11 @@ pub struct RefusingWebhook<'a> {
     pub denial: Option<&'a str>,
 }
 
+/// What a webhook of an instance said when it refused a write, if one did. It never quotes content.
+pub fn denial<'a>(status: &'a Status, instance: &str) -> Option<&'a str> {
+    RefusingWebhook::of(status).filter(|webhook| webhook.is_of(instance))?.denial
+}
+
 impl<'a> RefusingWebhook<'a> {
     pub fn of(status: &'a Status) -> Option<Self> {
         let (called, rest) = status.message.split_once(" webhook \"")?;

@@ -69,15 +69,9 @@ impl Snapshot {
         let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespaces));
         let seen = try_join_all(lists).await?;
         let mut view = View::default();
-        for (watch, sight, why) in seen {
-            view.gaps.extend(why.map(|why| match &sight {
-                Sight::In(seen) if !seen.is_empty() => {
-                    let names: Vec<&str> = seen.iter().map(String::as_str).collect();
-                    format!("{} outside of {} ({why})", watch.as_str(), names.join(", "))
-                }
-                _ => format!("{} ({why})", watch.as_str()),
-            }));
+        for (watch, sight, gap) in seen {
             view.sights.insert(watch, sight);
+            view.gaps.extend(gap);
         }
         let world = informers.world.clone();
         Ok(Self { scope, world, view, informers, recorder, found: Found::new() })
@@ -85,17 +79,12 @@ impl Snapshot {
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
     pub fn unseen_targets(&self) -> BTreeSet<String> {
-        let mut names = BTreeSet::new();
-        if self.view.gaps.is_empty() {
-            return names;
-        }
+        let is_partial = !self.view.gaps.is_empty();
+        let sources = is_partial.then(|| self.sources()).unwrap_or_default();
         self.world.read(|world| {
-            for key in world.all_sources() {
-                let policy = world.source(&key).and_then(|source| source.active_policy());
-                names.extend(policy.into_iter().flat_map(|policy| policy.targets.names.iter().cloned()));
-            }
-        });
-        names
+            let sources = sources.iter().filter_map(|key| world.source(key)?.active_policy());
+            sources.flat_map(|policy| policy.targets.names.iter().cloned()).collect()
+        })
     }
 
     /// A world that is seen whole.
@@ -112,18 +101,14 @@ impl Snapshot {
     pub fn follow(&self, client: &Client, tasks: &mut JoinSet<&'static str>) -> watch::Receiver<u64> {
         let receiver = self.recorder.changes.subscribe();
         for (watch, sight) in &self.view.sights {
-            match sight {
-                Sight::Everywhere => self.informers.start_watch(tasks, client, *watch, None),
+            let within = match sight {
+                Sight::Everywhere => None,
                 // One namespace can be read, but usually not watched. Several watches of the same objects would each
                 // remove what only the others show.
-                Sight::In(seen) => {
-                    if let (Some(namespace), 1) = (seen.first(), seen.len())
-                        && *watch != WatchId::Namespaces
-                    {
-                        self.informers.start_watch(tasks, client, *watch, Some(namespace));
-                    }
-                }
-            }
+                Sight::In(seen) if seen.len() == 1 && *watch != WatchId::Namespaces => seen.first(),
+                Sight::In(_) => continue,
+            };
+            self.informers.start_watch(tasks, client, *watch, within.map(String::as_str));
         }
         receiver
     }
@@ -249,21 +234,23 @@ impl View {
     }
 }
 
-/// Lists what a watch selects. Returns where, and why not everywhere.
+/// Lists what a watch selects. Returns where, and what of it cannot be seen.
 async fn see(
     client: &Client,
     informers: &Informers,
     watch: WatchId,
     namespaces: &BTreeSet<String>,
 ) -> Result<(WatchId, Sight, Option<String>), Failure> {
-    match informers.list(client, watch).await {
-        Ok(()) => Ok((watch, Sight::Everywhere, None)),
-        Err(Failure::Forbidden(why)) => {
-            let seen = informers.list_in(client, watch, namespaces).await?;
-            Ok((watch, Sight::In(seen), Some(why)))
-        }
-        Err(failure) => Err(failure),
-    }
+    let why = match informers.list(client, watch).await {
+        Ok(()) => return Ok((watch, Sight::Everywhere, None)),
+        Err(Failure::Forbidden(why)) => why,
+        Err(failure) => return Err(failure),
+    };
+    let seen = informers.list_in(client, watch, namespaces).await?;
+    let names: Vec<&str> = seen.iter().map(String::as_str).collect();
+    let outside = if names.is_empty() { String::new() } else { format!(" outside of {}", names.join(", ")) };
+    let gap = format!("{}{outside} ({why})", watch.as_str());
+    Ok((watch, Sight::In(seen), Some(gap)))
 }
 
 /// They feed a world that keeps no content.

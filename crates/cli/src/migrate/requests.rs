@@ -11,7 +11,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{label, tool::Tool};
-use crate::inspect::pages::{self, patiently, read_pages};
+use crate::inspect::{
+    pages::{self, patiently, read_pages},
+    refusal::denial,
+};
 use lockstep_cluster::client::with_timeout;
 use lockstep_core::{
     failure::Failure,
@@ -27,8 +30,7 @@ const FIELD_MANAGER: &str = "lockstep-migrate";
 
 pub struct Requests {
     client: Client,
-    /// How the API server's message begins when the webhook refuses a request.
-    denial: String,
+    instance: String,
 }
 
 /// What a patch is for.
@@ -40,7 +42,7 @@ pub enum Place<'a> {
 
 impl Requests {
     pub fn new(client: Client, keys: &Keys) -> Self {
-        Self { client, denial: format!(".{}\" denied the request: ", keys.instance) }
+        Self { client, instance: keys.instance.clone() }
     }
 
     async fn call<T: DeserializeOwned>(&self, request: pages::Request) -> Result<T, Failure> {
@@ -50,11 +52,11 @@ impl Requests {
 
     async fn send<T: DeserializeOwned>(&self, request: http::Request<Vec<u8>>) -> Result<T, kube::Error> {
         let mut answer = self.client.request(request).await;
-        // The webhook never quotes content, and what it says is what the person needs to know.
+        // What the webhook says is what the person needs to know.
         if let Err(kube::Error::Api(status)) = &mut answer
-            && let Some((_, message)) = status.message.split_once(&self.denial)
+            && let Some(denial) = denial(status, &self.instance).map(str::to_owned)
         {
-            status.message = message.to_owned();
+            status.message = denial;
         }
         answer
     }

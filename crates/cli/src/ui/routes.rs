@@ -17,8 +17,8 @@ use http::{StatusCode, header::CONTENT_TYPE};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Ui, access::Access, feed::Update};
-use crate::{inspect::explain, ui::access};
-use lockstep_core::object::{Kind, ObjectKey, names};
+use crate::{commands::source_name::SourceName, inspect::explain, ui::access};
+use lockstep_core::object::names;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -85,14 +85,11 @@ async fn explain_cell(
     State(ui): State<Arc<Ui>>,
     Path((_, kind, namespace, name, target)): Path<(String, String, String, String, String)>,
 ) -> Response {
-    let kind = Kind::ALL.into_iter().find(|known| known.as_str() == kind);
-    let (Some(kind), true) = (kind, names::is_label(&target)) else {
+    let source = format!("{kind}/{namespace}/{name}").parse::<SourceName>();
+    let (Ok(source), true) = (source, names::is_label(&target)) else {
         return (StatusCode::BAD_REQUEST, "expected a kind, a source and a namespace\n").into_response();
     };
-    let Some(source) = ObjectKey::parse(kind, &format!("{namespace}/{name}")) else {
-        return (StatusCode::BAD_REQUEST, "expected the namespace and the name of a source\n")
-            .into_response();
-    };
+    let source = source.key("");
     let found = {
         let snapshot = ui.snapshot.read().await;
         let unlisted = explain::unlisted(&snapshot, &source, &target);
