@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     inspect::{
-        check::{Check as Answer, Level, facts::Facts},
+        check::{Check as Answer, Checked, Level},
         rights::Permission,
     },
     program::{Installation, Program},
@@ -40,8 +40,8 @@ pub async fn run(settings: &Check, program: Program) -> anyhow::Result<ExitCode>
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let permissions = permissions(&(program.roles)(installation(&connected)))?;
-    let facts = Facts::read(&connected.client, &connected.instance, namespace, &permissions).await;
-    let answers = facts.checks(Timestamp::now());
+    let checked = Checked { instance: &connected.instance, namespace };
+    let answers = checked.checks(&connected.client, &permissions, Timestamp::now()).await;
     print(&answers.iter().map(describe).collect::<String>())?;
     let is_bad = answers.iter().any(|answer| answer.level == Level::Bad);
     Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })

@@ -90,7 +90,7 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
     let query = Query { settings, namespace, asked, held_until };
     let mut sources = query.statuses(&snapshot);
-    let healthy = sources.iter().filter(|status| status.state.is_healthy()).count();
+    let healthy = sources.iter().filter(|status| status.healthy).count();
     let health = Health { healthy, sources: sources.len() };
     sources.retain(|status| query.asks_for(&status.key));
     if let (Some(key), true) = (&query.asked, sources.is_empty()) {
@@ -222,8 +222,8 @@ fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
     lines.extend(status.troubles.iter().map(|trouble| format!("{}: {trouble}", trouble.event_reason())));
     if !status.companions.is_empty() {
         let mut table = Table::new(&[&"NAMESPACE", &"COMPANION", &"WRITTEN", &"STATE"]);
-        for CompanionStatus { at, written, state } in &status.companions {
-            table.add(&[&at.namespace, &at.name, &ago(*written, now), state]);
+        for CompanionStatus { at, written, message, .. } in &status.companions {
+            table.add(&[&at.namespace, &at.name, &ago(*written, now), message]);
         }
         lines.push(String::new());
         lines.extend(table.lines());

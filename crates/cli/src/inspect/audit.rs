@@ -158,7 +158,7 @@ fn findings_of(status: &SourceStatus) -> Vec<Finding> {
             | CompanionState::NamespaceTerminating
             | CompanionState::NotSeen => return None,
         };
-        Some(finding(rule, &one.at, format!("{}{paused}", one.state)))
+        Some(finding(rule, &one.at, format!("{}{paused}", one.message)))
     }));
     // Those about a place stand above.
     let is_of_source = |trouble: &&Trouble| matches!(trouble, Trouble::Mistake(_) | Trouble::NoMatch { .. });

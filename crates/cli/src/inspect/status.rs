@@ -38,6 +38,7 @@ pub struct SourceStatus {
     pub changed: Option<Timestamp>,
     #[serde(flatten)]
     pub state: State,
+    pub healthy: bool,
     pub message: String,
     /// What its author should know, as in its Warning Events.
     #[serde(serialize_with = "reasons_and_messages")]
@@ -109,6 +110,8 @@ pub struct CompanionStatus {
     pub at: ObjectKey,
     #[serde(flatten)]
     pub state: CompanionState,
+    /// The state in words.
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written: Option<Timestamp>,
 }
@@ -169,7 +172,7 @@ impl CompanionStatus {
 
 impl State {
     /// Whether everything is as its author asked for.
-    pub const fn is_healthy(&self) -> bool {
+    const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
@@ -259,6 +262,7 @@ fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timesta
             in_step: count(|state| *state == CompanionState::InStep),
             not_seen: count(|state| *state == CompanionState::NotSeen),
             changed: written.chain(snapshot.written(&key)).max(),
+            healthy: state.is_healthy(),
             message: state.to_string(),
             troubles,
             state,
@@ -328,7 +332,7 @@ fn companions(
         let state = place_state(snapshot, world, key, source, &place)?;
         let at = place.at.into_owned();
         let written = world.companion(&at).and_then(|_| snapshot.written(&at));
-        Some(CompanionStatus { at, state, written })
+        Some(CompanionStatus { at, message: state.to_string(), state, written })
     };
     snapshot.places(world, key, source).filter_map(status).collect()
 }
