@@ -21,7 +21,7 @@ use crate::{
 };
 use lockstep_cluster::client;
 use lockstep_core::{
-    keys::{self, Keys},
+    keys,
     lease::{
         hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, to_annotation},
         record::LeaseRecord,
@@ -85,8 +85,8 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
     let connected = connection.open().await?;
     let lease = connected.instance.lease.as_ref();
     let lease = lease.map_err(|failure| explain(connection, "get", failure))?;
-    let keys = Keys::new(&connection.domain, keys::SUFFIX);
-    let (seen, now) = (HoldAnnotations::read(&keys, &lease.annotations), Timestamp::now());
+    let seen = HoldAnnotations::read(&connected.instance.keys, &lease.annotations);
+    let now = Timestamp::now();
     let flags = keys::instance_flags(&connection.domain, &connection.lockstep_namespace);
     print(&describe(&seen, &flags, now))?;
     if seen.in_force(now).is_some() { print(&held_companions(&connected).await?) } else { Ok(()) }
@@ -104,11 +104,12 @@ async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
             table.add(&[&key, &key.kind, &held.len(), &places]);
         }
     }
-    let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));
-    lines.extend(table.lines().into_iter().take(MAX_LISTED + 1));
+    let mut lines = table.lines();
+    let more = lines.len().saturating_sub(MAX_LISTED + 1);
+    lines.truncate(MAX_LISTED + 1);
     lines.extend((more > 0).then(|| format!("and {more} more sources")));
     lines.extend(snapshot.view.caveats());
-    Ok(lines.join("\n") + "\n")
+    Ok(format!("\n{}\n", lines.join("\n")))
 }
 
 async fn release(request: &LeaderRequest) -> anyhow::Result<()> {

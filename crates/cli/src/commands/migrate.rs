@@ -224,7 +224,8 @@ async fn make_plan(
         objects.extend(found.map_err(|failure| cannot_list(kind.plural(), &failure))?);
     }
     let (only, allow_all) = (settings.only.as_deref().map(Pattern::new), settings.allow_all);
-    let context = migration_plan::Context { tool, keys, world: &world, allow_all, only: only.as_ref() };
+    let (world, namespaces, only) = (&world, &namespaces, only.as_ref());
+    let context = migration_plan::Context { tool, keys, world, namespaces, allow_all, only };
     let (mut plan, sources) = MigrationPlan::find(&context, &objects);
     for source in sources {
         let key = &source.key;
@@ -233,7 +234,7 @@ async fn make_plan(
         let found: Vec<_> = reads.buffered(CONCURRENCY).try_collect().await?;
         plan.add(&context, &source, found.into_iter().flatten().collect());
     }
-    Ok(plan.finish(&context, &namespaces))
+    Ok(plan.finish(&context))
 }
 
 async fn read(requests: &Requests, at: &ObjectKey) -> anyhow::Result<Option<(ObjectKey, Object)>> {

@@ -36,11 +36,6 @@ impl Table {
         self.rows.push(row.iter().map(|cell| cell.to_string()).collect());
     }
 
-    /// How many rows there are under the header.
-    pub const fn height(&self) -> usize {
-        self.rows.len().saturating_sub(1)
-    }
-
     /// The lines, the header first. The last column is as long as its texts.
     pub fn lines(&self) -> Vec<String> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();

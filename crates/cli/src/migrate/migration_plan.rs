@@ -23,6 +23,7 @@ pub struct Context<'a> {
     pub keys: &'a Keys,
     /// It knows the namespaces.
     pub world: &'a World,
+    pub namespaces: &'a BTreeMap<String, Meta>,
     /// kubernetes-replicator ran with `--allow-all`.
     pub allow_all: bool,
     /// Sources whose `namespace/name` this pattern does not match are left out.
@@ -107,44 +108,32 @@ impl MigrationPlan {
         }
     }
 
-    /// Leaves sources to the person that want the same copy as another one, or whose copies may not be adopted.
-    pub fn finish(mut self, context: &Context<'_>, namespaces: &BTreeMap<String, Meta>) -> Self {
+    /// Leaves sources to the person that want the same copy as another one.
+    pub fn finish(mut self, context: &Context<'_>) -> Self {
         let mut claims: BTreeMap<ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
         for planned in &self.moves {
             for at in planned.places() {
                 claims.entry(at.clone()).or_default().push(planned.entry.object.key.clone());
             }
         }
-        self.leave_if(|planned| {
-            planned.places().find_map(|at| {
-                let other = claims[at].iter().find(|other| **other != planned.entry.object.key)?;
+        for planned in std::mem::take(&mut self.moves) {
+            let source = &planned.entry.object.key;
+            let contested = planned.places().find_map(|at| {
+                let other = claims[at].iter().find(|other| *other != source)?;
                 Some(NotMovable::Contested { at: at.clone(), other: other.clone() })
-            })
-        });
-        let extended = extended_namespaces(context, namespaces, &self.moves);
-        self.leave_if(|planned| {
-            let mut copies = planned.entry.copies.iter().map(|copy| &*copy.key.namespace);
-            let namespace = copies.find(|name| extended.get(*name).is_some_and(Option::is_none))?;
-            let key = context.keys.accept_adopt_from.clone();
-            Some(NotMovable::Adoption { namespace: namespace.to_owned(), key })
-        });
-        self.namespaces = extended.into_values().flatten().collect();
+            });
+            match contested {
+                None => self.moves.push(planned),
+                Some(reason) => self.leave(source, vec![reason]),
+            }
+        }
+        self.namespaces = extended_namespaces(context, &self.moves);
         self.by_hand.sort_by(|a, b| a.object.cmp(&b.object));
         self
     }
 
     fn leave(&mut self, object: &ObjectKey, reasons: Vec<NotMovable>) {
         self.by_hand.push(ByHand { object: object.clone(), reasons });
-    }
-
-    /// Leaves the sources to the person for which there is a reason.
-    fn leave_if(&mut self, reason: impl Fn(&Move) -> Option<NotMovable>) {
-        for planned in std::mem::take(&mut self.moves) {
-            match reason(&planned) {
-                None => self.moves.push(planned),
-                Some(reason) => self.leave(&planned.entry.object.key, vec![reason]),
-            }
-        }
     }
 }
 
@@ -297,6 +286,12 @@ fn adoption(
     if !meta.owner_references.is_empty() {
         return Err(NotMovable::Bound { at });
     }
+    let (home, namespace) = (&*source.namespace, &*at.namespace);
+    let accepts = context.world.namespaces().accepts_adoption(home, namespace);
+    if !accepts && extended(context, namespace, &[home].into()).is_none() {
+        let key = context.keys.accept_adopt_from.clone();
+        return Err(NotMovable::Adoption { namespace: namespace.to_owned(), key });
+    }
     let extra: Vec<String> = data_keys(&object).difference(source_keys).cloned().collect();
     let observed = ObservedCompanion::read(context.keys, source.kind, object);
     let found = observed.companion();
@@ -366,13 +361,8 @@ fn manager(meta: &Meta) -> Option<String> {
     }
 }
 
-/// The namespaces that do not accept the adoption of all copies yet, with an `accept-adopt-from` that does; none where
-/// it cannot be extended.
-fn extended_namespaces(
-    context: &Context<'_>,
-    namespaces: &BTreeMap<String, Meta>,
-    moves: &[Move],
-) -> BTreeMap<String, Option<NamespaceEntry>> {
+/// The namespaces that do not accept the adoption of all copies yet, with an `accept-adopt-from` that does.
+fn extended_namespaces(context: &Context<'_>, moves: &[Move]) -> Vec<NamespaceEntry> {
     let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for SourceEntry { object, copies, .. } in moves.iter().map(|planned| &planned.entry) {
         for copy in copies {
@@ -382,20 +372,18 @@ fn extended_namespaces(
             }
         }
     }
-    let extended = homes.into_iter().map(|(name, homes)| {
-        let meta = namespaces.get(name);
-        let before = meta.and_then(|meta| meta.annotations.get(&context.keys.accept_adopt_from).cloned());
-        let known = before.as_deref().filter(|text| !text.trim().is_empty());
-        let during = known.into_iter().chain(homes.iter().copied()).collect::<Vec<_>>().join(",");
-        let accepts =
-            policy::namespace_patterns(&during).is_ok_and(|list| homes.iter().all(|home| list.matches(home)));
-        let entry = meta.filter(|_| accepts).map(|meta| {
-            let (name, uid) = (name.to_owned(), meta.uid.clone());
-            NamespaceEntry { name, uid, before, during }
-        });
-        (name.to_owned(), entry)
-    });
-    extended.collect()
+    homes.into_iter().filter_map(|(name, homes)| extended(context, name, &homes)).collect()
+}
+
+/// A namespace with an `accept-adopt-from` that accepts these as well; none if it cannot be extended.
+fn extended(context: &Context<'_>, name: &str, homes: &BTreeSet<&str>) -> Option<NamespaceEntry> {
+    let meta = context.namespaces.get(name)?;
+    let before = meta.annotations.get(&context.keys.accept_adopt_from).cloned();
+    let known = before.as_deref().filter(|text| !text.trim().is_empty());
+    let during = known.into_iter().chain(homes.iter().copied()).collect::<Vec<_>>().join(",");
+    let accepting = policy::namespace_patterns(&during).ok()?;
+    let (name, uid) = (name.to_owned(), meta.uid.clone());
+    homes.iter().all(|home| accepting.matches(home)).then_some(NamespaceEntry { name, uid, before, during })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use axum::{
     },
     routing::get,
 };
-use futures::stream;
+use futures::{StreamExt, stream};
 use http::{StatusCode, header::CONTENT_TYPE};
 use k8s_openapi::jiff::Timestamp;
 
@@ -65,15 +65,12 @@ async fn stream_changes(State(ui): State<Arc<Ui>>) -> Response {
     let Some(viewer) = ui.feed.view() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open\n").into_response();
     };
-    let first = ui.feed.everything();
-    let updates = stream::unfold((ui, viewer, Some(first)), async |(ui, mut viewer, first)| {
-        let update = match first {
-            Some(first) => first,
-            None => viewer.next(&ui.feed).await?,
-        };
-        Some((message(&update), (ui, viewer, None)))
+    let first = stream::iter([message(&ui.feed.everything())]);
+    let updates = stream::unfold((ui, viewer), async |(ui, mut viewer)| {
+        let update = viewer.next(&ui.feed).await?;
+        Some((message(&update), (ui, viewer)))
     });
-    Sse::new(updates).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    Sse::new(first.chain(updates)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }
 
 fn message(update: &Update) -> Result<sse::Event, Infallible> {

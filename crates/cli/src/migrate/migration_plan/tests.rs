@@ -72,7 +72,8 @@ fn plan_with(
     let namespaces =
         namespaces.iter().map(|draft| (draft.meta().name.clone(), draft.meta().clone())).collect();
     let (keys, only) = (keys(), only.map(Pattern::new));
-    let context = Context { tool, keys: &keys, world: &world, allow_all, only: only.as_ref() };
+    let (keys, namespaces) = (&keys, &namespaces);
+    let context = Context { tool, keys, world: &world, namespaces, allow_all, only: only.as_ref() };
     let metas = objects.iter().map(|draft| (draft.key(), draft.meta().clone())).collect();
     let live: BTreeMap<ObjectKey, Object> =
         objects.into_iter().map(|draft| (draft.key(), draft.object())).collect();
@@ -84,7 +85,7 @@ fn plan_with(
             live.iter().filter(|(at, _)| is_read(at)).map(|(at, object)| (at.clone(), object.clone()));
         plan.add(&context, &source, found.collect());
     }
-    plan.finish(&context, &namespaces)
+    plan.finish(&context)
 }
 
 fn plan_of(tool: Tool, objects: Vec<ObjectBuilder>) -> MigrationPlan {
