@@ -9,7 +9,6 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use futures::future::{self, join_all};
 
 use super::{
     connection::{Connected, Connection},
@@ -19,7 +18,7 @@ use crate::{
     commands::flags,
     inspect::{
         audit::{Audit as Report, Verdict, audit},
-        snapshot::{Snapshot, read_strays},
+        snapshot::read_strays,
     },
 };
 use lockstep_core::{
@@ -87,18 +86,12 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
 }
 
 async fn read(connected: &Connected) -> anyhow::Result<Report> {
-    let scope = connected.instance.scope();
-    let namespaces = [connected.namespace.clone()].into();
-    let strays = join_all(
-        scope.kinds.iter().map(async |kind| (*kind, read_strays(&connected.client, &scope, *kind).await)),
-    );
-    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces);
-    let (snapshot, strays) = future::join(snapshot, strays).await;
-    let mut snapshot = snapshot?;
-    snapshot.look_up(&connected.client, snapshot.missing(&snapshot.sources())).await;
+    let Connected { client, instance, namespace } = connected;
+    let mut snapshot = connected.read(&[namespace.clone()].into()).await?;
+    snapshot.look_up(client, snapshot.missing(&snapshot.sources())).await;
     let mut marked: Vec<(Kind, Meta)> = Vec::new();
-    for (kind, outcome) in strays {
-        match outcome {
+    for kind in snapshot.scope.kinds.clone() {
+        match read_strays(client, &snapshot.scope, kind).await {
             Ok(found) => marked.extend(found.into_iter().map(|meta| (kind, meta))),
             Err(Failure::Forbidden(why)) => {
                 snapshot.view.gaps.push(format!("{} without Lockstep's label ({why})", kind.plural()));
@@ -106,7 +99,7 @@ async fn read(connected: &Connected) -> anyhow::Result<Report> {
             Err(failure) => return Err(failure.into()),
         }
     }
-    Ok(audit(&snapshot, &marked, connected.instance.caveat()))
+    Ok(audit(&snapshot, &marked, instance.caveat()))
 }
 
 fn text(report: &Report, took: Duration) -> String {

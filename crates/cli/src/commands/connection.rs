@@ -95,18 +95,20 @@ impl Connected {
         namespaces: impl IntoIterator<Item = &'a str>,
     ) -> anyhow::Result<Snapshot> {
         let mut namespaces: BTreeSet<String> = namespaces.into_iter().map(str::to_owned).collect();
-        let read = async |namespaces: &BTreeSet<String>| {
-            let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
-            snapshot.context("the cluster cannot be read")
-        };
-        let snapshot = read(&namespaces).await?;
+        let snapshot = self.read(&namespaces).await?;
         let more = snapshot.unseen_targets().into_iter().filter(|name| !namespaces.contains(name));
         let more: Vec<String> = more.take(MAX_NAMESPACES).collect();
         if more.is_empty() {
             return Ok(snapshot);
         }
         namespaces.extend(more);
-        read(&namespaces).await
+        self.read(&namespaces).await
+    }
+
+    /// Reads everything, or what can be seen in just these namespaces.
+    pub async fn read(&self, namespaces: &BTreeSet<String>) -> anyhow::Result<Snapshot> {
+        let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
+        snapshot.context("the cluster cannot be read")
     }
 
     /// What may make the answer incomplete or wrong.

@@ -154,10 +154,7 @@ pub(crate) async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
 async fn read_replicas(client: &Client, namespace: &str) -> Result<Vec<Replica>, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let (pods, params) = (Request::new(path), ListParams::default().labels(APP_LABEL));
-    let mut replicas = Vec::new();
-    read_pages(client, params, |params| pods.list(params), |pod: Value| replicas.push(Replica::of(&pod)))
-        .await?;
-    Ok(replicas)
+    read_pages(client, params, |params| pods.list(params), |pod| Some(Replica::of(&pod))).await
 }
 
 impl Replica {

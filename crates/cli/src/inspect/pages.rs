@@ -25,20 +25,20 @@ struct Page<T> {
     items: Option<Vec<T>>,
 }
 
-/// Reads all pages of a list. `request` makes the request for one, and `each` is called with every object.
-pub(crate) async fn read_pages<T: DeserializeOwned>(
+/// Reads all pages of a list. `request` makes the request for one, and `keep` says what is kept of an object.
+pub(crate) async fn read_pages<T: DeserializeOwned, K>(
     client: &Client,
     params: ListParams,
     request: impl Fn(&ListParams) -> Request,
-    mut each: impl FnMut(T),
-) -> Result<(), Failure> {
-    let mut params = params.limit(PAGE_SIZE);
+    keep: impl Fn(T) -> Option<K>,
+) -> Result<Vec<K>, Failure> {
+    let (mut params, mut kept) = (params.limit(PAGE_SIZE), Vec::new());
     loop {
         let page: Page<T> = patiently(|| client::send(client, request(&params))).await?;
-        page.items.into_iter().flatten().for_each(&mut each);
+        kept.extend(page.items.into_iter().flatten().filter_map(&keep));
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
-            return Ok(());
+            return Ok(kept);
         }
     }
 }

@@ -79,8 +79,7 @@ impl Snapshot {
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
     pub fn unseen_targets(&self) -> BTreeSet<String> {
-        let is_partial = !self.view.gaps.is_empty();
-        let sources = is_partial.then(|| self.sources()).unwrap_or_default();
+        let sources = if self.view.gaps.is_empty() { Vec::new() } else { self.sources() };
         self.world.read(|world| {
             let sources = sources.iter().filter_map(|key| world.source(key)?.active_policy());
             sources.flat_map(|policy| policy.targets.names.iter().cloned()).collect()
@@ -304,11 +303,8 @@ pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<V
     let keys = &scope.keys;
     let params = ListParams::default().labels(&format!("!{}", keys.companion));
     let objects = Request::new(format!("/api/v1/{}", kind.plural()));
-    let mut strays = Vec::new();
-    let keep =
-        |object: NamespaceObject| strays.extend(Some(object.metadata).filter(|meta| keys.has_marks(meta)));
-    read_pages(client, params, |params| objects.list_metadata(params), keep).await?;
-    Ok(strays)
+    let keep = |object: NamespaceObject| Some(object.metadata).filter(|meta| keys.has_marks(meta));
+    read_pages(client, params, |params| objects.list_metadata(params), keep).await
 }
 
 /// Reads one ConfigMap or Secret.

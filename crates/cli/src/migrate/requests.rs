@@ -64,17 +64,13 @@ impl Requests {
     async fn list_metadata(&self, path: &str, labels: Option<&str>) -> Result<Vec<Meta>, Failure> {
         let (request, label_selector) = (Request::new(path), labels.map(str::to_owned));
         let params = ListParams { label_selector, ..ListParams::default() };
-        let mut found = Vec::new();
-        let each = |object: NamespaceObject| found.push(object.metadata);
-        read_pages(&self.client, params, |params| request.list_metadata(params), each).await?;
-        Ok(found)
+        let keep = |object: NamespaceObject| Some(object.metadata);
+        read_pages(&self.client, params, |params| request.list_metadata(params), keep).await
     }
 
     async fn list_whole(&self, path: &str) -> Result<Vec<Value>, Failure> {
-        let (request, mut found) = (Request::new(path), Vec::new());
-        let each = |object| found.push(object);
-        read_pages(&self.client, ListParams::default(), |params| request.list(params), each).await?;
-        Ok(found)
+        let request = Request::new(path);
+        read_pages(&self.client, ListParams::default(), |params| request.list(params), Some).await
     }
 
     pub async fn namespaces(&self) -> Result<BTreeMap<String, Meta>, Failure> {

@@ -159,7 +159,7 @@ mod tests {
             activity.add(Entry::of(event(&format!("e{n}"), n, 1), &keys).unwrap());
         }
         assert!(!activity.add(Entry::of(event("old", 1, 1), &keys).unwrap()));
-        assert_eq!(activity.0.iter().count(), MAX_ENTRIES);
+        assert_eq!(activity.0.len(), MAX_ENTRIES);
         assert_eq!(activity.0.iter().last().unwrap().id, "home/e999");
     }
 

@@ -67,12 +67,10 @@ pub async fn tools(client: &Client) -> Result<Vec<Tool>, Failure> {
     let accounts = Request::new("/api/v1/serviceaccounts");
     let found = try_join_all(DEPUTIES.map(async |(account, name)| {
         let named = ListParams::default().fields(&format!("metadata.name={account}"));
-        let mut tools = Vec::new();
-        let tool =
-            |NamespaceObject { metadata }| Tool { name, user: service_account(&metadata.namespace, account) };
-        read_pages(client, named, |params| accounts.list_metadata(params), |found| tools.push(tool(found)))
-            .await?;
-        Ok::<_, Failure>(tools)
+        let tool = |NamespaceObject { metadata }| {
+            Some(Tool { name, user: service_account(&metadata.namespace, account) })
+        };
+        read_pages(client, named, |params| accounts.list_metadata(params), tool).await
     }));
     Ok(found.await?.into_iter().flatten().collect())
 }
