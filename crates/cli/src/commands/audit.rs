@@ -105,7 +105,7 @@ async fn read(connected: &Connected) -> anyhow::Result<Report> {
 fn text(report: &Report, took: Duration) -> String {
     let mut lines = Vec::new();
     if !report.findings.is_empty() {
-        let mut table = Table::new(&[&"RULE", &"KIND", &"OBJECT", &"SOURCE", &"FINDING"]);
+        let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
         for finding in &report.findings {
             let source = if finding.source.is_empty() { "-" } else { &finding.source };
             table.add(&[&finding.rule.name(), &finding.kind, &finding.object, &source, &finding.message]);

@@ -95,7 +95,7 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
 async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
-    let mut table = Table::new(&[&"SOURCE", &"KIND", &"COMPANIONS", &"WHERE"]);
+    let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
     for SourceStatus { key, companions, .. } in statuses(&snapshot, None) {
         let held = companions.iter().filter(|one| one.may_be_held(&key.namespace));
         let held: Vec<String> = held.map(|one| one.at.namespace.to_string()).collect();

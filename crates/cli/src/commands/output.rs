@@ -26,10 +26,8 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(header: &[&dyn ToString]) -> Self {
-        let mut table = Self { rows: Vec::new() };
-        table.add(header);
-        table
+    pub fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(ToString::to_string).collect()] }
     }
 
     pub fn add(&mut self, row: &[&dyn ToString]) {
@@ -105,7 +103,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&[&"NAME", &"STATE"]);
+        let mut table = Table::new(&["NAME", "STATE"]);
         table.add(&[&"größe", &"in step"]);
         table.add(&[&"b", &"1 conflict"]);
         assert_eq!(table.lines(), ["NAME    STATE", "größe   in step", "b       1 conflict"]);

@@ -152,8 +152,7 @@ impl Query<'_> {
     }
 
     fn table(&self, sources: &[SourceStatus], now: Timestamp) -> Table {
-        let header: [&dyn ToString; 7] =
-            [&"NAMESPACE", &"SOURCE", &"KIND", &"TARGETS", &"IN STEP", &"CHANGED", &"STATE"];
+        let header = ["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"];
         let first = usize::from(!self.settings.all_namespaces);
         let mut table = Table::new(&header[first..]);
         let wide = self.settings.output == Format::Wide;
@@ -221,7 +220,7 @@ fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
     }
     lines.extend(status.troubles.iter().map(|trouble| format!("{}: {trouble}", trouble.event_reason())));
     if !status.companions.is_empty() {
-        let mut table = Table::new(&[&"NAMESPACE", &"COMPANION", &"WRITTEN", &"STATE"]);
+        let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
         for CompanionStatus { at, written, message, .. } in &status.companions {
             table.add(&[&at.namespace, &at.name, &ago(*written, now), message]);
         }

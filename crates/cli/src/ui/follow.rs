@@ -170,7 +170,6 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
     let asked = replicas.iter().filter(|replica| replica.ready).take(MAX_REPLICAS);
     let read = asked
         .map(async |replica| (replica, ReplicaMetrics::read(&ui.client, &view.namespace, replica).await));
-    let (mut heals, mut answered) = (0, false);
     for (replica, outcome) in join_all(read).await {
         let metrics = match outcome {
             Ok(metrics) => metrics,
@@ -185,11 +184,10 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
                 continue;
             }
         };
-        answered = true;
         if metrics.is_leader {
             view.leading_replica = Some(replica.name.clone());
         }
-        heals += metrics.heals;
+        *view.heals.get_or_insert_default() += metrics.heals;
         view.leaf_expires = [view.leaf_expires, metrics.leaf_expiry].into_iter().flatten().min();
         let time = Timestamp::now();
         for (reason, count) in denials.count(&replica.name, metrics.denials) {
@@ -202,7 +200,5 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
             ui.feed.add(Entry { id, time, kind, reason, note, count, source: None });
         }
     }
-    if answered {
-        (view.denials, view.heals) = (Some(denials.total()), Some(heals));
-    }
+    view.denials = view.heals.map(|_| denials.total());
 }
