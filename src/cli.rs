@@ -15,7 +15,7 @@ use lockstep_cli::{
 };
 
 /// Mirrors ConfigMaps and Secrets to other namespaces as read-only companions
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(
     name = "lockstep",
     version = env!("LOCKSTEP_VERSION"),
@@ -36,7 +36,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Command {
     #[command(flatten)]
     Person(commands::Command),

@@ -3,11 +3,8 @@
 use serde_json::Value;
 
 use super::Manifests;
-use lockstep_cli::{
-    commands::check::permissions,
-    inspect::instance::{Instance, InstanceName},
-};
-use lockstep_core::{certs::webhooks::WebhookKind, failure::Failure};
+use lockstep_cli::{commands::check::permissions, inspect::instance::Instance};
+use lockstep_core::{certs::webhooks::WebhookKind, failure::Failure, keys::Keys};
 
 fn manifests() -> Manifests {
     Manifests {
@@ -71,9 +68,14 @@ fn webhook_configurations_of_the_manifests_tell_whether_cert_manager_injects_the
             let found = documents.iter().find(|document| document["kind"] == kind.as_str()).unwrap();
             (kind, Ok(serde_json::from_value(found.clone()).unwrap()))
         };
-        let name = InstanceName { domain: "d.test".to_owned(), namespace: "own".to_owned() };
-        let webhooks = WebhookKind::ALL.map(read).to_vec();
-        let instance = Instance { name, lease: Err(Failure::NotFound), webhooks, replicas: Ok(Vec::new()) };
+        let instance = Instance {
+            domain: "d.test".to_owned(),
+            namespace: "own".to_owned(),
+            keys: Keys::new("d.test", ""),
+            lease: Err(Failure::NotFound),
+            webhooks: WebhookKind::ALL.map(read).to_vec(),
+            replicas: Ok(Vec::new()),
+        };
         assert_eq!(instance.is_injected_by_cert_manager(), cert_manager);
     }
 }

@@ -11,7 +11,7 @@ mod lease;
 pub mod migrate;
 pub mod output;
 mod plan;
-mod source_name;
+pub(crate) mod source_name;
 mod status;
 mod ui;
 
@@ -21,7 +21,7 @@ use clap::Subcommand;
 
 use crate::program::Program;
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
     Status(status::Status),

@@ -4,8 +4,9 @@
 //! | --- | --- |
 //! | [`instance`] | the running replicas: Lease, settings, webhook configurations, pods |
 //! | [`snapshot`] | reads sources, companions and namespaces once, into the same world that replicas plan with |
+//! | [`pages`] | lists, page by page |
 //! | [`proposal`] | what would happen if an object were applied |
-//! | [`refusal`] | which webhook has refused a write; pure |
+//! | [`refusal`] | tries writes, and says which webhook has refused one |
 //! | [`rights`] | which rights somebody lacks |
 //! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
 //! | [`audit`] | what is not as sources ask for; pure |
@@ -16,6 +17,7 @@ pub(crate) mod audit;
 pub mod check;
 pub(crate) mod explain;
 pub mod instance;
+pub(crate) mod pages;
 pub(crate) mod proposal;
 pub(crate) mod refusal;
 pub(crate) mod rights;

@@ -5,7 +5,6 @@ use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 
 /// The parts of an installation that decide which roles it has.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
     pub domain: String,
     pub namespace: String,
@@ -14,7 +13,6 @@ pub struct Installation {
     pub cert_manager: bool,
 }
 
-#[derive(Clone, Copy)]
 pub struct Program {
     /// The roles in the manifests of an installation, as YAML.
     pub roles: fn(Installation) -> String,

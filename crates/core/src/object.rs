@@ -27,7 +27,7 @@ pub enum Kind {
 }
 
 /// Identifies an object: kind, namespace and name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, serde::Serialize)]
 pub struct ObjectKey {
     pub kind: Kind,
     pub namespace: Arc<str>,

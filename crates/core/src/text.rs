@@ -19,6 +19,11 @@ pub fn some_of(names: &[String], max: usize, separator: &str) -> String {
     if names.len() > max { format!("{first} and {} more", names.len() - max) } else { first }
 }
 
+/// `1 source`, `2 sources`.
+pub fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Replaces every occurrence of each word by its value. Where two words match at the same place, the first given wins.
 ///
 /// ```

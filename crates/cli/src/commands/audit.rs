@@ -4,15 +4,11 @@ mod junit;
 mod sarif;
 
 use std::{
-    io::{IsTerminal, Write, stderr},
-    pin::pin,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use clap::{Args, ValueEnum};
-use futures::future::{self, join_all};
-use tokio::sync::watch;
 
 use super::{
     connection::{Connected, Connection},
@@ -22,22 +18,19 @@ use crate::{
     commands::flags,
     inspect::{
         audit::{Audit as Report, Verdict, audit},
-        snapshot::{Snapshot, read_strays},
+        snapshot::read_strays,
     },
 };
 use lockstep_core::{
     failure::Failure,
     object::{Kind, Meta},
-    world::World,
+    text::counted,
 };
 
-/// After this time, a terminal shows how much has been read.
-const PROGRESS_AFTER: Duration = Duration::from_secs(1);
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait before the cluster is read again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Default, ValueEnum)]
 pub enum Format {
     #[default]
     Text,
@@ -46,7 +39,7 @@ pub enum Format {
     Sarif,
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Reads only. Exit codes: 0 everything is in step, 1 drift, 2 cannot tell (an error, or objects that you may not see).
 
@@ -93,21 +86,12 @@ async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
 }
 
 async fn read(connected: &Connected) -> anyhow::Result<Report> {
-    let (scope, count) = (connected.instance.scope(), watch::Sender::new(0));
-    let namespaces = [connected.namespace.clone()].into();
-    let strays = join_all(scope.kinds.iter().map(|kind| {
-        let (scope, kind) = (&scope, *kind);
-        async move { (kind, read_strays(&connected.client, scope, kind).await) }
-    }));
-    let snapshot = Snapshot::read(&connected.client, scope.clone(), &namespaces, count.clone());
-    let reads = with_progress(count.subscribe(), future::join(snapshot, strays));
-    let (snapshot, strays) = reads.await;
-    let mut snapshot = snapshot?;
-    let sources = snapshot.world.read(World::all_sources);
-    snapshot.look_up(&connected.client, snapshot.missing(&sources)).await;
+    let Connected { client, instance, namespace } = connected;
+    let mut snapshot = connected.read(&[namespace.clone()].into()).await?;
+    snapshot.look_up(client, snapshot.missing(&snapshot.sources())).await;
     let mut marked: Vec<(Kind, Meta)> = Vec::new();
-    for (kind, outcome) in strays {
-        match outcome {
+    for kind in snapshot.scope.kinds.clone() {
+        match read_strays(client, &snapshot.scope, kind).await {
             Ok(found) => marked.extend(found.into_iter().map(|meta| (kind, meta))),
             Err(Failure::Forbidden(why)) => {
                 snapshot.view.gaps.push(format!("{} without Lockstep's label ({why})", kind.plural()));
@@ -115,27 +99,7 @@ async fn read(connected: &Connected) -> anyhow::Result<Report> {
             Err(failure) => return Err(failure.into()),
         }
     }
-    Ok(audit(&snapshot, &marked, connected.instance.caveat()))
-}
-
-/// Does the work. If it takes long, a terminal shows how many objects have been read.
-async fn with_progress<T>(count: watch::Receiver<u64>, work: impl Future<Output = T>) -> T {
-    let (mut work, start, mut wait) = (pin!(work), Instant::now(), PROGRESS_AFTER);
-    loop {
-        let done = tokio::time::timeout(wait, &mut work).await.ok();
-        let shown = match done {
-            Some(_) => String::new(),
-            None => format!("{} objects read in {} s", *count.borrow(), start.elapsed().as_secs()),
-        };
-        if stderr().is_terminal() && start.elapsed() > PROGRESS_AFTER {
-            // Progress is not worth an error.
-            let _ = write!(stderr(), "\r\x1b[K{shown}");
-        }
-        match done {
-            Some(done) => return done,
-            None => wait = PROGRESS_INTERVAL,
-        }
-    }
+    Ok(audit(&snapshot, &marked, instance.caveat()))
 }
 
 fn text(report: &Report, took: Duration) -> String {
@@ -144,8 +108,7 @@ fn text(report: &Report, took: Duration) -> String {
         let mut table = Table::new(&["RULE", "KIND", "OBJECT", "SOURCE", "FINDING"]);
         for finding in &report.findings {
             let source = if finding.source.is_empty() { "-" } else { &finding.source };
-            let row = [finding.rule.name(), finding.kind, &finding.object, source, &finding.message];
-            table.add(row.map(str::to_owned).to_vec());
+            table.add(&[&finding.rule.name(), &finding.kind, &finding.object, &source, &finding.message]);
         }
         lines.extend(table.lines());
         lines.push(String::new());
@@ -154,7 +117,7 @@ fn text(report: &Report, took: Duration) -> String {
     let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
     let verdict = match report.verdict {
         Verdict::InStep => "everything is in step".to_owned(),
-        Verdict::Drift => format!("DRIFT: {drift} {}", if drift == 1 { "finding" } else { "findings" }),
+        Verdict::Drift => format!("DRIFT: {}", counted(drift, "finding")),
         Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
     };
     let (sources, companions) = (report.sources, report.companions);

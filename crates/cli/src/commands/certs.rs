@@ -17,13 +17,13 @@ use k8s_openapi::jiff::Timestamp;
 use crate::commands::flags;
 use lockstep_core::certs::issue::{Ca, SubjectNames, subject_name};
 
-#[derive(Debug, Clone, Subcommand)]
+#[derive(Subcommand)]
 pub enum CertsCommand {
     /// Replace the webhook's CA and its key after a leak; no request fails meanwhile
     Rotate(rotate::Rotate),
 }
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Certs {
     #[command(subcommand)]

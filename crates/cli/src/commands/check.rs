@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::{
     connection::{Connected, Connection},
@@ -12,14 +12,17 @@ use super::{
 };
 use crate::{
     inspect::{
-        check::{Check as Answer, Level, facts::Facts},
+        check::{Check as Answer, Checked, Level},
         rights::Permission,
     },
     program::{Installation, Program},
 };
-use lockstep_core::{keys, object::Kind};
+use lockstep_core::{
+    keys,
+    object::{Kind, Meta},
+};
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 #[command(after_help = "\
 Before an installation it says whether the cluster and your rights suffice; after one, whether everything works.
 To see whether the webhook answers, it tries to create a malformed source, as a dry run: nothing is stored.
@@ -37,8 +40,8 @@ pub async fn run(settings: &Check, program: Program) -> anyhow::Result<ExitCode>
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let permissions = permissions(&(program.roles)(installation(&connected)))?;
-    let facts = Facts::read(&connected.client, &connected.instance, namespace, &permissions).await;
-    let answers = facts.checks(Timestamp::now());
+    let checked = Checked { instance: &connected.instance, namespace };
+    let answers = checked.checks(&connected.client, &permissions, Timestamp::now()).await;
     print(&answers.iter().map(describe).collect::<String>())?;
     let is_bad = answers.iter().any(|answer| answer.level == Level::Bad);
     Ok(if is_bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -52,43 +55,55 @@ fn describe(answer: &Answer) -> String {
 fn installation(Connected { instance, .. }: &Connected) -> Installation {
     let secrets = instance.settings().kinds.iter().any(|kind| kind == Kind::Secret.plural());
     Installation {
-        domain: instance.name.domain.clone(),
-        namespace: instance.name.namespace.clone(),
+        domain: instance.domain.clone(),
+        namespace: instance.namespace.clone(),
         // Whether Secrets are mirrored is not known without the Lease.
         secrets: secrets && instance.lease.is_ok(),
         cert_manager: instance.is_injected_by_cert_manager(),
     }
 }
 
-/// What roles, as YAML, grant.
-pub fn permissions(roles: &str) -> anyhow::Result<Vec<Permission>> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(roles)?;
-    Ok(documents.iter().flat_map(granted).collect())
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Role {
+    kind: String,
+    metadata: Meta,
+    rules: Vec<PolicyRule>,
 }
 
-fn granted(role: &Value) -> Vec<Permission> {
-    let namespace = match role["kind"].as_str() {
-        Some("ClusterRole") => None,
-        Some("Role") => role["metadata"]["namespace"].as_str().map(str::to_owned),
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PolicyRule {
+    api_groups: Vec<String>,
+    resources: Vec<String>,
+    resource_names: Vec<String>,
+    verbs: Vec<String>,
+}
+
+/// What roles, as YAML, grant. Other objects grant nothing.
+pub fn permissions(roles: &str) -> anyhow::Result<Vec<Permission>> {
+    let documents: Vec<Role> = serde_saphyr::from_multiple(roles)?;
+    // What people may do is another role.
+    let is_ours =
+        |role: &Role| !role.metadata.labels.contains_key("rbac.authorization.k8s.io/aggregate-to-view");
+    Ok(documents.into_iter().filter(is_ours).flat_map(granted).collect())
+}
+
+fn granted(role: Role) -> Vec<Permission> {
+    let namespace = match role.kind.as_str() {
+        "ClusterRole" => None,
+        "Role" => Some(role.metadata.namespace),
         _ => return Vec::new(),
     };
-    // What people may do is another role.
-    if role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"].is_string() {
-        return Vec::new();
-    }
-    let texts = |value: &Value| -> Vec<String> {
-        let list = value.as_array().into_iter().flatten();
-        list.filter_map(Value::as_str).map(str::to_owned).collect()
-    };
     let mut granted = Vec::new();
-    for rule in role["rules"].as_array().into_iter().flatten() {
-        let mut names: Vec<Option<String>> = texts(&rule["resourceNames"]).into_iter().map(Some).collect();
+    for PolicyRule { api_groups, resources, resource_names, verbs } in role.rules {
+        let mut names: Vec<Option<String>> = resource_names.into_iter().map(Some).collect();
         if names.is_empty() {
             names.push(None);
         }
-        for group in texts(&rule["apiGroups"]) {
-            for resource in texts(&rule["resources"]) {
-                for verb in texts(&rule["verbs"]) {
+        for group in &api_groups {
+            for resource in &resources {
+                for verb in &verbs {
                     granted.extend(names.iter().map(|name| Permission {
                         group: group.clone(),
                         resource: resource.clone(),

@@ -6,13 +6,9 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Client, Config};
-use tokio::sync::watch;
 
 use super::output::note;
-use crate::inspect::{
-    instance::{Instance, InstanceName},
-    snapshot::Snapshot,
-};
+use crate::inspect::{instance::Instance, snapshot::Snapshot};
 use lockstep_cluster::client;
 use lockstep_core::{failure::Failure, keys};
 
@@ -75,8 +71,8 @@ impl Connection {
         let config = self.config().await?;
         let (namespace, server) = (config.default_namespace.clone(), config.cluster_url.to_string());
         let client = client::build(config, |_, _| {})?;
-        let name = InstanceName { domain: self.domain.clone(), namespace: self.lockstep_namespace.clone() };
-        let instance = Instance::read(&client, name, Timestamp::now()).await;
+        let instance =
+            Instance::read(&client, &self.domain, &self.lockstep_namespace, Timestamp::now()).await;
         match &instance.lease {
             Err(Failure::Unavailable(why)) => {
                 Err(anyhow!("the API server at {server} cannot be reached: {why}"))
@@ -99,25 +95,25 @@ impl Connected {
         namespaces: impl IntoIterator<Item = &'a str>,
     ) -> anyhow::Result<Snapshot> {
         let mut namespaces: BTreeSet<String> = namespaces.into_iter().map(str::to_owned).collect();
-        let read = async |namespaces: &BTreeSet<String>| {
-            let snapshot =
-                Snapshot::read(&self.client, self.instance.scope(), namespaces, watch::Sender::new(0)).await;
-            snapshot.context("the cluster cannot be read")
-        };
-        let snapshot = read(&namespaces).await?;
+        let snapshot = self.read(&namespaces).await?;
         let more = snapshot.unseen_targets().into_iter().filter(|name| !namespaces.contains(name));
         let more: Vec<String> = more.take(MAX_NAMESPACES).collect();
         if more.is_empty() {
             return Ok(snapshot);
         }
         namespaces.extend(more);
-        read(&namespaces).await
+        self.read(&namespaces).await
+    }
+
+    /// Reads everything, or what can be seen in just these namespaces.
+    pub async fn read(&self, namespaces: &BTreeSet<String>) -> anyhow::Result<Snapshot> {
+        let snapshot = Snapshot::read(&self.client, self.instance.scope(), namespaces).await;
+        snapshot.context("the cluster cannot be read")
     }
 
     /// What may make the answer incomplete or wrong.
     pub fn caveats(&self, snapshot: &Snapshot) -> Vec<String> {
-        let gaps = snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}"));
-        self.instance.caveat().into_iter().chain(gaps).collect()
+        self.instance.caveat().into_iter().chain(snapshot.view.caveats()).collect()
     }
 }
 

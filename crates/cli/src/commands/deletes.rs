@@ -16,18 +16,17 @@ use crate::{
     commands::flags,
     inspect::{
         instance::age,
-        status::{SourceStatus, source_status},
+        status::{SourceStatus, statuses},
     },
 };
 use lockstep_cluster::client;
 use lockstep_core::{
-    keys::{self, Keys},
+    keys,
     lease::{
         hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, to_annotation},
         record::LeaseRecord,
     },
     text::some_of,
-    world::World,
 };
 
 /// How many sources are listed, and how many namespaces of each are named.
@@ -36,7 +35,7 @@ const MAX_NAMED: usize = 5;
 
 /// When more than half of the companions in other namespaces than their source would be deleted at once, Lockstep holds
 /// these deletes for --delete-grace. Restore the sources, labels or namespaces in that time, and nothing is lost.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "Examples:
   lockstep deletes list         # how many, since when, until when
   lockstep deletes extend 2h    # two more hours to restore the sources
@@ -46,7 +45,7 @@ pub struct Deletes {
     pub command: DeletesCommand,
 }
 
-#[derive(Debug, Clone, Subcommand)]
+#[derive(Subcommand)]
 pub enum DeletesCommand {
     /// Show what is held; needs the verb get on the Lease
     List(Connection),
@@ -64,7 +63,7 @@ pub enum DeletesCommand {
 }
 
 /// What the leader is asked for through the Lease.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct LeaderRequest {
     #[command(flatten)]
     pub connection: Connection,
@@ -86,8 +85,8 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
     let connected = connection.open().await?;
     let lease = connected.instance.lease.as_ref();
     let lease = lease.map_err(|failure| explain(connection, "get", failure))?;
-    let keys = Keys::new(&connection.domain, keys::SUFFIX);
-    let (seen, now) = (HoldAnnotations::read(&keys, &lease.annotations), Timestamp::now());
+    let seen = HoldAnnotations::read(&connected.instance.keys, &lease.annotations);
+    let now = Timestamp::now();
     let flags = keys::instance_flags(&connection.domain, &connection.lockstep_namespace);
     print(&describe(&seen, &flags, now))?;
     if seen.in_force(now).is_some() { print(&held_companions(&connected).await?) } else { Ok(()) }
@@ -96,23 +95,21 @@ async fn list(connection: &Connection) -> anyhow::Result<()> {
 /// The companions in other namespaces than their source that would be deleted, as far as this person sees them.
 async fn held_companions(connected: &Connected) -> anyhow::Result<String> {
     let snapshot = connected.snapshot([connected.namespace.as_str()]).await?;
-    let mut sources = snapshot.world.read(World::all_sources);
-    sources.sort_unstable();
-    let statuses = sources.iter().map(|key| source_status(&snapshot, key, None));
     let mut table = Table::new(&["SOURCE", "KIND", "COMPANIONS", "WHERE"]);
-    for SourceStatus { kind, namespace, name, companions, .. } in statuses {
-        let held = companions.into_iter().filter(|one| one.may_be_held(&namespace));
-        let held: Vec<String> = held.map(|one| one.namespace).collect();
+    for SourceStatus { key, companions, .. } in statuses(&snapshot, None) {
+        let held = companions.iter().filter(|one| one.may_be_held(&key.namespace));
+        let held: Vec<String> = held.map(|one| one.at.namespace.to_string()).collect();
         if !held.is_empty() {
             let places = some_of(&held, MAX_NAMED, ", ");
-            table.add(vec![format!("{namespace}/{name}"), kind.to_owned(), held.len().to_string(), places]);
+            table.add(&[&key, &key.kind, &held.len(), &places]);
         }
     }
-    let (mut lines, more) = (vec![String::new()], table.height().saturating_sub(MAX_LISTED));
-    lines.extend(table.lines().into_iter().take(MAX_LISTED + 1));
+    let mut lines = table.lines();
+    let more = lines.len().saturating_sub(MAX_LISTED + 1);
+    lines.truncate(MAX_LISTED + 1);
     lines.extend((more > 0).then(|| format!("and {more} more sources")));
-    lines.extend(snapshot.view.gaps.iter().map(|gap| format!("you may not see {gap}")));
-    Ok(lines.join("\n") + "\n")
+    lines.extend(snapshot.view.caveats());
+    Ok(format!("\n{}\n", lines.join("\n")))
 }
 
 async fn release(request: &LeaderRequest) -> anyhow::Result<()> {
@@ -121,7 +118,7 @@ async fn release(request: &LeaderRequest) -> anyhow::Result<()> {
         Some(release) => println!("{} released them already, at {}", release.by, release.at),
         None => {
             let release = Release::new(&asked.hold, Timestamp::now(), &asked.user);
-            asked.annotate(&asked.lease.keys.deletes_released, &to_annotation(&release)).await?;
+            asked.lease.annotate(&asked.lease.keys.deletes_released, &to_annotation(&release)).await?;
             println!("asked for a release; the leader sees that within seconds");
         }
     }
@@ -141,7 +138,7 @@ async fn extend(time: Duration, request: &LeaderRequest) -> anyhow::Result<()> {
     if extension.until > later(now, MAX_HOLD) {
         bail!("deletes are held for at most {} days: choose a shorter time", MAX_HOLD.as_secs() / 86_400);
     }
-    asked.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
+    asked.lease.annotate(&asked.lease.keys.deletes_extended, &to_annotation(&extension)).await?;
     println!("asked for an extension; the leader sees that within seconds");
     let is_extended = |held: Option<HeldDeletes>| held.is_none_or(|held| held.until >= extension.until);
     if asked.wait(request.timeout, is_extended).await?.is_none() {
@@ -163,16 +160,11 @@ struct Asked {
 impl Asked {
     async fn new(connection: &Connection, verb: &str) -> anyhow::Result<Self> {
         let lease = LeaseHandle::connect(connection).await?;
-        let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+        let found = lease.read_with_patch().await?;
         let seen = annotations(&lease, found);
         let hold = seen.held.ok_or_else(|| anyhow!("no deletes are held: there is nothing to {verb}"))?;
         let user = client::who_am_i(&lease.client).await.unwrap_or_else(|_| "somebody".to_owned());
         Ok(Self { lease, seen, hold, user })
-    }
-
-    async fn annotate(&self, key: &str, value: &str) -> anyhow::Result<()> {
-        let written = self.lease.annotate(key, value).await;
-        written.map(drop).map_err(|failure| self.lease.explain("patch", &failure))
     }
 
     /// Waits until the Lease shows what is wanted of this hold, and returns the hold; none once it is over.

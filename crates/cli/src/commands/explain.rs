@@ -8,10 +8,10 @@ use super::{
     output::{Format, print, print_value},
     source_name::SourceName,
 };
-use crate::inspect::explain::explain;
-use lockstep_core::{keys, object::ObjectKey};
+use crate::inspect::explain::{explain, unlisted};
+use lockstep_core::keys;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep explain -n team-b security/ca-bundle          why team-b has, or lacks, its copy
@@ -38,12 +38,8 @@ pub async fn run(settings: &Explain) -> anyhow::Result<()> {
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let key = settings.source.key(&connected.namespace);
     let mut snapshot = connected.snapshot([namespace.as_str(), &key.namespace]).await?;
-    // The companion here if there is a source, else the object that might be one.
-    let place = snapshot.world.read(|world| {
-        let policy = world.source(&key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
-        policy.map(|policy| ObjectKey::new(key.kind, namespace, &policy.companion))
-    });
-    snapshot.look_up(&connected.client, vec![place.unwrap_or_else(|| key.clone())]).await;
+    let unlisted = unlisted(&snapshot, &key, namespace);
+    snapshot.look_up(&connected.client, vec![unlisted]).await;
     let explanation = explain(&snapshot, &key, namespace, Timestamp::now());
     if matches!(settings.output, Format::Json | Format::Yaml) {
         return print_value(settings.output, &explanation);

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::{Span, SpanRelativeTo};
 
 use lockstep_core::object::Kind;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum KindName {
     Configmaps,
     Secrets,

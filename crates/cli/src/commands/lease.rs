@@ -37,20 +37,17 @@ impl LeaseHandle {
     }
 
     /// Reads the Lease with an empty patch: for commands for which the right to patch it is enough.
-    pub async fn read_with_patch(&self) -> Result<LeaseRecord, Failure> {
+    pub async fn read_with_patch(&self) -> anyhow::Result<LeaseRecord> {
         self.patch(&json!({})).await
     }
 
-    pub async fn annotate(&self, key: &str, value: &str) -> Result<LeaseRecord, Failure> {
+    pub async fn annotate(&self, key: &str, value: &str) -> anyhow::Result<LeaseRecord> {
         self.patch(&json!({"metadata": {"annotations": {key: value}}})).await
     }
 
-    async fn patch(&self, patch: &Value) -> Result<LeaseRecord, Failure> {
-        self.lease.merge(patch, REQUEST_TIMEOUT).await
-    }
-
-    pub fn explain(&self, verb: &str, failure: &Failure) -> anyhow::Error {
-        explain(&self.connection, verb, failure)
+    async fn patch(&self, patch: &Value) -> anyhow::Result<LeaseRecord> {
+        let written = self.lease.merge(patch, REQUEST_TIMEOUT).await;
+        written.map_err(|failure| explain(&self.connection, "patch", &failure))
     }
 }
 

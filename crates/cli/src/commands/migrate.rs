@@ -22,11 +22,10 @@ use crate::{
     migrate::{
         label,
         migration::{Migration, lines},
-        migration_plan::{self, ByHand, MigrationPlan, Move, ToolSource, find_sources, plan_move},
-        not_movable::NotMovable,
+        migration_plan::{self, ByHand, MigrationPlan, Move},
         requests::{CONCURRENCY, Requests},
         tool::Tool,
-        undo_file::{ObjectEntry, UndoFile},
+        undo_file::UndoFile,
     },
 };
 use lockstep_core::{
@@ -34,13 +33,14 @@ use lockstep_core::{
     keys::Keys,
     object::{Kind, Object, ObjectKey},
     policy::pattern::Pattern,
+    text::{counted, some_of},
     world::{Scope, World},
 };
 
 /// How many objects of each kind a line names.
 const MAX_NAMED: usize = 5;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct Migrate {
     /// The tool to move from
     #[arg(long, required_unless_present = "undo")]
@@ -129,7 +129,7 @@ pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
     println!(
         "{} and {copies} copies belong to Lockstep now. To take it back: lockstep migrate --undo {shown}\n\
          {} ignores them from now on: start it again only if something was left to you.",
-        count(file.sources.len(), "source"),
+        counted(file.sources.len(), "source"),
         tool.title()
     );
     Ok(())
@@ -172,7 +172,7 @@ async fn undo(settings: &Migrate, client: Client, path: &Path) -> anyhow::Result
     file.finish(path)?;
     println!(
         "{} and their copies belong to {} again; start it now",
-        count(file.sources.len(), "source"),
+        counted(file.sources.len(), "source"),
         file.tool.title()
     );
     Ok(())
@@ -224,54 +224,28 @@ async fn make_plan(
         objects.extend(found.map_err(|failure| cannot_list(kind.plural(), &failure))?);
     }
     let (only, allow_all) = (settings.only.as_deref().map(Pattern::new), settings.allow_all);
-    let context = migration_plan::Context { tool, keys, world: &world, allow_all, only: only.as_ref() };
-    let (sources, mut by_hand) = find_sources(&context, &objects);
-    let mut by_name: BTreeMap<(Kind, &str), Vec<&ObjectKey>> = BTreeMap::new();
-    for key in objects.keys() {
-        by_name.entry((key.kind, &*key.name)).or_default().push(key);
+    let (world, namespaces, only) = (&world, &namespaces, only.as_ref());
+    let context = migration_plan::Context { tool, keys, world, namespaces, allow_all, only };
+    let (mut plan, sources) = MigrationPlan::find(&context, &objects);
+    for source in sources {
+        let key = &source.key;
+        let is_read = |at: &&ObjectKey| at.kind == key.kind && *at.name == *source.copy_name || *at == key;
+        let reads = stream::iter(objects.keys().filter(is_read)).map(|at| read(requests, at));
+        let found: Vec<_> = reads.buffered(CONCURRENCY).try_collect().await?;
+        plan.add(&context, &source, found.into_iter().flatten().collect());
     }
-    let planned = stream::iter(&sources).map(|source| {
-        let named = by_name.get(&(source.key.kind, source.copy_name.as_str()));
-        read_and_plan(requests, &context, named.map_or(&[], Vec::as_slice), source)
-    });
-    let planned: Vec<Result<Move, ByHand>> = planned.buffered(CONCURRENCY).try_collect().await?;
-    let mut moves = Vec::new();
-    for result in planned {
-        match result {
-            Ok(planned) => moves.push(planned),
-            Err(item) => by_hand.push(item),
-        }
-    }
-    Ok(MigrationPlan::new(&context, &namespaces, moves, by_hand))
+    Ok(plan.finish(&context))
+}
+
+async fn read(requests: &Requests, at: &ObjectKey) -> anyhow::Result<Option<(ObjectKey, Object)>> {
+    let object = requests.get(at).await;
+    let object = object.with_context(|| format!("{} cannot be read: ask for the verb get", label(at)))?;
+    Ok(object.map(|object| (at.clone(), object)))
 }
 
 fn cannot_list(what: &str, failure: &Failure) -> anyhow::Error {
     let kinds = if what == "secrets" { ", or leave Secrets out with --kinds configmaps" } else { "" };
     anyhow::anyhow!("{what} cannot be listed in all namespaces ({failure}): ask for the verb list{kinds}")
-}
-
-/// Reads a source and the objects that have the name of its copies, and plans its move.
-async fn read_and_plan(
-    requests: &Requests,
-    context: &migration_plan::Context<'_>,
-    named: &[&ObjectKey],
-    source: &ToolSource,
-) -> anyhow::Result<Result<Move, ByHand>> {
-    let read = |at| async move {
-        let object = requests.get(at).await;
-        object.with_context(|| format!("{} cannot be read: ask for the verb get", label(at)))
-    };
-    let key = &source.key;
-    let by_hand = |reasons: Vec<NotMovable>| Err(ByHand { object: key.clone(), reasons });
-    let Some(object) = read(key).await? else {
-        return Ok(by_hand(vec![NotMovable::SourceMissing(key.clone())]));
-    };
-    let places = stream::iter(named.iter().copied().filter(|at| *at != key));
-    let found =
-        places.map(|at| async move { anyhow::Ok(read(at).await?.map(|object| (at.clone(), object))) });
-    let found: Vec<Option<(ObjectKey, Object)>> = found.buffered(CONCURRENCY).try_collect().await?;
-    let found = found.into_iter().flatten().collect();
-    Ok(plan_move(context, source, object, found).or_else(by_hand))
 }
 
 fn render(keys: &Keys, plan: &MigrationPlan) -> String {
@@ -297,7 +271,7 @@ fn render(keys: &Keys, plan: &MigrationPlan) -> String {
     let _ = writeln!(
         text,
         "\n{} with {copies} copies can move, {} left to you.",
-        count(plan.moves.len(), "source"),
+        counted(plan.moves.len(), "source"),
         plan.by_hand.len()
     );
     text
@@ -305,7 +279,7 @@ fn render(keys: &Keys, plan: &MigrationPlan) -> String {
 
 fn render_move(text: &mut String, keys: &Keys, planned: &Move) {
     let entry = &planned.entry;
-    let _ = writeln!(text, "{}", label(&entry.object.key()));
+    let _ = writeln!(text, "{}", label(&entry.object.key));
     for (key, value) in entry.written.iter().filter(|(key, _)| **key != keys.adopt) {
         let name = key.split_once('/').map_or(key.as_str(), |(_, name)| name);
         let _ = writeln!(text, "  {name}: {}", one_line(value));
@@ -315,7 +289,7 @@ fn render_move(text: &mut String, keys: &Keys, planned: &Move) {
             0 => String::new(),
             n => format!(" ({n} of them with other content, which is replaced by that of the source)"),
         };
-        let named = names(entry.copies.iter().map(ObjectEntry::key));
+        let named = names(entry.copies.iter().map(|copy| &copy.key));
         let _ = writeln!(text, "  adopts {}: {named}{outdated}", entry.copies.len());
     }
     if !planned.creates.is_empty() {
@@ -327,11 +301,8 @@ fn render_move(text: &mut String, keys: &Keys, planned: &Move) {
 }
 
 /// The first of these, and how many more there are.
-fn names(all: impl ExactSizeIterator<Item = impl ToString>) -> String {
-    let more = all.len().saturating_sub(MAX_NAMED);
-    let shown: Vec<String> = all.take(MAX_NAMED).map(|name| name.to_string()).collect();
-    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    shown.join(", ") + &more
+fn names(all: impl Iterator<Item = impl ToString>) -> String {
+    some_of(&all.map(|name| name.to_string()).collect::<Vec<_>>(), MAX_NAMED, ", ")
 }
 
 /// Annotations may have any characters: none may begin a line that looks like one of ours.
@@ -339,15 +310,13 @@ fn one_line(text: &str) -> String {
     text.trim_end().replace('\n', " ")
 }
 
-fn count(number: usize, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migrate::undo_file::{NamespaceEntry, SourceEntry};
+    use crate::migrate::{
+        not_movable::NotMovable,
+        undo_file::{NamespaceEntry, ObjectEntry, SourceEntry},
+    };
     use lockstep_core::object::Meta;
 
     #[test]

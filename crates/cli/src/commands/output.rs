@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use serde::Serialize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Default, ValueEnum)]
 pub enum Format {
     /// A table
     #[default]
@@ -27,16 +27,11 @@ pub struct Table {
 
 impl Table {
     pub fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(|&title| title.to_owned()).collect()] }
+        Self { rows: vec![header.iter().map(ToString::to_string).collect()] }
     }
 
-    pub fn add(&mut self, row: Vec<String>) {
-        self.rows.push(row);
-    }
-
-    /// How many rows there are under the header.
-    pub const fn height(&self) -> usize {
-        self.rows.len().saturating_sub(1)
+    pub fn add(&mut self, row: &[&dyn ToString]) {
+        self.rows.push(row.iter().map(|cell| cell.to_string()).collect());
     }
 
     /// The lines, the header first. The last column is as long as its texts.
@@ -109,8 +104,8 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(&["NAME", "STATE"]);
-        table.add(vec!["größe".to_owned(), "in step".to_owned()]);
-        table.add(vec!["b".to_owned(), "1 conflict".to_owned()]);
+        table.add(&[&"größe", &"in step"]);
+        table.add(&[&"b", &"1 conflict"]);
         assert_eq!(table.lines(), ["NAME    STATE", "größe   in step", "b       1 conflict"]);
     }
 }

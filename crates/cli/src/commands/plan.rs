@@ -30,7 +30,7 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// How many companions with the same change are named.
 const MAX_NAMED: usize = 10;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Writes nothing. A file is planned with a dry run, which needs the right to write its objects. Shows keys, never values.
 Exit codes: 0 nothing to do, 1 changes, 2 refused, cannot tell, or an error.
@@ -80,7 +80,7 @@ async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
     print_caveats(&connected, &snapshot);
     let mut proposals = Vec::new();
     if let Some(key) = &source {
-        if !snapshot.world.read(|world| world.all_sources().contains(key)) {
+        if !snapshot.sources().contains(key) {
             return Err(no_source(&snapshot, key));
         }
         proposals.push(pending(&connected.client, &mut snapshot, key).await);
@@ -154,15 +154,15 @@ fn manifests(documents: Vec<Value>, default: &str) -> Vec<Manifest> {
 }
 
 fn describe(proposal: &Proposal) -> String {
-    let Proposal { kind, namespace, name, refused, warnings, changes, not_seen, .. } = proposal;
-    let mut lines = vec![format!("{kind} {namespace}/{name}")];
+    let Proposal { key, refused, warnings, changes, not_seen, .. } = proposal;
+    let mut lines = vec![format!("{} {key}", key.kind)];
     lines.extend(refused.iter().map(|denial| format!("  refused: {denial}")));
     lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
     // Companions with the same change are shown together.
     let mut groups: BTreeMap<(Verb, &str, Option<&KeyDiff>), Vec<String>> = BTreeMap::new();
     for change in changes {
         let group = groups.entry((change.verb, &change.reason, change.keys.as_ref())).or_default();
-        group.push(format!("{}/{}", change.namespace, change.name));
+        group.push(change.at.to_string());
     }
     for ((verb, reason, keys), places) in groups {
         let named = some_of(&places, MAX_NAMED, ", ");

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use lockstep_core::object::{Kind, ObjectKey, names};
 
 /// A source; the namespace is that of the command if it has none.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct SourceName {
     kind: Kind,
     namespace: Option<String>,

@@ -14,14 +14,14 @@ use super::{
 use crate::inspect::{
     instance::{Instance, InstanceSummary, age},
     snapshot::Snapshot,
-    status::{SourceStatus, source_status},
+    status::{CompanionStatus, SourceStatus, statuses},
 };
 use lockstep_core::{keys, lease::state::LeaseState, object::ObjectKey, text::shorten};
 
 /// How wide the column of targets is; `-o wide` shows them whole.
 const MAX_TARGET_CHARS: usize = 32;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep status -A                          every source of the cluster
@@ -85,18 +85,17 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
     let of_asked = asked.as_ref().map(|key| &*key.namespace);
     let mut snapshot = connected.snapshot(of_asked.into_iter().chain([namespace.as_str()])).await?;
-    let looked_at = asked.as_ref().map_or_else(|| existing(&snapshot), |key| vec![key.clone()]);
+    let looked_at = asked.as_ref().map_or_else(|| snapshot.sources(), |key| vec![key.clone()]);
     snapshot.look_up(&connected.client, snapshot.missing(&looked_at)).await;
     let held_until = connected.instance.deletes_held(Timestamp::now()).map(|hold| hold.until);
     let query = Query { settings, namespace, asked, held_until };
-    let mut statuses = query.statuses(&snapshot);
-    let healthy = statuses.iter().filter(|(_, status)| status.state.is_healthy()).count();
-    let health = Health { healthy, sources: statuses.len() };
-    statuses.retain(|(key, _)| query.asks_for(key));
-    if let (Some(key), true) = (&query.asked, statuses.is_empty()) {
+    let mut sources = query.statuses(&snapshot);
+    let healthy = sources.iter().filter(|status| status.healthy).count();
+    let health = Health { healthy, sources: sources.len() };
+    sources.retain(|status| query.asks_for(&status.key));
+    if let (Some(key), true) = (&query.asked, sources.is_empty()) {
         return Err(no_source(&snapshot, key));
     }
-    let mut sources: Vec<SourceStatus> = statuses.into_iter().map(|(_, status)| status).collect();
     if matches!(settings.output, Format::Json | Format::Yaml) {
         if query.asked.is_none() && !settings.companions {
             sources.iter_mut().for_each(|status| status.companions.clear());
@@ -137,9 +136,12 @@ impl Query<'_> {
     }
 
     /// Of every source, whether or not it was asked for.
-    fn statuses(&self, snapshot: &Snapshot) -> Vec<(ObjectKey, SourceStatus)> {
-        let status = |key: ObjectKey| (key.clone(), source_status(snapshot, &key, self.held_until));
-        existing(snapshot).into_iter().map(status).collect()
+    fn statuses(&self, snapshot: &Snapshot) -> Vec<SourceStatus> {
+        let mut all = statuses(snapshot, self.held_until);
+        all.sort_by(|SourceStatus { key: a, .. }, SourceStatus { key: b, .. }| {
+            (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind))
+        });
+        all
     }
 
     fn nothing(&self) -> String {
@@ -149,33 +151,32 @@ impl Query<'_> {
         format!("There are no sources in namespace {}; -A shows those of all.", self.namespace)
     }
 
-    fn table<'s>(&self, sources: impl IntoIterator<Item = &'s SourceStatus>, now: Timestamp) -> Table {
+    fn table(&self, sources: &[SourceStatus], now: Timestamp) -> Table {
         let header = ["NAMESPACE", "SOURCE", "KIND", "TARGETS", "IN STEP", "CHANGED", "STATE"];
         let first = usize::from(!self.settings.all_namespaces);
         let mut table = Table::new(&header[first..]);
+        let wide = self.settings.output == Format::Wide;
         for status in sources {
-            table.add(self.row(status, now).split_off(first));
+            let SourceStatus { key, targets, in_step, wanted, not_seen, troubles, .. } = status;
+            let targets = match targets.as_str() {
+                "" => "-".to_owned(),
+                targets if wide => targets.to_owned(),
+                targets => shorten(targets, MAX_TARGET_CHARS),
+            };
+            let mut state = status.message.clone();
+            if *not_seen > 0 {
+                state.push_str(&format!(" ({not_seen} not seen)"));
+            }
+            if wide {
+                troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
+            }
+            let in_step = format!("{in_step}/{wanted}");
+            let changed = ago(status.changed, now);
+            let row: [&dyn ToString; 7] =
+                [&key.namespace, &key.name, &key.kind, &targets, &in_step, &changed, &state];
+            table.add(&row[first..]);
         }
         table
-    }
-
-    fn row(&self, status: &SourceStatus, now: Timestamp) -> Vec<String> {
-        let wide = self.settings.output == Format::Wide;
-        let targets = match status.targets.as_str() {
-            "" => "-".to_owned(),
-            targets if wide => targets.to_owned(),
-            targets => shorten(targets, MAX_TARGET_CHARS),
-        };
-        let mut state = status.message.clone();
-        if status.not_seen > 0 {
-            state.push_str(&format!(" ({} not seen)", status.not_seen));
-        }
-        if wide {
-            status.troubles.iter().for_each(|trouble| state.push_str(&format!("; {trouble}")));
-        }
-        let in_step = format!("{}/{}", status.in_step, status.wanted);
-        let SourceStatus { namespace, name, kind, changed, .. } = status;
-        vec![namespace.clone(), name.clone(), (*kind).to_owned(), targets, in_step, ago(*changed, now), state]
     }
 
     /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at
@@ -185,7 +186,7 @@ impl Query<'_> {
         let mut changes = snapshot.follow(&connected.client, &mut tasks);
         let read = || {
             let mut statuses = self.statuses(snapshot);
-            statuses.retain(|(key, _)| self.asks_for(key));
+            statuses.retain(|status| self.asks_for(&status.key));
             statuses
         };
         // The age changes all the time.
@@ -195,10 +196,10 @@ impl Query<'_> {
             changes.changed().await?;
             let now = read();
             // With the rows that were there, so that the columns keep their width.
-            let table = self.table(now.iter().map(|(_, status)| status), Timestamp::now());
-            for (line, (key, status)) in table.lines().iter().skip(1).zip(&now) {
-                let before = known.iter().find(|(known, _)| known == key);
-                if before.map(|(_, before)| shown(before)) != Some(shown(status)) {
+            let lines = self.table(&now, Timestamp::now()).lines();
+            for (line, status) in lines.iter().skip(1).zip(&now) {
+                let before = known.iter().find(|known| known.key == status.key);
+                if before.map(shown) != Some(shown(status)) {
                     print(&format!("{line}\n"))?;
                 }
             }
@@ -212,33 +213,21 @@ fn ago(time: Option<Timestamp>, now: Timestamp) -> String {
 }
 
 fn companion_lines(status: &SourceStatus, now: Timestamp) -> Vec<String> {
-    let SourceStatus { kind, namespace, name, targets, in_step, wanted, message, .. } = status;
-    let mut lines = vec![format!("{kind} {namespace}/{name}: {message}, {in_step} of {wanted} in step")];
+    let SourceStatus { key, targets, in_step, wanted, message, .. } = status;
+    let mut lines = vec![format!("{} {key}: {message}, {in_step} of {wanted} in step", key.kind)];
     if !targets.is_empty() {
         lines.push(format!("targets: {targets}"));
     }
     lines.extend(status.troubles.iter().map(|trouble| format!("{}: {trouble}", trouble.event_reason())));
     if !status.companions.is_empty() {
         let mut table = Table::new(&["NAMESPACE", "COMPANION", "WRITTEN", "STATE"]);
-        for one in &status.companions {
-            let (namespace, name) = (one.namespace.clone(), one.name.clone());
-            table.add(vec![namespace, name, ago(one.written, now), one.state.to_string()]);
+        for CompanionStatus { at, written, message, .. } in &status.companions {
+            table.add(&[&at.namespace, &at.name, &ago(*written, now), message]);
         }
         lines.push(String::new());
         lines.extend(table.lines());
     }
     lines
-}
-
-/// Every source that exists or has companions, in order. Others are remembered only because they had some.
-fn existing(snapshot: &Snapshot) -> Vec<ObjectKey> {
-    snapshot.world.read(|world| {
-        let exists =
-            |key: &ObjectKey| world.source(key).is_some() || world.companions_of(key).next().is_some();
-        let mut all: Vec<ObjectKey> = world.all_sources().into_iter().filter(exists).collect();
-        all.sort_unstable_by(|a, b| (&a.namespace, &a.name, a.kind).cmp(&(&b.namespace, &b.name, b.kind)));
-        all
-    })
 }
 
 /// Why nothing can be said about this source.
@@ -274,7 +263,7 @@ fn summary(instance: &Instance, Health { healthy, sources }: &Health, now: Times
         Err(_) => "CA not known".to_owned(),
     };
     let replicas = match &instance.replicas {
-        Ok(replicas) if replicas.is_empty() => format!("no pods in {}", instance.name.namespace),
+        Ok(replicas) if replicas.is_empty() => format!("no pods in {}", instance.namespace),
         Ok(replicas) => {
             let ready = replicas.iter().filter(|replica| replica.ready).count();
             format!("{ready} of {} replicas ready", replicas.len())

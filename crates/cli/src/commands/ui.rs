@@ -14,13 +14,12 @@ use super::{
     output::print,
 };
 use crate::{
-    inspect::snapshot::Snapshot,
     program::Program,
     ui::{self, access::Access, feed::Feed},
 };
 use lockstep_core::keys;
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(after_help = "\
 Examples:
   lockstep ui                       print an address, and serve the page there until Ctrl+C
@@ -52,10 +51,7 @@ pub async fn run(settings: &Ui, program: Program) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.clone().unwrap_or_else(|| connected.namespace.clone());
     // Just one namespace, for a person who may not see all: several cannot be followed.
-    let namespaces = [namespace.clone()].into();
-    let (scope, changes) = (connected.instance.scope(), watch::Sender::new(0));
-    let snapshot = Snapshot::read(&connected.client, scope, &namespaces, changes).await;
-    let snapshot = snapshot.context("the cluster cannot be read")?;
+    let snapshot = connected.read(&[namespace.clone()].into()).await?;
     print_caveats(&connected, &snapshot);
     let (access, token) = Access::new(port).ok_or_else(|| anyhow!("the system has no random numbers"))?;
     let page = ui::Ui {

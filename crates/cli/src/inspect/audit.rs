@@ -6,17 +6,18 @@ use serde::Serialize;
 
 use super::{
     snapshot::Snapshot,
-    status::{CompanionState, SourceStatus, State, source_status},
+    status::{CompanionState, SourceStatus, State, statuses},
 };
 use lockstep_core::{
     admission::messages,
+    keys::Keys,
     object::{Kind, Meta, ObjectKey},
     plan::Trouble,
     world::World,
 };
 
 /// The result of an audit.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audit {
     pub verdict: Verdict,
@@ -29,11 +30,11 @@ pub struct Audit {
     pub statuses: Vec<SourceStatus>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     pub rule: Rule,
-    pub kind: &'static str,
+    pub kind: Kind,
     /// The object that it is about, as `namespace/name`.
     pub object: String,
     /// The source that it belongs to, as `namespace/name`.
@@ -42,7 +43,7 @@ pub struct Finding {
 }
 
 /// What can be wrong. Each has a name, which outputs for tools use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
     Missing,
@@ -58,7 +59,7 @@ pub enum Rule {
 }
 
 /// The verdict of an audit, and the exit code of the command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     InStep = 0,
@@ -105,44 +106,42 @@ impl Verdict {
 /// Looks at every source that exists or has companions. `marked` are objects with our
 /// annotations and without our label. `caveat`: why the settings of the instance are not known, if they are not.
 pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String>) -> Audit {
-    let (mut sources, companions) =
-        snapshot.world.read(|world| (world.all_sources(), world.companion_count()));
-    sources.sort_unstable();
-    let statuses: Vec<SourceStatus> = sources.iter().map(|key| source_status(snapshot, key, None)).collect();
-    let mut findings: Vec<Finding> = statuses.iter().flat_map(findings_of).collect();
-    let strays = snapshot.world.read(|world| strays(snapshot, world, marked));
+    let statuses = statuses(snapshot, None);
     // Skip strays where a source wants a companion: its own finding covers them.
-    let wanted: HashSet<(&str, String)> = statuses
-        .iter()
-        .flat_map(|status| status.companions.iter().map(|one| (status.kind, one.place())))
-        .collect();
-    findings.extend(strays.into_iter().filter(|stray| !wanted.contains(&(stray.kind, stray.object.clone()))));
+    let places: HashSet<&ObjectKey> =
+        statuses.iter().flat_map(|status| &status.companions).map(|one| &one.at).collect();
+    let strays = marked.iter().map(|(kind, meta)| (ObjectKey::of(*kind, meta), meta));
+    let strays = strays.filter(|(at, _)| !places.contains(at));
+    let mut findings: Vec<Finding> = statuses.iter().flat_map(findings_of).collect();
+    snapshot.world.read(|world| {
+        findings.extend(strays.map(|(at, meta)| stray(&snapshot.scope.keys, world, &at, meta)));
+    });
     let mut not_seen = snapshot.view.gaps.clone();
     not_seen.extend(caveat);
+    let companions = snapshot.world.read(World::companion_count);
     let verdict = Verdict::of(&findings, &not_seen);
-    Audit { verdict, findings, sources: sources.len(), companions, not_seen, statuses }
+    Audit { verdict, findings, sources: statuses.len(), companions, not_seen, statuses }
 }
 
 /// What is wrong with one source and its companions.
 fn findings_of(status: &SourceStatus) -> Vec<Finding> {
-    let source = format!("{}/{}", status.namespace, status.name);
-    let finding = |rule, object: String, message| Finding {
+    let source = &status.key;
+    let finding = |rule, object: &ObjectKey, message| Finding {
         rule,
-        kind: status.kind,
-        object,
-        source: source.clone(),
+        kind: source.kind,
+        object: object.to_string(),
+        source: source.to_string(),
         message,
     };
     let mut findings = Vec::new();
     if let State::Refused { reason } = &status.state {
-        findings.push(finding(Rule::Refused, source.clone(), reason.clone()));
+        findings.push(finding(Rule::Refused, source, reason.clone()));
     }
     let paused = if matches!(status.state, State::Paused { .. }) { ", and its source is paused" } else { "" };
-    for one in &status.companions {
-        let at = one.place();
+    // Nothing is written for a source that is being deleted.
+    let checked = status.companions.iter().filter(|_| status.state != State::BeingDeleted);
+    findings.extend(checked.filter_map(|one| {
         let rule = match &one.state {
-            // Nothing is written for a source that is being deleted.
-            _ if status.state == State::BeingDeleted => continue,
             CompanionState::Missing | CompanionState::Adopting => Rule::Missing,
             CompanionState::Differs(_) => Rule::Differs,
             CompanionState::Conflict(_) => Rule::Conflict,
@@ -157,49 +156,40 @@ fn findings_of(status: &SourceStatus) -> Vec<Finding> {
             | CompanionState::Frozen
             | CompanionState::BeingDeleted
             | CompanionState::NamespaceTerminating
-            | CompanionState::NotSeen => continue,
+            | CompanionState::NotSeen => return None,
         };
-        findings.push(finding(rule, at, format!("{}{paused}", one.state)));
-    }
+        Some(finding(rule, &one.at, format!("{}{paused}", one.message)))
+    }));
     // Those about a place stand above.
     let is_of_source = |trouble: &&Trouble| matches!(trouble, Trouble::Mistake(_) | Trouble::NoMatch { .. });
     let of_source = status.troubles.iter().filter(is_of_source);
-    findings.extend(of_source.map(|trouble| finding(Rule::Ineffective, source.clone(), trouble.to_string())));
+    findings.extend(of_source.map(|trouble| finding(Rule::Ineffective, source, trouble.to_string())));
     findings
 }
 
-/// Objects that name a source in Lockstep's annotations and lack its label. A companion loses its label while no replica
-/// runs; a restored or exported copy may have the annotations, too.
-fn strays(snapshot: &Snapshot, world: &World, marked: &[(Kind, Meta)]) -> Vec<Finding> {
-    let keys = &snapshot.scope.keys;
-    let stray = |(kind, meta): &(Kind, Meta)| {
-        let at = ObjectKey::of(*kind, meta);
-        let source = meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(*kind, text));
-        let of = match &source {
-            Some(source) if world.source(source).is_some() => format!("of {source}"),
-            Some(source) => format!("of {source}, which is no source now"),
-            None => "that name no source".to_owned(),
-        };
-        let remove: Vec<String> = keys
-            .companion_annotations()
-            .iter()
-            .filter(|key| meta.annotations.contains_key(**key))
-            .map(|key| format!("{key}-"))
-            .collect();
-        let (kind_name, name, namespace) = (messages::kind(*kind), &meta.name, &meta.namespace);
-        Finding {
-            rule: Rule::Stray,
-            kind: kind.as_str(),
-            object: at.to_string(),
-            source: source.map(|source| source.to_string()).unwrap_or_default(),
-            message: format!(
-                "it has Lockstep's annotations {of} and lacks its label {}=true: a companion whose label was removed, or \
-                 a restored copy. Delete it (kubectl delete {kind_name} {name} -n {namespace}), or keep it as an object of \
-                 its own: kubectl annotate {kind_name} {name} -n {namespace} {}",
-                keys.companion,
-                remove.join(" "),
-            ),
-        }
+/// An object that names a source in Lockstep's annotations and lacks its label. A companion loses its label while no
+/// replica runs; a restored or exported copy may have the annotations, too.
+fn stray(keys: &Keys, world: &World, at: &ObjectKey, meta: &Meta) -> Finding {
+    let source = meta.annotations.get(&keys.source).and_then(|text| ObjectKey::parse(at.kind, text));
+    let of = match &source {
+        Some(source) if world.source(source).is_some() => format!("of {source}"),
+        Some(source) => format!("of {source}, which is no source now"),
+        None => "that name no source".to_owned(),
     };
-    marked.iter().map(stray).collect()
+    let ours = keys.companion_annotations().into_iter().filter(|key| meta.annotations.contains_key(*key));
+    let remove: Vec<String> = ours.map(|key| format!("{key}-")).collect();
+    let (kind, ObjectKey { namespace, name, .. }) = (messages::kind(at.kind), at);
+    Finding {
+        rule: Rule::Stray,
+        kind: at.kind,
+        object: at.to_string(),
+        source: source.map(|source| source.to_string()).unwrap_or_default(),
+        message: format!(
+            "it has Lockstep's annotations {of} and lacks its label {}=true: a companion whose label was removed, or \
+             a restored copy. Delete it (kubectl delete {kind} {name} -n {namespace}), or keep it as an object of \
+             its own: kubectl annotate {kind} {name} -n {namespace} {}",
+            keys.companion,
+            remove.join(" "),
+        ),
+    }
 }

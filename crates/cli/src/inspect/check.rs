@@ -1,17 +1,21 @@
-//! PURE. Whether Lockstep can be installed, or works once it is: the [`facts`] in, sentences with what to do about them
-//! out.
+//! Whether Lockstep can be installed, or works once it is: sentences with what to do about them. [`facts`] asks the API
+//! server; what its answers mean is decided by pure functions.
 
-pub(crate) mod facts;
+mod facts;
 pub mod version;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::core::Status;
+use kube::{Client, core::Status};
+use serde::de::IgnoredAny;
+use serde_json::json;
 
-use self::facts::{Facts, Installed, Tool};
+use self::facts::Tool;
 use super::{
-    instance::{APP_LABEL, age},
+    instance::{APP_LABEL, Instance, age},
     refusal::RefusingWebhook,
+    rights::{Permission, missing},
 };
+use lockstep_cluster::client::{self, REQUEST_TIMEOUT, user_info, with_timeout};
 use lockstep_core::{
     admission::admission_request::User,
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
@@ -26,14 +30,14 @@ const MIN_CA_DAYS: i64 = 30;
 const MAX_QUOTED_CHARS: usize = 300;
 const APPLY: &str = "lockstep manifests | kubectl apply -f - (with the flags of your installation)";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Check {
     pub level: Level,
     pub text: String,
     pub remedy: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Level {
     Good,
     /// Cannot be judged: the object does not exist, or the user may not read it.
@@ -69,33 +73,50 @@ fn bad(text: impl Into<String>, remedy: impl Into<String>) -> Check {
     Check { level: Level::Bad, text: text.into(), remedy: Some(remedy.into()) }
 }
 
-impl Facts<'_> {
-    pub(crate) fn checks(&self, now: Timestamp) -> Vec<Check> {
-        let mut checks = vec![match &self.version {
+/// The Lockstep that is checked, and the namespace in which its webhook is tried.
+pub(crate) struct Checked<'a> {
+    pub instance: &'a Instance,
+    pub namespace: &'a str,
+}
+
+impl Checked<'_> {
+    /// `permissions`: what the ServiceAccount needs.
+    pub(crate) async fn checks(
+        &self,
+        client: &Client,
+        permissions: &[Permission],
+        now: Timestamp,
+    ) -> Vec<Check> {
+        let version = async { client.apiserver_version().await };
+        let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
+        let name = &self.instance.keys.instance;
+        let (version, policy, tools, rights) = tokio::join!(
+            with_timeout(REQUEST_TIMEOUT, version),
+            client::get::<IgnoredAny>(client, policies, name),
+            facts::tools(client),
+            self.rights(client, permissions),
+        );
+        let mut checks = vec![match &version {
             Ok(version) => version::judge(version),
             Err(failure) => unknown(format!("the version of Kubernetes cannot be read: {failure}")),
         }];
-        let namespace = &self.instance.name.namespace;
-        match &self.installed {
-            Installed::No { namespace_is_missing, lacks } => {
-                checks.push(unknown(format!(
-                    "Lockstep is not installed: there is no Lease, no webhook configuration and no pod in {namespace}"
-                )));
-                checks.extend(self.leftovers());
-                checks.push(self.may_install(*namespace_is_missing, lacks));
-            }
-            Installed::Yes { account, lacks, user, probe } => {
-                checks.extend(self.leftovers());
-                checks.push(self.leader(now));
-                checks.extend(self.replicas());
-                for (kind, found) in &self.instance.webhooks {
-                    checks.extend(self.webhooks(*kind, found, now));
-                }
-                checks.push(service_account(account, lacks));
-                checks.push(self.webhook(user, probe));
+        let is_absent = self.instance.is_absent();
+        if is_absent {
+            let namespace = &self.instance.namespace;
+            checks.push(unknown(format!(
+                "Lockstep is not installed: there is no Lease, no webhook configuration and no pod in {namespace}"
+            )));
+        }
+        checks.extend(self.leftovers(policy));
+        if !is_absent {
+            checks.push(self.leader(now));
+            checks.extend(self.replicas());
+            for (kind, found) in &self.instance.webhooks {
+                checks.extend(self.webhooks(*kind, found, now));
             }
         }
-        match &self.tools {
+        checks.extend(rights);
+        match tools {
             Ok(tools) => checks.extend(tools.iter().map(|tool| self.deputy(tool))),
             Err(failure) => {
                 checks.push(unknown(format!("ServiceAccounts of known tools cannot be listed: {failure}")));
@@ -104,23 +125,49 @@ impl Facts<'_> {
         checks
     }
 
+    /// The rights of the person to install it, or those of its ServiceAccount and what they let the webhook do.
+    async fn rights(&self, client: &Client, permissions: &[Permission]) -> Vec<Check> {
+        let own_namespace = &self.instance.namespace;
+        if self.instance.is_absent() {
+            let found = client::get::<IgnoredAny>(client, "/api/v1/namespaces", own_namespace).await;
+            // Otherwise it exists, or the person may not see whether it does: a new one could be labelled by mistake.
+            let namespace_is_missing = matches!(found, Err(Failure::NotFound));
+            let needed = facts::to_install(namespace_is_missing);
+            return vec![self.may_install(namespace_is_missing, missing(client, None, &needed).await)];
+        }
+        let User { name: account, mut groups, .. } = facts::service_account(own_namespace, "lockstep");
+        groups.push("system:authenticated".to_owned());
+        let of_account = json!({"user": account, "groups": groups});
+        let (lacks, user, probe) = tokio::join!(
+            missing(client, Some(of_account), permissions),
+            user_info(client),
+            facts::try_malformed_source(client, &self.instance.domain, self.namespace),
+        );
+        let user = user.unwrap_or_default();
+        let (name, groups) = (user.username.unwrap_or_default(), user.groups.unwrap_or_default());
+        vec![
+            service_account(&account, lacks),
+            self.webhook(&User { name, groups, ..User::default() }, &probe),
+        ]
+    }
+
     /// The command that ends when every replica is ready.
     fn wait(&self) -> String {
-        format!("kubectl -n {} rollout status deployment lockstep", self.instance.name.namespace)
+        format!("kubectl -n {} rollout status deployment lockstep", self.instance.namespace)
     }
 
     fn logs(&self) -> String {
-        format!("kubectl -n {} logs -l {APP_LABEL}", self.instance.name.namespace)
+        format!("kubectl -n {} logs -l {APP_LABEL}", self.instance.namespace)
     }
 
     /// Parts that are left when no replica runs.
-    fn leftovers(&self) -> Vec<Check> {
+    fn leftovers(&self, policy: Result<IgnoredAny, Failure>) -> Vec<Check> {
         let is_led =
             !matches!(&self.instance.lease, Ok(LeaseState { leader: None, .. }) | Err(Failure::NotFound));
         if is_led || !self.instance.replicas.as_ref().is_ok_and(Vec::is_empty) {
             return Vec::new();
         }
-        let (name, wait) = (self.instance.name.instance(), self.wait());
+        let (name, wait) = (&self.instance.keys.instance, self.wait());
         let webhooks = self.instance.webhooks.iter().any(|(_, found)| found.is_ok()).then(|| {
             bad(
                 "webhook configurations are left, and no replica answers: nobody can write sources and companions",
@@ -130,8 +177,8 @@ impl Facts<'_> {
                 ),
             )
         });
-        let policy = match &self.policy {
-            Ok(()) => Some(bad(
+        let policy = match policy {
+            Ok(_) => Some(bad(
                 format!(
                     "ValidatingAdmissionPolicy {name} is left, and no replica runs: it refuses edits and deletes of \
                      companions"
@@ -150,7 +197,7 @@ impl Facts<'_> {
     }
 
     fn leader(&self, now: Timestamp) -> Check {
-        let (namespace, ours) = (&self.instance.name.namespace, env!("CARGO_PKG_VERSION"));
+        let (namespace, ours) = (&self.instance.namespace, env!("CARGO_PKG_VERSION"));
         match &self.instance.lease {
             Ok(LeaseState { leader: Some(leader), settings, .. }) => {
                 let version = settings.as_ref().map_or("unknown", |settings| &settings.version);
@@ -180,7 +227,7 @@ impl Facts<'_> {
     }
 
     fn replicas(&self) -> Vec<Check> {
-        let namespace = &self.instance.name.namespace;
+        let namespace = &self.instance.namespace;
         let replicas = match &self.instance.replicas {
             Err(failure) => {
                 return vec![unknown(format!("the pods in {namespace} cannot be listed: {failure}"))];
@@ -218,7 +265,7 @@ impl Facts<'_> {
         found: &Result<WebhookConfiguration, Failure>,
         now: Timestamp,
     ) -> Vec<Check> {
-        let (name, kind_name) = (self.instance.name.instance(), kind.as_str());
+        let (name, kind_name) = (&self.instance.keys.instance, kind.as_str());
         let what = format!("{kind_name} {name}");
         let configuration = match found {
             Ok(configuration) => configuration,
@@ -256,7 +303,7 @@ impl Facts<'_> {
         checks
     }
 
-    fn may_install(&self, namespace_is_missing: bool, lacks: &Result<Vec<String>, Failure>) -> Check {
+    fn may_install(&self, namespace_is_missing: bool, lacks: Result<Vec<String>, Failure>) -> Check {
         let flag = if namespace_is_missing { " --create-namespace" } else { "" };
         match lacks {
             Err(failure) => unknown(format!("your rights cannot be asked for: {failure}")),
@@ -271,7 +318,7 @@ impl Facts<'_> {
 
     /// What the answer to a malformed source says about the webhook. Only our own webhooks prove something: any other
     /// refusal came before the webhook was asked, or from somebody else.
-    fn webhook(&self, user: &User, probe: &Result<Option<Box<Status>>, Failure>) -> Check {
+    fn webhook(&self, user: &User, probe: &Result<Option<Status>, Failure>) -> Check {
         let untried = |why: &str| {
             unknown(format!(
                 "the webhook cannot be tried in namespace {}: {why}; -n chooses another",
@@ -294,12 +341,12 @@ impl Facts<'_> {
             }
             Err(failure) => return untried(&failure.to_string()),
         };
-        match RefusingWebhook::of(status).filter(|webhook| webhook.is_of(&self.instance.name.instance())) {
+        match RefusingWebhook::of(status).filter(|webhook| webhook.is_of(&self.instance.keys.instance)) {
             Some(RefusingWebhook { denial: Some(_), .. }) => {
                 good("the webhook answers: it refused a malformed source, as it must (nothing was stored)")
             }
             Some(RefusingWebhook { denial: None, .. }) => bad(
-                format!("the API server cannot reach the webhook: {}", Failure::from(Status::clone(status))),
+                format!("the API server cannot reach the webhook: {}", Failure::from(status.clone())),
                 format!("{}; {}", self.wait(), self.logs()),
             ),
             None => untried(&shorten(status.message.lines().next().unwrap_or_default(), MAX_QUOTED_CHARS)),
@@ -307,7 +354,7 @@ impl Facts<'_> {
     }
 
     fn is_exempt(&self, user: &User) -> bool {
-        let account = format!("system:serviceaccount:{}:lockstep", self.instance.name.namespace);
+        let account = format!("system:serviceaccount:{}:lockstep", self.instance.namespace);
         self.instance.settings().exempt().contain(user)
             || user.is_kubernetes_cleanup()
             || user.name == account
@@ -318,8 +365,8 @@ impl Facts<'_> {
         if self.instance.settings().deputies().contain(user) {
             return good(format!("{name} ({}) is a deputy", user.name));
         }
-        let is_installed = matches!(self.installed, Installed::Yes { .. });
-        let (user, when) = (&user.name, if is_installed { "" } else { " when you install it" });
+        let when = if self.instance.is_absent() { " when you install it" } else { "" };
+        let user = &user.name;
         warning(
             format!("{name} writes on behalf of others, and its own rights count: {user} is no deputy"),
             format!("if tenants choose what it writes, add --deputy-user={user}{when}"),
@@ -328,7 +375,7 @@ impl Facts<'_> {
 }
 
 /// Whether the ServiceAccount has the rights that the manifests give it.
-fn service_account(account: &str, lacks: &Result<Vec<String>, Failure>) -> Check {
+fn service_account(account: &str, lacks: Result<Vec<String>, Failure>) -> Check {
     match lacks {
         Err(Failure::Forbidden(_)) => {
             unknown("you may not ask for the rights of the ServiceAccount (create subjectaccessreviews)")
@@ -344,30 +391,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::instance::{Instance, InstanceName};
+    use lockstep_core::keys::Keys;
 
     /// What is said about the webhook, given the answer to a malformed source by a user who is exempt or not.
     fn judge(probe: Option<(u16, &str)>, is_exempt: bool) -> Check {
-        let name = InstanceName { domain: "d.test".to_owned(), namespace: "own".to_owned() };
         let absent = || Failure::NotFound;
-        let instance = Instance { name, lease: Err(absent()), webhooks: Vec::new(), replicas: Err(absent()) };
+        let instance = Instance {
+            domain: "d.test".to_owned(),
+            namespace: "own".to_owned(),
+            keys: Keys::new("d.test", ""),
+            lease: Err(absent()),
+            webhooks: Vec::new(),
+            replicas: Err(absent()),
+        };
         let account = "system:serviceaccount:own:lockstep".to_owned();
         let name = if is_exempt { account.clone() } else { "ann".to_owned() };
         let user = User { name, ..User::default() };
         let status =
             |(code, message)| serde_json::from_value(json!({"code": code, "message": message})).unwrap();
         let probe = Ok(probe.map(status));
-        let installed = Installed::No { namespace_is_missing: false, lacks: Ok(Vec::new()) };
-        let (version, tools) = (Err(absent()), Ok(Vec::new()));
-        let facts = Facts {
-            instance: &instance,
-            namespace: "home",
-            version,
-            policy: Err(absent()),
-            tools,
-            installed,
-        };
-        facts.webhook(&user, &probe)
+        Checked { instance: &instance, namespace: "home" }.webhook(&user, &probe)
     }
 
     #[test]

@@ -6,17 +6,18 @@ use serde::Serialize;
 use super::{
     instance::age,
     snapshot::Snapshot,
-    status::{CompanionState, companion_state, describe_targets},
+    status::{CompanionState, describe_holder, describe_targets, wanted_state},
 };
 use lockstep_core::{
     admission::messages,
     keys::Keys,
     object::ObjectKey,
+    plan::{Decision, Holder, Place, Target, Trouble},
     policy::{Policy, Targets},
     world::{Eligibility, Source, World},
 };
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Explanation {
     pub source: String,
     pub namespace: String,
@@ -27,13 +28,13 @@ pub struct Explanation {
     pub commands: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Step {
     pub met: Met,
     pub text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Met {
     Yes,
@@ -52,45 +53,44 @@ impl Met {
     }
 }
 
-/// The steps so far. A step that is not met ends the explanation.
-struct Steps<'a> {
-    steps: Vec<Step>,
+/// The first step that is not met: the rest depends on it.
+struct Obstacle {
+    step: Step,
     commands: Vec<String>,
-    keys: &'a Keys,
 }
 
-/// The explanation is complete: the rest depends on what was not met.
-struct Ended;
-
-impl Steps<'_> {
-    fn met(&mut self, text: String) {
-        self.steps.push(Step { met: Met::Yes, text });
+impl Obstacle {
+    fn new(text: String, commands: impl IntoIterator<Item = String>) -> Self {
+        Self { step: Step { met: Met::No, text }, commands: commands.into_iter().collect() }
     }
 
-    fn ends(&mut self, met: Met, text: String, commands: impl IntoIterator<Item = String>) -> Ended {
-        self.steps.push(Step { met, text });
-        self.commands.extend(commands);
-        Ended
-    }
-
-    fn not_met(&mut self, text: String, commands: impl IntoIterator<Item = String>) -> Ended {
-        self.ends(Met::No, text, commands)
+    fn unknown(text: String, commands: impl IntoIterator<Item = String>) -> Self {
+        let mut obstacle = Self::new(text, commands);
+        obstacle.step.met = Met::Unknown;
+        obstacle
     }
 }
 
 pub fn explain(snapshot: &Snapshot, key: &ObjectKey, namespace: &str, now: Timestamp) -> Explanation {
-    let mut steps = Steps { steps: Vec::new(), commands: Vec::new(), keys: &snapshot.scope.keys };
-    snapshot.world.read(|world| {
-        let case = Case { snapshot, world, key, namespace, now };
-        // Whether it ended early or not, the steps say it all.
-        let _ = case.explain(&mut steps);
-    });
-    Explanation {
-        source: format!("{} {key}", key.kind.as_str()),
-        namespace: namespace.to_owned(),
-        steps: steps.steps,
-        commands: steps.commands,
+    let mut met = Vec::new();
+    let outcome =
+        snapshot.world.read(|world| Case { snapshot, world, key, namespace, now }.explain(&mut met));
+    let mut steps: Vec<Step> = met.into_iter().map(|text| Step { met: Met::Yes, text }).collect();
+    let mut commands = Vec::new();
+    if let Err(obstacle) = outcome {
+        steps.push(obstacle.step);
+        commands = obstacle.commands;
     }
+    let source = format!("{} {key}", key.kind.as_str());
+    Explanation { source, namespace: namespace.to_owned(), steps, commands }
+}
+
+/// What is read before [`explain`]: what has the name of the companion, or the object that is no source. No list shows it.
+pub fn unlisted(snapshot: &Snapshot, key: &ObjectKey, namespace: &str) -> ObjectKey {
+    snapshot.world.read(|world| match world.source(key).map(|source| &source.desired) {
+        Some(Ok(desired)) => ObjectKey::new(key.kind, namespace, &desired.policy.companion),
+        _ => key.clone(),
+    })
 }
 
 struct Case<'a> {
@@ -102,13 +102,33 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn explain(&self, steps: &mut Steps<'_>) -> Result<(), Ended> {
-        let source = self.source(steps)?;
-        let policy = self.policy(source, steps)?;
-        self.namespace_exists(steps)?;
-        self.is_target(policy, steps)?;
-        self.is_eligible(policy, steps)?;
-        self.companion(source, policy, steps)
+    /// `met` gets the steps that are met.
+    fn explain(&self, met: &mut Vec<String>) -> Result<(), Obstacle> {
+        let (key, name) = (self.key, self.namespace);
+        let source = self.source()?;
+        met.push(format!("{} {key} is a source", key.kind));
+        let policy = match &source.desired {
+            Ok(desired) => &desired.policy,
+            Err(fault) => {
+                let text = format!("it cannot be mirrored: {fault}");
+                return Err(Obstacle::new(text, [format!("kubectl edit {}", self.object())]));
+            }
+        };
+        met.push("its settings are well-formed".to_owned());
+        self.namespace_exists()?;
+        met.push(format!("namespace {name} exists"));
+        let places = self.snapshot.places(self.world, key, Some(source));
+        let mut wanted = places.filter_map(|place| Some((place.target?, place)));
+        let (target, place) =
+            wanted.find(|(target, _)| target.namespace == name).ok_or_else(|| self.not_a_target(policy))?;
+        met.push(self.why_wanted(target, &policy.targets));
+        self.is_eligible(target, policy)?;
+        met.push(format!("{name} may have companions of sources in {}", key.namespace));
+        self.companion(source, policy, &place, met)
+    }
+
+    fn keys(&self) -> &Keys {
+        &self.snapshot.scope.keys
     }
 
     /// `configmap NAME -n NAMESPACE`, as kubectl takes it.
@@ -116,126 +136,97 @@ impl Case<'_> {
         format!("{} {} -n {}", messages::kind(self.key.kind), self.key.name, self.key.namespace)
     }
 
-    fn source(&self, steps: &mut Steps<'_>) -> Result<&Source, Ended> {
-        let (key, kind) = (self.key, self.key.kind.as_str());
-        if let Some(source) = self.world.source(key) {
-            if source.terminating {
+    /// The command that sets an annotation of the source.
+    fn annotate(&self, annotation: &str) -> String {
+        format!("kubectl annotate --overwrite {} {annotation}", self.object())
+    }
+
+    fn source(&self) -> Result<&Source, Obstacle> {
+        let (key, kind, managed) = (self.key, self.key.kind, &self.keys().managed);
+        match self.world.source(key) {
+            Some(source) if source.terminating => {
                 let text = format!("{kind} {key} is being deleted: nothing is written for it");
-                return Err(steps.not_met(text, []));
+                return Err(Obstacle::new(text, []));
             }
-            steps.met(format!("{kind} {key} is a source"));
-            return Ok(source);
+            Some(source) => return Ok(source),
+            None => {}
         }
-        if !self.snapshot.view.sees_sources(key.kind, &key.namespace) {
-            let text = format!("you may not see whether {kind} {key} is a source");
-            return Err(steps.ends(Met::Unknown, text, []));
+        if !self.snapshot.view.sees_sources(kind, &key.namespace) {
+            return Err(Obstacle::unknown(format!("you may not see whether {kind} {key} is a source"), []));
         }
-        let managed = &steps.keys.managed;
         Err(match self.snapshot.read_of(key) {
-            Some(Some(_)) => steps.not_met(
+            Some(Some(_)) => Obstacle::new(
                 format!("{kind} {key} is no source: it lacks the label {managed}=true"),
                 [format!("kubectl label --overwrite {} {managed}=true", self.object())],
             ),
-            Some(None) => steps.not_met(format!("{kind} {key} does not exist"), []),
-            None => steps.not_met(format!("there is no source {kind} {key}"), []),
+            Some(None) => Obstacle::new(format!("{kind} {key} does not exist"), []),
+            None => Obstacle::new(format!("there is no source {kind} {key}"), []),
         })
     }
 
-    fn policy<'s>(&self, source: &'s Source, steps: &mut Steps<'_>) -> Result<&'s Policy, Ended> {
-        match &source.desired {
-            Ok(desired) => {
-                steps.met("its settings are well-formed".to_owned());
-                Ok(&desired.policy)
-            }
-            Err(fault) => {
-                let text = format!("it cannot be mirrored: {fault}");
-                Err(steps.not_met(text, [format!("kubectl edit {}", self.object())]))
-            }
-        }
-    }
-
-    fn namespace_exists(&self, steps: &mut Steps<'_>) -> Result<(), Ended> {
-        let name = self.namespace;
+    fn namespace_exists(&self) -> Result<(), Obstacle> {
+        let (name, namespaces) = (self.namespace, self.world.namespaces());
         if !self.snapshot.view.sees_companions(self.key.kind, name) {
             let text = format!("you may not see namespace {name} and the companions in it");
-            return Err(steps.ends(Met::Unknown, text, []));
+            return Err(Obstacle::unknown(text, []));
         }
-        if name == self.world.namespaces().rules().own_namespace {
+        if name == namespaces.rules().own_namespace {
             let text = format!("{name} is Lockstep's own namespace, which is never a target");
-            return Err(steps.not_met(text, []));
+            return Err(Obstacle::new(text, []));
         }
-        match self.world.namespaces().get(name) {
-            Some(_) => {
-                steps.met(format!("namespace {name} exists"));
-                Ok(())
-            }
-            None => Err(steps.not_met(
-                format!("namespace {name} does not exist"),
-                [format!("kubectl create namespace {name}")],
-            )),
+        if namespaces.get(name).is_none() {
+            let text = format!("namespace {name} does not exist");
+            return Err(Obstacle::new(text, [format!("kubectl create namespace {name}")]));
         }
+        Ok(())
     }
 
-    fn is_target(&self, policy: &Policy, steps: &mut Steps<'_>) -> Result<(), Ended> {
+    /// Why the source does not want a companion here.
+    fn not_a_target(&self, policy: &Policy) -> Obstacle {
         let (home, name, targets) = (&*self.key.namespace, self.namespace, &policy.targets);
-        let shown = describe_targets(targets);
-        if let Some(why) = self.why_wanted(targets) {
-            steps.met(why);
-            return Ok(());
+        let (key, consent) = (&self.keys().target_namespaces, &self.keys().consent);
+        let is_home = home == name;
+        if is_home && policy.companion == *self.key.name {
+            let companion = &policy.companion;
+            let text =
+                format!("its companions have its own name, {companion}, so that there is none in {name}");
+            return Obstacle::new(text, []);
         }
-        if home == name && policy.companion == *self.key.name {
-            let text = format!(
-                "its companions have its own name, {}, so that there is none in {name}",
-                policy.companion
-            );
-            return Err(steps.not_met(text, []));
-        }
-        let key = &steps.keys.target_namespaces;
         if let Some(exclusion) = targets.excluded.iter().find(|pattern| pattern.matches(name)) {
             let text = format!("`!{exclusion}` in its {key} excludes {name}");
-            return Err(steps.not_met(text, [format!("kubectl edit {}", self.object())]));
+            return Obstacle::new(text, [format!("kubectl edit {}", self.object())]);
         }
-        let item = if home == name { "." } else { name };
-        let listed = describe_targets(&Targets { selector: None, ..targets.clone() });
-        let value = if listed.is_empty() { item.to_owned() } else { format!("{listed},{item}") };
-        let text = if home == name && targets.needs_consent && targets.has_patterns() {
-            let consent = &steps.keys.consent;
+        let text = if is_home && targets.needs_consent && targets.has_patterns() {
             format!("patterns of a source with {consent}=required do not reach its own namespace")
         } else {
-            format!("none of its targets ({shown}) matches {name}")
+            format!("none of its targets ({}) matches {name}", describe_targets(targets))
         };
-        Err(steps.not_met(text, [format!("kubectl annotate --overwrite {} '{key}={value}'", self.object())]))
+        let listed = describe_targets(&Targets { selector: None, ..targets.clone() });
+        let separator = if listed.is_empty() { "" } else { "," };
+        let item = if is_home { "." } else { name };
+        Obstacle::new(text, [self.annotate(&format!("'{key}={listed}{separator}{item}'"))])
     }
 
     /// Which of its targets matches the namespace.
-    fn why_wanted(&self, targets: &Targets) -> Option<String> {
-        let (home, name) = (&*self.key.namespace, self.namespace);
-        if !self.world.namespaces().is_wanted(home, targets, name) {
-            return None;
-        }
-        Some(if targets.names_explicitly(home, name) {
-            let item = if home == name && targets.own { "." } else { name };
+    fn why_wanted(&self, target: Target<'_>, targets: &Targets) -> String {
+        let name = target.namespace;
+        if target.explicit {
+            let item = if *self.key.namespace == *name && targets.own { "." } else { name };
             format!("its targets list {name} by name (`{item}`)")
         } else if let Some(pattern) = targets.patterns.iter().find(|pattern| pattern.matches(name)) {
             format!("its target `{pattern}` matches {name}")
         } else {
             let selector = targets.selector.as_ref().map(ToString::to_string).unwrap_or_default();
             format!("its selector `{selector}` matches the labels of {name}")
-        })
+        }
     }
 
-    fn is_eligible(&self, policy: &Policy, steps: &mut Steps<'_>) -> Result<(), Ended> {
-        let (home, name, keys) = (&*self.key.namespace, self.namespace, steps.keys);
-        let namespaces = self.world.namespaces();
-        let accept = || namespaces.how_to_accept(home, name);
-        Err(match namespaces.eligibility(home, name, &policy.targets) {
-            Eligibility::Eligible => {
-                steps.met(format!("{name} may have companions of sources in {home}"));
-                return Ok(());
-            }
-            Eligibility::Missing => steps.not_met(format!("namespace {name} does not exist"), []),
-            Eligibility::Terminating => steps.not_met(format!("namespace {name} is being deleted"), []),
-            Eligibility::Never => steps.not_met(
+    fn is_eligible(&self, target: Target<'_>, policy: &Policy) -> Result<(), Obstacle> {
+        let (home, name, keys) = (&self.key.namespace, target.namespace, self.keys());
+        Err(match target.eligibility {
+            Eligibility::Eligible | Eligibility::Missing => return Ok(()),
+            Eligibility::Terminating => Obstacle::new(format!("namespace {name} is being deleted"), []),
+            Eligibility::Never => Obstacle::new(
                 format!("the label {}=true keeps all companions out of {name}", keys.exclude),
                 [format!("kubectl label namespace {name} {}-", keys.exclude)],
             ),
@@ -247,76 +238,64 @@ impl Case<'_> {
                         .to_owned()
                 };
                 let text = format!("the {} of {name} does not name {home}, and {why}", keys.accept_from);
-                steps.not_met(text, [accept()])
+                Obstacle::new(text, [self.world.namespaces().how_to_accept(home, name)])
             }
         })
     }
 
-    fn companion(&self, source: &Source, policy: &Policy, steps: &mut Steps<'_>) -> Result<(), Ended> {
-        let at = ObjectKey::new(self.key.kind, self.namespace, &policy.companion);
-        if at == *self.key {
+    fn companion(
+        &self,
+        source: &Source,
+        policy: &Policy,
+        place: &Place<'_>,
+        met: &mut Vec<String>,
+    ) -> Result<(), Obstacle> {
+        let at = &*place.at;
+        if at == self.key {
             let text = format!("the companion would have the name of its source, {at}: there is none here");
-            return Err(steps.not_met(text, []));
+            return Err(Obstacle::new(text, []));
         }
-        let state = companion_state(self.snapshot, self.world, source, &at);
-        if let CompanionState::Conflict(holder) = &state {
-            return Err(self.conflict(&at, holder, policy, steps));
+        if let Decision::Trouble(Trouble::Conflict { holder, .. }) = &place.decision {
+            let shown = describe_holder(holder);
+            let text =
+                format!("the name {at} is held by {shown}; Lockstep overwrites nothing that is not its own");
+            return Err(Obstacle::new(text, self.ways_out(at, holder, policy)));
         }
-        steps.met(format!("the name {at} is free, or its own"));
-        let events = format!(
-            "kubectl events --for {}/{} -n {}",
-            messages::kind(self.key.kind),
-            self.key.name,
-            self.key.namespace
-        );
-        let behind = match state {
+        met.push(format!("the name {at} is free, or its own"));
+        let (kind, name, home) = (messages::kind(self.key.kind), &self.key.name, &self.key.namespace);
+        let events = format!("kubectl events --for {kind}/{name} -n {home}");
+        let behind = match wanted_state(self.snapshot, self.world, source, place) {
             CompanionState::InStep => {
-                let written = self.snapshot.written(&at);
+                let written = self.snapshot.written(at);
                 let written = written.map(|written| format!(", written {} ago", age(written, self.now)));
-                steps.met(format!("{at} is in step{}", written.unwrap_or_default()));
+                met.push(format!("{at} is in step{}", written.unwrap_or_default()));
                 return Ok(());
             }
-            CompanionState::Missing if self.snapshot.read_of(&at).is_none() => {
+            CompanionState::Missing if self.snapshot.read_of(at).is_none() => {
                 let text = format!("{at} is missing, or is an object that you may not see");
-                return Err(steps.ends(Met::Unknown, text, [events]));
+                return Err(Obstacle::unknown(text, [events]));
             }
             CompanionState::BeingDeleted => format!("{at} is being deleted, and is created again after that"),
             other => format!("{at}: {other}"),
         };
-        if policy.paused {
-            let text = format!("{behind}; the source is paused");
-            return Err(
-                steps.not_met(text, [format!("kubectl annotate {} {}-", self.object(), steps.keys.paused)])
-            );
-        }
-        Err(steps.not_met(
-            format!("{behind}; Events and the leader's log say what keeps the controller from it"),
-            [events],
-        ))
+        Err(if policy.paused {
+            let resume = format!("kubectl annotate {} {}-", self.object(), self.keys().paused);
+            Obstacle::new(format!("{behind}; the source is paused"), [resume])
+        } else {
+            let text = format!("{behind}; Events and the leader's log say what keeps the controller from it");
+            Obstacle::new(text, [events])
+        })
     }
 
-    fn conflict(&self, at: &ObjectKey, holder: &str, policy: &Policy, steps: &mut Steps<'_>) -> Ended {
-        let (keys, home) = (steps.keys, &*self.key.namespace);
-        let taken_by_source =
-            self.snapshot.object(self.world, at).is_some_and(|found| found.source.is_some());
-        let mut commands = Vec::new();
-        if taken_by_source {
-            commands.push(format!(
-                "kubectl annotate --overwrite {} {}=NAME",
-                self.object(),
-                keys.companion_name
-            ));
-        } else {
-            if !policy.adopt {
-                commands.push(format!("kubectl annotate --overwrite {} {}=true", self.object(), keys.adopt));
-            }
-            if !self.world.namespaces().accepts_adoption(home, &at.namespace) {
-                commands.push(self.world.namespaces().how_to_accept_adoption(home, &at.namespace));
-            }
+    /// The commands that end a conflict.
+    fn ways_out(&self, at: &ObjectKey, holder: &Holder, policy: &Policy) -> Vec<String> {
+        let (keys, home, namespaces) = (self.keys(), &self.key.namespace, self.world.namespaces());
+        if let Holder::Companion { .. } = holder {
+            return vec![self.annotate(&format!("{}=NAME", keys.companion_name))];
         }
-        steps.not_met(
-            format!("the name {at} is held by {holder}; Lockstep overwrites nothing that is not its own"),
-            commands,
-        )
+        let adopt = (!policy.adopt).then(|| self.annotate(&format!("{}=true", keys.adopt)));
+        let accept = (!namespaces.accepts_adoption(home, &at.namespace))
+            .then(|| namespaces.how_to_accept_adoption(home, &at.namespace));
+        adopt.into_iter().chain(accept).collect()
     }
 }

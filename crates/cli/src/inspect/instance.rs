@@ -4,15 +4,13 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Client,
-    api::{ListParams, ObjectList},
-};
-use serde::{Serialize, de::DeserializeOwned};
+use kube::{Client, api::ListParams, core::Request};
+use serde::Serialize;
 use serde_json::Value;
 
+use super::pages::read_pages;
 use lockstep_cluster::{
-    client::{self, REQUEST_TIMEOUT, with_timeout},
+    client::{self, REQUEST_TIMEOUT},
     lease_client::{LeaseApi, LeaseClient},
 };
 use lockstep_core::{
@@ -32,28 +30,23 @@ pub(crate) const APP_LABEL: &str = "app.kubernetes.io/name=lockstep";
 /// The port of `--ops-bind` in a pod that does not name it.
 const DEFAULT_OPS_PORT: i64 = 8080;
 
-/// Which instance a person asks about.
-#[derive(Debug, Clone)]
-pub struct InstanceName {
-    pub domain: String,
-    /// The namespace that Lockstep itself runs in.
-    pub namespace: String,
-}
-
 /// Both webhook configurations, or why one cannot be read.
 type Webhooks = Vec<(WebhookKind, Result<WebhookConfiguration, Failure>)>;
 
 /// What could be read, and why the rest could not.
-#[derive(Clone)]
 pub struct Instance {
-    pub name: InstanceName,
+    pub domain: String,
+    /// The one that it runs in.
+    pub namespace: String,
+    /// Those that do not depend on its suffix.
+    pub keys: Keys,
     pub lease: Result<LeaseState, Failure>,
     pub webhooks: Webhooks,
     pub replicas: Result<Vec<Replica>, Failure>,
 }
 
 /// What people and scripts are shown of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceSummary {
     /// The holder of the Lease.
@@ -67,7 +60,7 @@ pub struct InstanceSummary {
 }
 
 /// A pod of Lockstep.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 pub struct Replica {
     pub name: String,
     pub ready: bool,
@@ -77,25 +70,18 @@ pub struct Replica {
     pub ops_port: i64,
 }
 
-impl InstanceName {
-    /// Those that do not depend on its suffix.
-    fn keys(&self) -> Keys {
-        Keys::new(&self.domain, "")
-    }
-
-    /// The name of its Lease, its webhook configurations and its roles.
-    pub fn instance(&self) -> String {
-        self.keys().instance
-    }
-}
-
 impl Instance {
-    pub async fn read(client: &Client, name: InstanceName, now: Timestamp) -> Self {
-        let keys = name.keys();
-        let lease = read_lease(client, &name, &keys, now);
-        let webhooks = read_webhooks(client, &keys.instance);
-        let (lease, webhooks, replicas) = tokio::join!(lease, webhooks, read_replicas(client, &name));
-        Self { name, lease, webhooks, replicas }
+    pub async fn read(client: &Client, domain: &str, namespace: &str, now: Timestamp) -> Self {
+        let keys = Keys::new(domain, "");
+        let lease = LeaseClient::new(client.clone(), namespace, &keys.instance);
+        let (lease, webhooks, replicas) = tokio::join!(
+            lease.get(REQUEST_TIMEOUT),
+            read_webhooks(client, &keys.instance),
+            read_replicas(client, namespace)
+        );
+        let lease = lease.map(|lease| LeaseState::of(lease, &keys, now));
+        let (domain, namespace) = (domain.to_owned(), namespace.to_owned());
+        Self { domain, namespace, keys, lease, webhooks, replicas }
     }
 
     /// Whether nothing of it was found.
@@ -137,17 +123,17 @@ impl Instance {
 
     /// The deletes that are held, if the Lease says so.
     pub fn deletes_held(&self, now: Timestamp) -> Option<HeldDeletes> {
-        HoldAnnotations::read(&self.name.keys(), &self.lease.as_ref().ok()?.annotations).in_force(now)
+        HoldAnnotations::read(&self.keys, &self.lease.as_ref().ok()?.annotations).in_force(now)
     }
 
     /// What is watched, as far as it is known.
     pub fn scope(&self) -> Scope {
-        self.settings().scope(&self.name.domain, &self.name.namespace)
+        self.settings().scope(&self.domain, &self.namespace)
     }
 
     /// What a person may have to know about settings that could not be read.
     pub(crate) fn caveat(&self) -> Option<String> {
-        let lease = format!("the Lease {}/lockstep.{}", self.name.namespace, self.name.domain);
+        let lease = format!("the Lease {}/{}", self.namespace, self.keys.instance);
         let assumed = "the default flags are assumed";
         match &self.lease {
             Ok(LeaseState { settings: Some(_), .. }) => None,
@@ -160,37 +146,15 @@ impl Instance {
     }
 }
 
-async fn read_lease(
-    client: &Client,
-    name: &InstanceName,
-    keys: &Keys,
-    now: Timestamp,
-) -> Result<LeaseState, Failure> {
-    let lease = LeaseClient::new(client.clone(), &name.namespace, &keys.instance);
-    let lease = lease.get(REQUEST_TIMEOUT).await?;
-    Ok(LeaseState::of(lease, keys, now))
-}
-
 /// Reads both webhook configurations of this name.
 pub(crate) async fn read_webhooks(client: &Client, name: &str) -> Webhooks {
     join_all(WebhookKind::ALL.map(async |kind| (kind, client::get(client, kind.path(), name).await))).await
 }
 
-async fn read_replicas(client: &Client, name: &InstanceName) -> Result<Vec<Replica>, Failure> {
-    let path = format!("/api/v1/namespaces/{}/pods", name.namespace);
-    let pods: Vec<Value> = list(client, &path, &ListParams::default().labels(APP_LABEL)).await?;
-    Ok(pods.iter().map(Replica::of).collect())
-}
-
-pub async fn list<T: Clone + DeserializeOwned>(
-    client: &Client,
-    path: &str,
-    params: &ListParams,
-) -> Result<Vec<T>, Failure> {
-    let request = kube::core::Request::new(path).list(params);
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    let found: ObjectList<T> = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
-    Ok(found.items)
+async fn read_replicas(client: &Client, namespace: &str) -> Result<Vec<Replica>, Failure> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let (pods, params) = (Request::new(path), ListParams::default().labels(APP_LABEL));
+    read_pages(client, params, |params| pods.list(params), |pod| Some(Replica::of(&pod))).await
 }
 
 impl Replica {

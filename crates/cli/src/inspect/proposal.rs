@@ -8,18 +8,17 @@ use http::{HeaderMap, header::WARNING};
 use kube::{
     Client,
     api::{Patch, PatchParams, PostParams},
-    client::Body,
-    core::{Request, Status},
+    core::Request,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    refusal::RefusingWebhook,
+    refusal::{denial, try_write},
     snapshot::{Snapshot, read_object},
-    status::describe_holder,
+    status::{describe_holder, without_kind},
 };
-use lockstep_cluster::client::{self, REQUEST_TIMEOUT, with_timeout};
+use lockstep_cluster::client;
 use lockstep_core::{
     failure::Failure,
     keys::Keys,
@@ -56,12 +55,11 @@ pub enum Error {
 }
 
 /// What would happen because of one object.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Proposal {
-    pub kind: &'static str,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     /// Whether it is a source, before or after. Lockstep does nothing about other objects.
     pub is_source: bool,
     /// Why the webhook, or the API server itself, refuses it, if one does.
@@ -76,12 +74,11 @@ pub struct Proposal {
     pub not_seen: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Serialize)]
 pub struct ProposedChange {
     pub verb: Verb,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten, serialize_with = "without_kind")]
+    pub at: ObjectKey,
     pub reason: String,
     /// Which keys differ from those of the companion as it is; none if it was not compared. Never a value.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +86,7 @@ pub struct ProposedChange {
 }
 
 /// The names of keys that differ.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct KeyDiff {
     pub added: Vec<String>,
     pub changed: Vec<String>,
@@ -143,32 +140,32 @@ pub async fn propose(
     let name = name.filter(|_| names::is_label(&namespace)).ok_or(Error::NoName(kind.as_str()))?;
     let (key, keys) = (ObjectKey::new(kind, &namespace, name), snapshot.scope.keys.clone());
     let was_source = snapshot.world.read(|world| world.source(&key).is_some());
-    let is_labelled = object["metadata"]["labels"][&keys.managed] == "true";
-    let mut proposal = Proposal::about(&key, was_source || is_labelled);
-    match dry_run(client, &keys.instance, &key, object).await? {
-        Err(refusal) => proposal.refused = Some(refusal),
-        Ok((object, warnings)) => {
-            proposal.warnings = warnings;
-            let is_source = keys.is_source(&object.metadata.labels);
-            proposal.is_source |= is_source;
-            let source = is_source
-                .then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, object.clone()).source);
-            if proposal.is_source {
-                proposal.plan(client, snapshot, &key, source.as_ref(), Some(&object)).await;
-            }
-        }
+    let mut proposal = Proposal {
+        is_source: was_source || object["metadata"]["labels"][&keys.managed] == "true",
+        ..Proposal::about(&key)
+    };
+    let Some(object) = dry_run(client, &keys.instance, &mut proposal, object).await? else {
+        return Ok(proposal);
+    };
+    let source = keys
+        .is_source(&object.metadata.labels)
+        .then(|| ObservedSource::read(&keys, &snapshot.scope.rules, kind, object.clone()).source);
+    proposal.is_source |= source.is_some();
+    if proposal.is_source {
+        proposal.plan(client, snapshot, source.as_ref(), Some(&object)).await;
     }
     Ok(proposal)
 }
 
-/// The object that the API server would store if the manifest were applied, and the warnings to its author; or why it
-/// refuses it.
+/// The object that the API server would store if the manifest were applied; none if it refuses it. Adds why, or the
+/// warnings to its author.
 async fn dry_run(
     client: &Client,
     instance: &str,
-    key: &ObjectKey,
+    proposal: &mut Proposal,
     mut manifest: Value,
-) -> Result<Result<(Object, Vec<String>), String>, Error> {
+) -> Result<Option<Object>, Error> {
+    let key = &proposal.key;
     let live = match read_object(client, key).await {
         Ok(live) => Some(live),
         Err(Failure::NotFound) => None,
@@ -195,29 +192,25 @@ async fn dry_run(
         }
     };
     let failed = |failure| Error::DryRun(key.clone(), failure);
-    let request = request.map_err(|error| failed(Failure::Unavailable(error.to_string())))?;
-    let answer = async {
-        let (parts, body) = client.send(request.map(Body::from)).await?.into_parts();
-        Ok((parts, body.collect_bytes().await?))
+    let status = match try_write(client, request).await.map_err(failed)? {
+        Ok((headers, body)) => {
+            let object = serde_json::from_slice(&body);
+            let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
+            proposal.warnings = warnings(&headers);
+            return Ok(Some(object.map_err(undecodable)?));
+        }
+        Err(status) => status,
     };
-    let (parts, body) = with_timeout(REQUEST_TIMEOUT, answer).await.map_err(failed)?;
-    let undecodable = |error| failed(client::failure(kube::Error::SerdeError(error)));
-    if parts.status.is_success() {
-        return Ok(Ok((serde_json::from_slice(&body).map_err(undecodable)?, warnings(&parts.headers))));
-    }
-    let status: Status = serde_json::from_slice(&body).map_err(undecodable)?;
-    let webhook = RefusingWebhook::of(&status).filter(|webhook| webhook.is_of(instance));
-    if let Some(denial) = webhook.and_then(|webhook| webhook.denial) {
-        return Ok(Err(denial.to_owned()));
-    }
-    Ok(Err(match Failure::from(status.clone()) {
-        Failure::Forbidden(why) => {
+    proposal.refused = Some(match (denial(&status, instance), Failure::from(status.clone())) {
+        (Some(denial), _) => denial.to_owned(),
+        (None, Failure::Forbidden(why)) => {
             format!("{why} (a plan for a file is a dry run: it needs the right to write)")
         }
         // These messages quote no content.
-        Failure::NotFound | Failure::Unavailable(_) => shorten(&status.message, MAX_REASON_CHARS),
-        failure => failure.to_string(),
-    }))
+        (None, Failure::NotFound | Failure::Unavailable(_)) => shorten(&status.message, MAX_REASON_CHARS),
+        (None, failure) => failure.to_string(),
+    });
+    Ok(None)
 }
 
 /// What `kubectl apply` amounts to as a JSON merge patch: the manifest, and null for what the last one had and this one
@@ -247,18 +240,16 @@ fn warnings(headers: &HeaderMap) -> Vec<String> {
 pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) -> Proposal {
     let source = snapshot.world.read(|world| world.source(key).cloned());
     let live = read_object(client, key).await.ok();
-    let mut proposal = Proposal::about(key, true);
-    proposal.plan(client, snapshot, key, source.as_deref(), live.as_ref()).await;
+    let mut proposal = Proposal { is_source: true, ..Proposal::about(key) };
+    proposal.plan(client, snapshot, source.as_deref(), live.as_ref()).await;
     proposal
 }
 
 impl Proposal {
-    fn about(key: &ObjectKey, is_source: bool) -> Self {
+    fn about(key: &ObjectKey) -> Self {
         Self {
-            kind: key.kind.as_str(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            is_source,
+            key: key.clone(),
+            is_source: false,
             refused: None,
             warnings: Vec::new(),
             changes: Vec::new(),
@@ -272,10 +263,10 @@ impl Proposal {
         &mut self,
         client: &Client,
         snapshot: &mut Snapshot,
-        key: &ObjectKey,
         source: Option<&Source>,
         object: Option<&Object>,
     ) {
+        let key = &self.key;
         let mut outcome = snapshot.world.read(|world| Outcome::of(world, key, source));
         let creates = outcome.creates().take(MAX_LOOKUPS).cloned().collect();
         snapshot.look_up(client, creates).await;
@@ -312,24 +303,22 @@ impl Proposal {
                 Effect::Change(_, reason) => reason.to_owned(),
                 Effect::Conflict(holder) => format!("held by {}", describe_holder(&holder)),
             };
-            let (namespace, name) = (at.namespace.to_string(), at.name.to_string());
-            self.changes.push(ProposedChange { verb, namespace, name, reason, keys: None });
+            self.changes.push(ProposedChange { verb, at, reason, keys: None });
         }
-        self.changes.sort_by(|a, b| (a.verb, &a.namespace).cmp(&(b.verb, &b.namespace)));
+        self.changes.sort_by(|a, b| (a.verb, &a.at).cmp(&(b.verb, &b.at)));
         if let (Some(object), Some(policy)) = (object, policy) {
-            self.compare_keys(client, key.kind, object, policy).await;
+            self.compare_keys(client, object, policy).await;
         }
     }
 
     /// Reads companions that would change, and compares their keys with those of the source.
-    async fn compare_keys(&mut self, client: &Client, kind: Kind, object: &Object, policy: &Policy) {
+    async fn compare_keys(&mut self, client: &Client, object: &Object, policy: &Policy) {
         let is_compared =
             |change: &&mut ProposedChange| matches!(change.verb, Verb::Update | Verb::Recreate | Verb::Adopt);
         let compared = self.changes.iter_mut().filter(is_compared).take(MAX_COMPARED);
         stream::iter(compared)
             .for_each_concurrent(CONCURRENT_READS, |change| async move {
-                let at = ObjectKey::new(kind, &change.namespace, &change.name);
-                let found = read_object(client, &at).await.ok();
+                let found = read_object(client, &change.at).await.ok();
                 change.keys = found.map(|found| KeyDiff::between(&found, object, policy));
             })
             .await;

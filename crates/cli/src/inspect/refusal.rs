@@ -1,13 +1,41 @@
-//! PURE. What the answer to a refused write says about webhooks: the API server names them in its message only.
+//! Writes that are tried as a dry run, and what a refusal says about webhooks: the API server names them in its message
+//! only.
 
-use kube::core::Status;
+use http::HeaderMap;
+use kube::{Client, client::Body, core::Status};
+
+use super::pages::Request;
+use lockstep_cluster::client::{self, REQUEST_TIMEOUT, with_timeout};
+use lockstep_core::failure::Failure;
+
+/// The headers and the body of the answer to a dry run, or why it is refused.
+pub async fn try_write(
+    client: &Client,
+    request: Request,
+) -> Result<Result<(HeaderMap, Vec<u8>), Status>, Failure> {
+    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
+    let answer = async {
+        let (parts, body) = client.send(request.map(Body::from)).await?.into_parts();
+        Ok((parts, body.collect_bytes().await?))
+    };
+    let (parts, body) = with_timeout(REQUEST_TIMEOUT, answer).await?;
+    if parts.status.is_success() {
+        return Ok(Ok((parts.headers, body.into())));
+    }
+    let status = serde_json::from_slice(&body);
+    Ok(Err(status.map_err(|error| client::failure(kube::Error::SerdeError(error)))?))
+}
 
 /// A webhook that has refused a write, or could not be called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusingWebhook<'a> {
     pub name: &'a str,
     /// What it said; none if it could not be called.
     pub denial: Option<&'a str>,
+}
+
+/// What a webhook of an instance said when it refused a write, if one did. It never quotes content.
+pub fn denial<'a>(status: &'a Status, instance: &str) -> Option<&'a str> {
+    RefusingWebhook::of(status).filter(|webhook| webhook.is_of(instance))?.denial
 }
 
 impl<'a> RefusingWebhook<'a> {

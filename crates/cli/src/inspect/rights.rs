@@ -7,13 +7,13 @@ use kube::{Client, api::PostParams, core::Request};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use lockstep_cluster::client::{REQUEST_TIMEOUT, with_timeout};
+use lockstep_cluster::client;
 use lockstep_core::failure::Failure;
 
 const CONCURRENT_REVIEWS: usize = 8;
 
 /// One verb that a role grants.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Serialize)]
 pub struct Permission {
     pub group: String,
     pub resource: String,
@@ -54,9 +54,8 @@ pub async fn missing(
     let lacks = async |permission: &Permission| {
         let mut review = json!({"spec": spec});
         review["spec"]["resourceAttributes"] = json!(permission);
-        let request = reviews.create(&PostParams::default(), review.to_string().into_bytes());
-        let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-        let answer: Value = with_timeout(REQUEST_TIMEOUT, client.request(request)).await?;
+        let review = reviews.create(&PostParams::default(), review.to_string().into_bytes());
+        let answer: Value = client::send(client, client::REQUEST_TIMEOUT, review).await?;
         Ok::<_, Failure>((answer["status"]["allowed"] != true).then(|| permission.to_string()))
     };
     let answers = stream::iter(permissions).map(lacks).buffered(CONCURRENT_REVIEWS);

@@ -5,29 +5,25 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use futures::{StreamExt, future::try_join_all, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Client,
-    api::ListParams,
-    core::{ListMeta, Request},
-};
-use serde::Deserialize;
+use kube::{Client, api::ListParams, core::Request};
 use tokio::{sync::watch, task::JoinSet};
 
+use super::pages::read_pages;
 use lockstep_cluster::{
-    client::{self, REQUEST_TIMEOUT, with_timeout},
+    client,
     informer::{Informers, WatchObserver},
     watch::Restores,
 };
 use lockstep_core::{
     failure::Failure,
     object::{Kind, Meta, NamespaceObject, Object, ObjectKey},
-    plan::{Trouble, targets},
-    world::{Companion, Eligibility, ObservedCompanion, Scope, SharedWorld, WatchId, World},
+    plan::{Action, Decision, Place, Trouble, places},
+    world::{Companion, ObservedCompanion, Scope, SharedWorld, Source, WatchId, World},
 };
 
 /// How many objects that may have the name of a missing companion are read: one source with many of them leaves the
@@ -35,8 +31,6 @@ use lockstep_core::{
 const MAX_LOOKUPS: usize = 1000;
 const MIN_LOOKUPS_PER_SOURCE: usize = 10;
 const CONCURRENT_LOOKUPS: usize = 32;
-/// `limit` of a list of metadata.
-const PAGE_SIZE: u32 = 1000;
 
 /// The cluster as one person sees it.
 pub struct Snapshot {
@@ -44,9 +38,7 @@ pub struct Snapshot {
     pub world: SharedWorld,
     pub view: View,
     informers: Informers,
-    /// How many objects lists and watches have shown.
-    changes: watch::Sender<u64>,
-    times: Times,
+    recorder: Arc<Recorder>,
     /// What has the name of a companion that no list shows, as it was read; none if there is nothing.
     found: Found,
 }
@@ -54,18 +46,15 @@ pub struct Snapshot {
 /// What reads have found under these names; none where there is nothing.
 type Found = HashMap<ObjectKey, Option<Companion>>;
 
-/// When each source and companion was last written.
-type Times = Arc<Mutex<HashMap<ObjectKey, Timestamp>>>;
-
 /// What the person may see.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub struct View {
     sights: HashMap<WatchId, Sight>,
     /// What they may not see, and why, for people to read.
     pub gaps: Vec<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(PartialEq)]
 enum Sight {
     Everywhere,
     /// In these namespaces, or in none.
@@ -73,80 +62,70 @@ enum Sight {
 }
 
 impl Snapshot {
-    /// Reads everything, or what can be seen in these namespaces. `changes` counts objects while they are read.
-    pub async fn read(
-        client: &Client,
-        scope: Scope,
-        namespaces: &BTreeSet<String>,
-        changes: watch::Sender<u64>,
-    ) -> Result<Self, Failure> {
-        let times = Times::default();
-        let informers = informers(&scope, &times, &changes);
+    /// Reads everything, or what can be seen in these namespaces.
+    pub async fn read(client: &Client, scope: Scope, namespaces: &BTreeSet<String>) -> Result<Self, Failure> {
+        let recorder = Arc::default();
+        let informers = informers(&scope, &recorder);
         let lists = scope.watches().into_iter().map(|watch| see(client, &informers, watch, namespaces));
         let seen = try_join_all(lists).await?;
         let mut view = View::default();
-        for (watch, sight, why) in seen {
-            view.gaps.extend(why.map(|why| match &sight {
-                Sight::In(seen) if !seen.is_empty() => {
-                    let names: Vec<&str> = seen.iter().map(String::as_str).collect();
-                    format!("{} outside of {} ({why})", watch.as_str(), names.join(", "))
-                }
-                _ => format!("{} ({why})", watch.as_str()),
-            }));
+        for (watch, sight, gap) in seen {
             view.sights.insert(watch, sight);
+            view.gaps.extend(gap);
         }
         let world = informers.world.clone();
-        Ok(Self { scope, world, view, informers, changes, times, found: Found::new() })
+        Ok(Self { scope, world, view, informers, recorder, found: Found::new() })
     }
 
     /// Other namespaces that the sources list by name, if not all can be seen: to read them, too.
     pub fn unseen_targets(&self) -> BTreeSet<String> {
-        let mut names = BTreeSet::new();
-        if self.view.gaps.is_empty() {
-            return names;
-        }
+        let sources = if self.view.gaps.is_empty() { Vec::new() } else { self.sources() };
         self.world.read(|world| {
-            for key in world.all_sources() {
-                let policy = world.source(&key).and_then(|source| source.active_policy());
-                names.extend(policy.into_iter().flat_map(|policy| policy.targets.names.iter().cloned()));
-            }
-        });
-        names
+            let sources = sources.iter().filter_map(|key| world.source(key)?.active_policy());
+            sources.flat_map(|policy| policy.targets.names.iter().cloned()).collect()
+        })
     }
 
     /// A world that is seen whole.
     #[cfg(test)]
     pub fn of(scope: Scope, world: SharedWorld) -> Self {
-        let (times, changes) = (Times::default(), watch::Sender::new(0));
-        let informers = Informers { world: world.clone(), ..informers(&scope, &times, &changes) };
+        let recorder = Arc::default();
+        let informers = Informers { world: world.clone(), ..informers(&scope, &recorder) };
         let sights = scope.watches().into_iter().map(|watch| (watch, Sight::Everywhere)).collect();
         let view = View { sights, gaps: Vec::new() };
-        Self { scope, world, view, informers, changes, times, found: Found::new() }
+        Self { scope, world, view, informers, recorder, found: Found::new() }
     }
 
     /// Follows what is seen from now on. The receiver wakes up when something may have changed.
     pub fn follow(&self, client: &Client, tasks: &mut JoinSet<()>) -> watch::Receiver<u64> {
-        let receiver = self.changes.subscribe();
+        let receiver = self.recorder.changes.subscribe();
         for (watch, sight) in &self.view.sights {
-            match sight {
-                Sight::Everywhere => self.informers.start_watch(tasks, client, *watch, None),
+            let within = match sight {
+                Sight::Everywhere => None,
                 // One namespace can be read, but usually not watched. Several watches of the same objects would each
                 // remove what only the others show.
-                Sight::In(seen) => {
-                    if let (Some(namespace), 1) = (seen.first(), seen.len())
-                        && *watch != WatchId::Namespaces
-                    {
-                        self.informers.start_watch(tasks, client, *watch, Some(namespace));
-                    }
-                }
-            }
+                Sight::In(seen) if seen.len() == 1 && *watch != WatchId::Namespaces => seen.first(),
+                Sight::In(_) => continue,
+            };
+            self.informers.start_watch(tasks, client, *watch, within.map(String::as_str));
         }
         receiver
     }
 
+    /// Every source that exists or has companions, in order. Others are remembered only because they had some.
+    pub fn sources(&self) -> Vec<ObjectKey> {
+        let mut sources = self.world.read(|world| {
+            let mut sources = world.all_sources();
+            sources.retain(|key| world.source(key).is_some() || world.companions_of(key).next().is_some());
+            sources
+        });
+        sources.sort_unstable();
+        sources
+    }
+
     /// When a source or a companion was last written.
     pub fn written(&self, key: &ObjectKey) -> Option<Timestamp> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+        self.recorder.times().get(key).copied()
     }
 
     /// Reads objects that lists do not show.
@@ -155,11 +134,27 @@ impl Snapshot {
         self.remember(found);
     }
 
+    /// Every place of a source, and what the controller does there given what lists and reads have shown.
+    pub fn places<'a>(
+        &'a self,
+        world: &'a World,
+        key: &'a ObjectKey,
+        source: Option<&'a Source>,
+    ) -> impl Iterator<Item = Place<'a>> {
+        places(world, key, source, None, |at| self.object(world, at))
+    }
+
     /// The places where companions of these sources are missing, as far as lists show: of each source, its share.
     pub fn missing(&self, sources: &[ObjectKey]) -> Vec<ObjectKey> {
         let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
         self.world.read(|world| {
-            let missing = sources.iter().flat_map(|source| missing(world, source).take(share));
+            let missing = sources.iter().flat_map(|key| {
+                let source = world.source(key).map(|source| &**source);
+                let places = places(world, key, source, None, |at| world.companion(at));
+                let missing =
+                    places.filter(|place| matches!(place.decision, Decision::Change(Action::Create { .. })));
+                missing.map(|place| place.at.into_owned()).take(share)
+            });
             missing.filter(|at| self.view.sees_companions(at.kind, &at.namespace)).collect()
         })
     }
@@ -200,6 +195,11 @@ impl Snapshot {
 }
 
 impl View {
+    /// What may make an answer incomplete.
+    pub fn caveats(&self) -> Vec<String> {
+        self.gaps.iter().map(|gap| format!("you may not see {gap}")).collect()
+    }
+
     /// Whether companions of a kind in a namespace, and the namespace itself, can be seen.
     pub fn sees_companions(&self, kind: Kind, namespace: &str) -> bool {
         [WatchId::Namespaces, WatchId::Companions(kind)].into_iter().all(|watch| self.sees(watch, namespace))
@@ -233,50 +233,50 @@ impl View {
     }
 }
 
-/// Where a source wants companions and no list shows one, whether or not it is paused.
-fn missing<'a>(world: &'a World, key: &'a ObjectKey) -> impl Iterator<Item = ObjectKey> + 'a {
-    let policy = world.source(key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
-    policy.into_iter().flat_map(move |policy| {
-        targets(world, &key.namespace, &policy.targets)
-            .filter(|target| target.eligibility == Eligibility::Eligible)
-            .map(|target| ObjectKey::new(key.kind, target.namespace, &policy.companion))
-            .filter(move |at| at != key && world.companion(at).is_none())
-    })
-}
-
-/// Lists what a watch selects. Returns where, and why not everywhere.
+/// Lists what a watch selects. Returns where, and what of it cannot be seen.
 async fn see(
     client: &Client,
     informers: &Informers,
     watch: WatchId,
     namespaces: &BTreeSet<String>,
 ) -> Result<(WatchId, Sight, Option<String>), Failure> {
-    match informers.list(client, watch).await {
-        Ok(()) => Ok((watch, Sight::Everywhere, None)),
-        Err(Failure::Forbidden(why)) => {
-            let seen = informers.list_in(client, watch, namespaces).await?;
-            Ok((watch, Sight::In(seen), Some(why)))
-        }
-        Err(failure) => Err(failure),
-    }
+    let why = match informers.list(client, watch).await {
+        Ok(()) => return Ok((watch, Sight::Everywhere, None)),
+        Err(Failure::Forbidden(why)) => why,
+        Err(failure) => return Err(failure),
+    };
+    let seen = informers.list_in(client, watch, namespaces).await?;
+    let names: Vec<&str> = seen.iter().map(String::as_str).collect();
+    let outside = if names.is_empty() { String::new() } else { format!(" outside of {}", names.join(", ")) };
+    let gap = format!("{}{outside} ({why})", watch.as_str());
+    Ok((watch, Sight::In(seen), Some(gap)))
 }
 
-/// They feed a world that keeps no content, and record when each object was written.
-fn informers(scope: &Scope, times: &Times, changes: &watch::Sender<u64>) -> Informers {
-    let affected = changes.clone();
+/// They feed a world that keeps no content.
+fn informers(scope: &Scope, recorder: &Arc<Recorder>) -> Informers {
+    let affected = recorder.clone();
     Informers {
         scope: scope.clone(),
         world: SharedWorld::new(scope, 0),
-        requeue: Arc::new(move |_| affected.send_modify(|count| *count += 1)),
+        requeue: Arc::new(move |_| affected.changes.send_modify(|count| *count += 1)),
         restores: Restores::default(),
-        observer: Arc::new(Recorder { times: times.clone(), changes: changes.clone() }),
+        observer: recorder.clone(),
     }
 }
 
-/// Counts what is shown, and remembers when it was written.
+/// What happens while objects are read and watched.
+#[derive(Default)]
 struct Recorder {
-    times: Times,
+    /// How often something was shown, or has changed for a source.
     changes: watch::Sender<u64>,
+    /// When each source and companion was last written.
+    times: Mutex<HashMap<ObjectKey, Timestamp>>,
+}
+
+impl Recorder {
+    fn times(&self) -> MutexGuard<'_, HashMap<ObjectKey, Timestamp>> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl WatchObserver for Recorder {
@@ -287,7 +287,7 @@ impl WatchObserver for Recorder {
             WatchId::Companions(kind) | WatchId::Sources(kind) => kind,
         };
         if let Some(time) = last_written(meta) {
-            self.times.lock().unwrap_or_else(PoisonError::into_inner).insert(ObjectKey::of(kind, meta), time);
+            self.times().insert(ObjectKey::of(kind, meta), time);
         }
     }
 }
@@ -301,26 +301,10 @@ fn last_written(meta: &Meta) -> Option<Timestamp> {
 /// The metadata of objects of a kind that have our annotations and lack our label: no watch shows them.
 pub async fn read_strays(client: &Client, scope: &Scope, kind: Kind) -> Result<Vec<Meta>, Failure> {
     let keys = &scope.keys;
-    let params = ListParams::default().labels(&format!("!{}", keys.companion)).limit(PAGE_SIZE);
-    let (request, mut params) = (Request::new(format!("/api/v1/{}", kind.plural())), params);
-    let mut strays = Vec::new();
-    loop {
-        let page = request.list_metadata(&params).map_err(|error| Failure::Unavailable(error.to_string()))?;
-        let page: MetadataList = with_timeout(REQUEST_TIMEOUT, client.request(page)).await?;
-        let all = page.items.into_iter().flatten().map(|item| item.metadata);
-        strays.extend(all.filter(|meta| keys.has_marks(meta)));
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            return Ok(strays);
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct MetadataList {
-    metadata: ListMeta,
-    /// An empty list of metadata is null.
-    items: Option<Vec<NamespaceObject>>,
+    let params = ListParams::default().labels(&format!("!{}", keys.companion));
+    let objects = Request::new(format!("/api/v1/{}", kind.plural()));
+    let keep = |object: NamespaceObject| Some(object.metadata).filter(|meta| keys.has_marks(meta));
+    read_pages(client, params, |params| objects.list_metadata(params), keep).await
 }
 
 /// Reads one ConfigMap or Secret.

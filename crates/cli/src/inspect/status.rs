@@ -9,24 +9,23 @@ use super::snapshot::{Snapshot, View};
 use lockstep_core::{
     object::ObjectKey,
     plan::{
-        Action, Decision, Holder, Place, TargetContext, Trouble, decide, first_difference,
+        Action, Decision, Holder, Place, Trouble, first_difference,
         outcome::{Effect, Verb},
-        places, plan,
+        plan,
     },
     policy::Targets,
-    text::shorten,
+    text::{counted, shorten},
     world::{Eligibility, Source, World},
 };
 
 /// How much of a message a state quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
-    pub kind: &'static str,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     /// What it asks for, as in `target-namespaces`; the selector behind it.
     pub targets: String,
     /// How many companions it wants where they may exist, and how many of them are right.
@@ -39,6 +38,7 @@ pub struct SourceStatus {
     pub changed: Option<Timestamp>,
     #[serde(flatten)]
     pub state: State,
+    pub healthy: bool,
     pub message: String,
     /// What its author should know, as in its Warning Events.
     #[serde(serialize_with = "reasons_and_messages")]
@@ -53,8 +53,13 @@ fn reasons_and_messages<S: Serializer>(troubles: &[Trouble], serializer: S) -> R
     }))
 }
 
+/// A companion is of the kind of its source.
+pub(super) fn without_kind<S: Serializer>(at: &ObjectKey, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map([("namespace", &at.namespace), ("name", &at.name)])
+}
+
 /// The most important thing to know about a source. The variants are in the order in which they are looked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "state", rename_all = "kebab-case", rename_all_fields = "camelCase")]
 pub enum State {
     /// It is malformed, or cannot be a source.
@@ -99,19 +104,20 @@ pub enum State {
     InStep,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Debug, PartialEq, Serialize)]
 pub struct CompanionStatus {
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten, serialize_with = "without_kind")]
+    pub at: ObjectKey,
     #[serde(flatten)]
     pub state: CompanionState,
+    /// The state in words.
+    pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written: Option<Timestamp>,
 }
 
 /// What is known of one companion that a source wants or has.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "state", content = "detail", rename_all = "kebab-case")]
 pub enum CompanionState {
     InStep,
@@ -160,47 +166,38 @@ impl CompanionState {
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
     pub fn may_be_held(&self, home: &str) -> bool {
-        self.namespace != home && matches!(self.state, CompanionState::Unwanted(_))
-    }
-
-    /// `namespace/name`.
-    pub fn place(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
+        *self.at.namespace != *home && matches!(self.state, CompanionState::Unwanted(_))
     }
 }
 
 impl State {
     /// Whether everything is as its author asked for.
-    pub const fn is_healthy(&self) -> bool {
+    const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = |count: usize, one: &str, many: &str| match count {
-            1 => format!("1 {one}"),
-            _ => format!("{count} {many}"),
-        };
         match self {
             Self::Refused { reason } => write!(f, "refused: {}", shorten(reason, MAX_QUOTED_CHARS)),
             Self::BeingDeleted => f.write_str("being deleted"),
             Self::SourceNotSeen => f.write_str("you may not see the source"),
             Self::DeletesHeld { count, until } => {
-                write!(f, "{} held until {until:.0}", plural(*count, "delete", "deletes"))
+                write!(f, "{} held until {until:.0}", counted(*count, "delete"))
             }
             Self::SourceGone { count } => {
-                write!(f, "source gone, {} left", plural(*count, "companion", "companions"))
+                write!(f, "source gone, {} left", counted(*count, "companion"))
             }
             Self::Paused { count: 0 } => f.write_str("paused"),
-            Self::Paused { count } => write!(f, "paused, {} behind", plural(*count, "change", "changes")),
-            Self::Conflicts { count } => f.write_str(&plural(*count, "conflict", "conflicts")),
+            Self::Paused { count } => write!(f, "paused, {} behind", counted(*count, "change")),
+            Self::Conflicts { count } => f.write_str(&counted(*count, "conflict")),
             Self::Behind { count } => write!(f, "{count} to write"),
             Self::NotSeen => f.write_str("not all seen"),
             Self::NoTarget { consent: false } => f.write_str("matches no namespace"),
             Self::NoTarget { consent: true } => f.write_str("no matching namespace has accepted it"),
             Self::MissingTargets { count } => {
-                write!(f, "{} without a companion", plural(*count, "namespace", "namespaces"))
+                write!(f, "{} without a companion", counted(*count, "namespace"))
             }
             Self::InStep => f.write_str("in step"),
         }
@@ -240,31 +237,37 @@ pub fn describe_targets(targets: &Targets) -> String {
     parts.join(",")
 }
 
+/// The status of every source that exists or has companions, in the order of their keys.
+pub fn statuses(snapshot: &Snapshot, held_until: Option<Timestamp>) -> Vec<SourceStatus> {
+    snapshot.sources().into_iter().map(|key| source_status(snapshot, key, held_until)).collect()
+}
+
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
-pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
+fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
-        let source = world.source(key).map(|source| &**source);
-        let plan = plan(world, key, None);
-        let companions = companions(snapshot, world, key, source);
-        let is_known = |trouble: &&Trouble| snapshot.view.can_tell(key.kind, trouble);
-        let state = state(&snapshot.view, key, source, &companions, held_until);
+        let source = world.source(&key).map(|source| &**source);
+        let companions = companions(snapshot, world, &key, source);
+        let count = |is_counted: fn(&CompanionState) -> bool| {
+            companions.iter().filter(|one| is_counted(&one.state)).count()
+        };
+        let mut troubles = plan(world, &key, None).troubles;
+        troubles.retain(|trouble| snapshot.view.can_tell(key.kind, trouble));
+        let state = state(&snapshot.view, &key, source, &companions, held_until);
         let written = companions.iter().filter_map(|companion| companion.written);
         SourceStatus {
-            kind: key.kind.as_str(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            targets: match source.map(|source| &source.desired) {
-                Some(Ok(desired)) => describe_targets(&desired.policy.targets),
-                _ => String::new(),
-            },
-            wanted: companions.iter().filter(|one| one.state.is_wanted()).count(),
-            in_step: companions.iter().filter(|one| one.state == CompanionState::InStep).count(),
-            not_seen: companions.iter().filter(|one| one.state == CompanionState::NotSeen).count(),
-            changed: written.chain(snapshot.written(key)).max(),
+            targets: source
+                .and_then(|source| source.desired.as_ref().ok())
+                .map_or_else(String::new, |desired| describe_targets(&desired.policy.targets)),
+            wanted: count(CompanionState::is_wanted),
+            in_step: count(|state| *state == CompanionState::InStep),
+            not_seen: count(|state| *state == CompanionState::NotSeen),
+            changed: written.chain(snapshot.written(&key)).max(),
+            healthy: state.is_healthy(),
             message: state.to_string(),
-            troubles: plan.troubles.iter().filter(is_known).cloned().collect(),
+            troubles,
             state,
             companions,
+            key,
         }
     })
 }
@@ -325,13 +328,13 @@ fn companions(
     key: &ObjectKey,
     source: Option<&Source>,
 ) -> Vec<CompanionStatus> {
-    let status = |place: Place| {
+    let status = |place: Place<'_>| {
         let state = place_state(snapshot, world, key, source, &place)?;
-        let written = world.companion(&place.at).and_then(|_| snapshot.written(&place.at));
-        let (namespace, name) = (place.at.namespace.to_string(), place.at.name.to_string());
-        Some(CompanionStatus { namespace, name, state, written })
+        let at = place.at.into_owned();
+        let written = world.companion(&at).and_then(|_| snapshot.written(&at));
+        Some(CompanionStatus { at, message: state.to_string(), state, written })
     };
-    places(world, key, source, None, |at| snapshot.object(world, at)).filter_map(status).collect()
+    snapshot.places(world, key, source).filter_map(status).collect()
 }
 
 /// What people are told about a place: nothing where a companion was lost, where a pattern matches a namespace that takes
@@ -341,48 +344,50 @@ fn place_state(
     world: &World,
     key: &ObjectKey,
     source: Option<&Source>,
-    Place { at, target, found, decision }: &Place,
+    place: &Place<'_>,
 ) -> Option<CompanionState> {
-    let is_seen = snapshot.view.sees_companions(key.kind, &at.namespace);
+    let Place { at, target, found, decision } = place;
+    let target = target.filter(|_| found.is_some() || **at != *key);
+    if target.is_none() && found.is_none() {
+        return None;
+    }
+    // Without the right to see namespaces, none exists for the world.
+    if !snapshot.view.sees_companions(key.kind, &at.namespace) {
+        return Some(CompanionState::NotSeen);
+    }
+    if let (Some(Eligibility::Eligible), Some(source)) = (target.map(|target| target.eligibility), source) {
+        return Some(wanted_state(snapshot, world, source, place));
+    }
     let Some(found) = found else {
-        let target = target.filter(|_| **at != *key)?;
-        return match (target.eligibility, source) {
-            _ if !is_seen => Some(CompanionState::NotSeen),
-            (Eligibility::Eligible, Some(source)) => {
-                Some(wanted_state(snapshot, world, source, at, decision))
-            }
-            (Eligibility::Terminating, _) => Some(CompanionState::NamespaceTerminating),
+        let target = target?;
+        return match target.eligibility {
+            Eligibility::Terminating => Some(CompanionState::NamespaceTerminating),
             _ if !target.explicit => None,
-            (Eligibility::Never, _) => Some(CompanionState::Excluded),
-            (Eligibility::NotAccepted, _) => Some(CompanionState::NotAccepted),
-            (Eligibility::Missing | Eligibility::Eligible, _) => Some(CompanionState::NoNamespace),
+            Eligibility::Never => Some(CompanionState::Excluded),
+            Eligibility::NotAccepted => Some(CompanionState::NotAccepted),
+            Eligibility::Missing | Eligibility::Eligible => Some(CompanionState::NoNamespace),
         };
     };
-    let sees_source = source.is_some() || snapshot.view.sees_sources(key.kind, &key.namespace);
-    Some(match (target.map(|target| target.eligibility), source) {
-        // Without the right to see namespaces, none exists for the world.
-        _ if !is_seen => CompanionState::NotSeen,
-        (Some(Eligibility::Eligible), Some(source)) => wanted_state(snapshot, world, source, at, decision),
+    Some(match decision {
         _ if found.terminating => CompanionState::BeingDeleted,
         _ if world.namespaces().is_gone_or_terminating(&at.namespace) => CompanionState::NamespaceTerminating,
-        _ if !sees_source => CompanionState::NotSeen,
-        _ => match decision {
-            Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
-                CompanionState::Unwanted(reason.as_str())
-            }
-            // Its source is malformed or being deleted.
-            _ => CompanionState::Frozen,
-        },
+        _ if source.is_none() && !snapshot.view.sees_sources(key.kind, &key.namespace) => {
+            CompanionState::NotSeen
+        }
+        Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
+            CompanionState::Unwanted(reason.as_str())
+        }
+        // Its source is malformed or being deleted.
+        _ => CompanionState::Frozen,
     })
 }
 
 /// The state of a place where a source wants a companion and may have it.
-fn wanted_state(
+pub(super) fn wanted_state(
     snapshot: &Snapshot,
     world: &World,
     source: &Source,
-    at: &ObjectKey,
-    decision: &Decision,
+    Place { at, decision, .. }: &Place<'_>,
 ) -> CompanionState {
     let found = snapshot.object(world, at);
     match Effect::of(decision) {
@@ -395,18 +400,6 @@ fn wanted_state(
             difference.map_or(CompanionState::Missing, |heal| CompanionState::Differs(heal.as_str()))
         }
     }
-}
-
-/// The state of one place where a source wants a companion and may have it.
-pub fn companion_state(
-    snapshot: &Snapshot,
-    world: &World,
-    source: &Source,
-    at: &ObjectKey,
-) -> CompanionState {
-    let found = snapshot.object(world, at);
-    let decision = decide(source, at, found, TargetContext::of(world, source, at, found, None));
-    wanted_state(snapshot, world, source, at, &decision)
 }
 
 pub fn describe_holder(holder: &Holder) -> String {

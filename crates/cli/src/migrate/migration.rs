@@ -63,7 +63,6 @@ pub fn lines(all: &[impl Display]) -> String {
 }
 
 /// One migration, as its undo file says.
-#[derive(Clone, Copy)]
 pub struct Migration<'a> {
     pub requests: &'a Requests,
     pub keys: &'a Keys,
@@ -113,30 +112,28 @@ impl Migration<'_> {
         each(batch.iter().flat_map(|entry| &entry.copies), |copy| self.clean(copy)).await?;
         each(batch, |entry| self.write(entry)).await?;
         let missing = |companions: &Companions| {
-            let copies =
-                batch.iter().flat_map(|entry| entry.copies.iter().map(move |copy| (copy.key(), entry)));
-            let missing = copies.filter(|(at, _)| !companions.contains_key(at));
-            missing.map(|(at, of)| format!("{}, of {}", label(&at), of.object.key())).collect()
+            let copies = batch.iter().flat_map(|of| of.copies.iter().map(move |copy| (&copy.key, of)));
+            let missing = copies.filter(|(at, _)| !companions.contains_key(*at));
+            missing.map(|(at, of)| format!("{}, of {}", label(at), of.object.key)).collect()
         };
         self.wait_for_companions("adopted", batch, missing).await?;
         // Nothing is left to adopt.
-        each(batch, |entry| async {
-            self.patch(Place::Object(&entry.object.key()), |live| {
+        each(batch, |entry| {
+            self.patch(Place::Object(&entry.object.key), |live| {
                 let is_set = live.is_some_and(|live| live.annotations.contains_key(&self.keys.adopt));
                 Ok(is_set.then(|| json!({"annotations": {&self.keys.adopt: null}})))
             })
-            .await
         })
         .await
     }
 
     /// Takes the annotations of the tool off a copy, unless it is a companion already, or gone.
     async fn clean(&self, copy: &ObjectEntry) -> Result<(), Error> {
-        let key = copy.key();
-        self.patch(Place::Object(&key), |live| {
+        let key = &copy.key;
+        self.patch(Place::Object(key), |live| {
             let Some(live) = live.filter(|live| !self.keys.has_marks(live)) else { return Ok(None) };
             if live.uid != copy.uid {
-                return Err(Error::Changed(format!("{} was deleted and created again", label(&key))));
+                return Err(Error::Changed(format!("{} was deleted and created again", label(key))));
             }
             let theirs = self.file.tool.annotations(live);
             Ok((!theirs.is_empty()).then(|| json!({"annotations": nulls(theirs.keys())})))
@@ -146,8 +143,8 @@ impl Migration<'_> {
 
     /// Makes the object a source of ours, and no longer one of the tool, unless it is a source already.
     async fn write(&self, SourceEntry { object, written, .. }: &SourceEntry) -> Result<(), Error> {
-        let key = object.key();
-        self.patch(Place::Object(&key), |live| {
+        let key = &object.key;
+        self.patch(Place::Object(key), |live| {
             let as_planned =
                 |live: &Meta| live.uid == object.uid && self.file.tool.annotations(live) == object.removed;
             match live {
@@ -159,7 +156,7 @@ impl Migration<'_> {
                 }
                 _ => Err(Error::Changed(format!(
                     "{} has changed since the plan was made: take back what was done so far with --undo, and start again",
-                    label(&key)
+                    label(key)
                 ))),
             }
         })
@@ -226,11 +223,10 @@ impl Migration<'_> {
         (self.say)("sources are unlabelled; waiting until Lockstep has released all companions");
         let all = |companions: &Companions| companions.keys().map(label).collect();
         self.wait_for_companions("released its companions", entries, all).await?;
-        let copies: BTreeMap<ObjectKey, &ObjectEntry> =
-            entries.iter().flat_map(|entry| &entry.copies).map(|copy| (copy.key(), copy)).collect();
-        each(copies.values(), |copy| self.restore(copy, &released)).await?;
-        for at in released.keys().filter(|at| !copies.contains_key(*at)) {
-            let at = label(at);
+        let copies = || entries.iter().flat_map(|entry| &entry.copies);
+        each(copies(), |copy| self.restore(copy, &released)).await?;
+        let known: BTreeSet<&ObjectKey> = copies().map(|copy| &copy.key).collect();
+        for at in released.keys().filter(|at| !known.contains(at)).map(label) {
             self.note(&format!(
                 "{at} was created by Lockstep after the migration, and stays without annotations"
             ));
@@ -240,7 +236,7 @@ impl Migration<'_> {
 
     /// Lets all companions of a source stay when it is unlabelled. A paused source would not tell them.
     async fn keep(&self, entry: &SourceEntry) -> Result<(), Error> {
-        self.patch(Place::Object(&entry.object.key()), |live| {
+        self.patch(Place::Object(&entry.object.key), |live| {
             let is_due = live.is_some_and(|live| {
                 let is_ours = live.uid == entry.object.uid && self.keys.is_source(&live.labels);
                 let is_set = say_keep(self.keys, live) && !live.annotations.contains_key(&self.keys.paused);
@@ -254,7 +250,7 @@ impl Migration<'_> {
 
     /// Makes the object a source of the tool, and no longer one of ours.
     async fn write_back(&self, entry: &SourceEntry) -> Result<(), Error> {
-        self.patch(Place::Object(&entry.object.key()), |live| {
+        self.patch(Place::Object(&entry.object.key), |live| {
             let Some(live) = live.filter(|live| live.uid == entry.object.uid) else { return Ok(None) };
             let ours =
                 |map: &BTreeMap<String, String>| nulls(map.keys().filter(|key| self.keys.is_ours(key)));
@@ -267,10 +263,10 @@ impl Migration<'_> {
 
     /// Puts the annotations of the tool back on a copy, or on the companion that was released in its place.
     async fn restore(&self, copy: &ObjectEntry, released: &Companions) -> Result<(), Error> {
-        let key = copy.key();
-        let uids = [Some(&copy.uid), released.get(&key).map(|companion| &companion.uid)];
+        let key = &copy.key;
+        let uids = [Some(&copy.uid), released.get(key).map(|companion| &companion.uid)];
         let mut is_there = false;
-        self.patch(Place::Object(&key), |live| {
+        self.patch(Place::Object(key), |live| {
             let live = live.filter(|live| uids.contains(&Some(&live.uid)));
             is_there = live.is_some();
             let is_due = live.is_some_and(|live| self.file.tool.annotations(live) != copy.removed);
@@ -280,7 +276,7 @@ impl Migration<'_> {
         if !is_there {
             self.note(&format!(
                 "{} does not exist any more, or is another object now: left alone",
-                label(&key)
+                label(key)
             ));
         }
         Ok(())
@@ -293,7 +289,7 @@ impl Migration<'_> {
         of: &[SourceEntry],
         missing: impl Fn(&Companions) -> Vec<String>,
     ) -> Result<Companions, Error> {
-        let sources: BTreeSet<ObjectKey> = of.iter().map(|entry| entry.object.key()).collect();
+        let sources: BTreeSet<&ObjectKey> = of.iter().map(|entry| &entry.object.key).collect();
         let kinds: BTreeSet<Kind> = sources.iter().map(|source| source.kind).collect();
         let labels = format!("{}=true", self.keys.companion);
         let deadline = Instant::now() + self.timeout;
@@ -306,7 +302,7 @@ impl Migration<'_> {
                 companions.extend(found.into_iter().filter(|(_, meta)| {
                     let source = meta.annotations.get(&self.keys.source);
                     let source = source.and_then(|text| ObjectKey::parse(*kind, text));
-                    source.is_some_and(|key| sources.contains(&key))
+                    source.is_some_and(|source| sources.contains(&source))
                 }));
             }
             let places = missing(&companions);

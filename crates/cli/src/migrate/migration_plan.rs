@@ -1,6 +1,6 @@
-//! PURE. What would move: sources with their copies, and what is left to the person. [`find_sources`] needs only
-//! metadata, and says which objects have to be read; [`plan_move`] looks at these, with the controller's own rules for
-//! adoption.
+//! PURE. What would move: sources with their copies, and what is left to the person. [`MigrationPlan::find`] needs only
+//! metadata, and says which sources have to be read; [`MigrationPlan::add`] looks at one, with the controller's own rules
+//! for adoption; [`MigrationPlan::finish`] looks at all of them together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +23,7 @@ pub struct Context<'a> {
     pub keys: &'a Keys,
     /// It knows the namespaces.
     pub world: &'a World,
+    pub namespaces: &'a BTreeMap<String, Meta>,
     /// kubernetes-replicator ran with `--allow-all`.
     pub allow_all: bool,
     /// Sources whose `namespace/name` this pattern does not match are left out.
@@ -30,7 +31,6 @@ pub struct Context<'a> {
 }
 
 /// A source of the tool, and the copies that name it.
-#[derive(Debug, PartialEq, Eq)]
 pub struct ToolSource {
     pub key: ObjectKey,
     push: NamespaceSelection,
@@ -42,7 +42,7 @@ pub struct ToolSource {
 }
 
 /// A source that moves, and its copies.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Move {
     pub entry: SourceEntry,
     /// How many of the copies have other content than the source, and will get that of the source.
@@ -53,13 +53,13 @@ pub struct Move {
 }
 
 /// What the person has to look at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct ByHand {
     pub object: ObjectKey,
     pub reasons: Vec<NotMovable>,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct MigrationPlan {
     pub moves: Vec<Move>,
     pub by_hand: Vec<ByHand>,
@@ -67,42 +67,81 @@ pub struct MigrationPlan {
     pub namespaces: Vec<NamespaceEntry>,
 }
 
-/// The sources that may move, judged by metadata alone, and what is left to the person already.
-pub fn find_sources(
-    context: &Context<'_>,
-    objects: &BTreeMap<ObjectKey, Meta>,
-) -> (Vec<ToolSource>, Vec<ByHand>) {
-    let is_asked_for =
-        |source: &ObjectKey| context.only.is_none_or(|pattern| pattern.matches(&source.to_string()));
-    let mut by_hand = Vec::new();
-    let mut leave = |object: &ObjectKey, reason| {
-        by_hand.push(ByHand { object: object.clone(), reasons: vec![reason] });
-    };
-    let mut pulled: BTreeMap<&ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
-    for (key, meta) in objects {
-        let Role::Copy { source, pulled: true } = context.tool.role(key.kind, meta) else { continue };
-        if !is_asked_for(source.as_ref().unwrap_or(key)) {
-            continue;
+impl MigrationPlan {
+    /// The sources that may move, judged by metadata alone, and what is left to the person already.
+    pub fn find(context: &Context<'_>, objects: &BTreeMap<ObjectKey, Meta>) -> (Self, Vec<ToolSource>) {
+        let is_asked_for =
+            |source: &ObjectKey| context.only.is_none_or(|pattern| pattern.matches(&source.to_string()));
+        let (mut plan, mut sources) = (Self::default(), Vec::new());
+        let mut pulled: BTreeMap<&ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
+        for (key, meta) in objects {
+            let Role::Copy { source, pulled: true } = context.tool.role(key.kind, meta) else { continue };
+            if !is_asked_for(source.as_ref().unwrap_or(key)) {
+                continue;
+            }
+            match source_of(context, objects, key, source) {
+                Ok(source) => pulled.entry(source).or_default().push(key.clone()),
+                Err(reason) => plan.leave(key, vec![reason]),
+            }
         }
-        match source_of(context, objects, key, source) {
-            Ok(source) => pulled.entry(source).or_default().push(key.clone()),
-            Err(reason) => leave(key, reason),
+        for (key, meta) in objects.iter().filter(|(key, _)| is_asked_for(key)) {
+            let pulled = pulled.remove(key).unwrap_or_default();
+            let (push, copies_labels) = match context.tool.role(key.kind, meta) {
+                Role::Source { push, copies_labels } => (push, copies_labels),
+                Role::Nothing if !pulled.is_empty() => (Ok(NamespaceSelection::default()), false),
+                Role::Nothing | Role::Copy { .. } => continue,
+            };
+            match push.and_then(|push| tool_source(key, push, pulled, copies_labels)) {
+                Ok(source) => sources.push(source),
+                Err(reason) => plan.leave(key, vec![reason]),
+            }
+        }
+        (plan, sources)
+    }
+
+    /// Adds a source, or leaves it to the person. `found` are the source and the objects of its kind that have the name of
+    /// its copies, in any namespace, as far as they exist.
+    pub fn add(&mut self, context: &Context<'_>, of: &ToolSource, found: BTreeMap<ObjectKey, Object>) {
+        match plan_move(context, of, found) {
+            Ok(planned) => self.moves.push(planned),
+            Err(reasons) => self.leave(&of.key, reasons),
         }
     }
-    let mut sources = Vec::new();
-    for (key, meta) in objects.iter().filter(|(key, _)| is_asked_for(key)) {
-        let pulled = pulled.remove(key).unwrap_or_default();
-        let (push, copies_labels) = match context.tool.role(key.kind, meta) {
-            Role::Source { push, copies_labels } => (push, copies_labels),
-            Role::Nothing if !pulled.is_empty() => (Ok(NamespaceSelection::default()), false),
-            Role::Nothing | Role::Copy { .. } => continue,
-        };
-        match push.and_then(|push| tool_source(key, push, pulled, copies_labels)) {
-            Ok(source) => sources.push(source),
-            Err(reason) => leave(key, reason),
+
+    /// Leaves sources to the person that want the same copy as another one.
+    pub fn finish(mut self, context: &Context<'_>) -> Self {
+        let mut claims: BTreeMap<ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
+        for planned in &self.moves {
+            for at in planned.places() {
+                claims.entry(at.clone()).or_default().push(planned.entry.object.key.clone());
+            }
         }
+        for planned in std::mem::take(&mut self.moves) {
+            let source = &planned.entry.object.key;
+            let contested = planned.places().find_map(|at| {
+                let other = claims[at].iter().find(|other| *other != source)?;
+                Some(NotMovable::Contested { at: at.clone(), other: other.clone() })
+            });
+            match contested {
+                None => self.moves.push(planned),
+                Some(reason) => self.leave(source, vec![reason]),
+            }
+        }
+        self.namespaces = extended_namespaces(context, &self.moves);
+        self.by_hand.sort_by(|a, b| a.object.cmp(&b.object));
+        self
     }
-    (sources, by_hand)
+
+    fn leave(&mut self, object: &ObjectKey, reasons: Vec<NotMovable>) {
+        self.by_hand.push(ByHand { object: object.clone(), reasons });
+    }
+}
+
+impl Move {
+    /// Where companions will be.
+    fn places(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.entry.copies.iter().map(|copy| &copy.key).chain(&self.creates)
+    }
 }
 
 /// The source of a copy that pulls, if it may.
@@ -143,15 +182,14 @@ fn tool_source(
     Ok(ToolSource { key: key.clone(), push, pulled, copy_name, copies_labels })
 }
 
-/// Whether a source and its copies can move. `found` are the objects of its kind that have the name of its copies, in
-/// any namespace, as far as they exist.
-pub fn plan_move(
+/// Whether a source and its copies can move.
+fn plan_move(
     context: &Context<'_>,
     of: &ToolSource,
-    source: Object,
     mut found: BTreeMap<ObjectKey, Object>,
 ) -> Result<Move, Vec<NotMovable>> {
     let (keys, key) = (context.keys, &of.key);
+    let source = found.remove(key).ok_or_else(|| vec![NotMovable::SourceMissing(key.clone())])?;
     let meta = &source.metadata;
     if meta.is_terminating() {
         return Err(vec![NotMovable::Terminating]);
@@ -248,6 +286,12 @@ fn adoption(
     if !meta.owner_references.is_empty() {
         return Err(NotMovable::Bound { at });
     }
+    let (home, namespace) = (&*source.namespace, &*at.namespace);
+    let accepts = context.world.namespaces().accepts_adoption(home, namespace);
+    if !accepts && extended(context, namespace, &[home].into()).is_none() {
+        let key = context.keys.accept_adopt_from.clone();
+        return Err(NotMovable::Adoption { namespace: namespace.to_owned(), key });
+    }
     let extra: Vec<String> = data_keys(&object).difference(source_keys).cloned().collect();
     let observed = ObservedCompanion::read(context.keys, source.kind, object);
     let found = observed.companion();
@@ -317,88 +361,29 @@ fn manager(meta: &Meta) -> Option<String> {
     }
 }
 
-impl MigrationPlan {
-    /// Puts together what was planned for each source. Two sources that want the same copy are left to the person.
-    pub fn new(
-        context: &Context<'_>,
-        namespaces: &BTreeMap<String, Meta>,
-        moves: Vec<Move>,
-        by_hand: Vec<ByHand>,
-    ) -> Self {
-        let mut plan = Self { moves, by_hand, namespaces: Vec::new() };
-        let mut claims: BTreeMap<ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
-        for planned in &plan.moves {
-            for at in planned.places() {
-                claims.entry(at).or_default().push(planned.entry.object.key());
-            }
-        }
-        plan.leave(|planned| {
-            let source = planned.entry.object.key();
-            planned.places().find_map(|at| {
-                let other = claims[&at].iter().find(|other| **other != source)?.clone();
-                Some(NotMovable::Contested { at, other })
-            })
-        });
-        let extended = extended_namespaces(context, namespaces, &plan.moves);
-        plan.leave(|planned| {
-            let mut copies = planned.entry.copies.iter().map(|copy| &copy.namespace);
-            let namespace = copies.find(|name| extended.get(*name).is_some_and(Option::is_none))?.clone();
-            Some(NotMovable::Adoption { namespace, key: context.keys.accept_adopt_from.clone() })
-        });
-        plan.namespaces = extended.into_values().flatten().collect();
-        plan.by_hand.sort_by(|a, b| a.object.cmp(&b.object));
-        plan
-    }
-
-    /// Leaves the sources to the person for which there is a reason.
-    fn leave(&mut self, reason: impl Fn(&Move) -> Option<NotMovable>) {
-        for planned in std::mem::take(&mut self.moves) {
-            match reason(&planned) {
-                None => self.moves.push(planned),
-                Some(reason) => {
-                    self.by_hand.push(ByHand { object: planned.entry.object.key(), reasons: vec![reason] });
-                }
-            }
-        }
-    }
-}
-
-impl Move {
-    /// Where companions will be.
-    fn places(&self) -> impl Iterator<Item = ObjectKey> {
-        self.entry.copies.iter().map(ObjectEntry::key).chain(self.creates.iter().cloned())
-    }
-}
-
-/// The namespaces that do not accept the adoption of all copies yet, with an `accept-adopt-from` that does; none where
-/// it cannot be extended.
-fn extended_namespaces(
-    context: &Context<'_>,
-    namespaces: &BTreeMap<String, Meta>,
-    moves: &[Move],
-) -> BTreeMap<String, Option<NamespaceEntry>> {
+/// The namespaces that do not accept the adoption of all copies yet, with an `accept-adopt-from` that does.
+fn extended_namespaces(context: &Context<'_>, moves: &[Move]) -> Vec<NamespaceEntry> {
     let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for SourceEntry { object, copies, .. } in moves.iter().map(|planned| &planned.entry) {
         for copy in copies {
-            if !context.world.namespaces().accepts_adoption(&object.namespace, &copy.namespace) {
-                homes.entry(&copy.namespace).or_default().insert(&object.namespace);
+            let (home, namespace) = (&object.key.namespace, &copy.key.namespace);
+            if !context.world.namespaces().accepts_adoption(home, namespace) {
+                homes.entry(namespace).or_default().insert(home);
             }
         }
     }
-    let extended = homes.into_iter().map(|(name, homes)| {
-        let meta = namespaces.get(name);
-        let before = meta.and_then(|meta| meta.annotations.get(&context.keys.accept_adopt_from).cloned());
-        let known = before.as_deref().filter(|text| !text.trim().is_empty());
-        let during = known.into_iter().chain(homes.iter().copied()).collect::<Vec<_>>().join(",");
-        let accepts =
-            policy::namespace_patterns(&during).is_ok_and(|list| homes.iter().all(|home| list.matches(home)));
-        let entry = meta.filter(|_| accepts).map(|meta| {
-            let (name, uid) = (name.to_owned(), meta.uid.clone());
-            NamespaceEntry { name, uid, before, during }
-        });
-        (name.to_owned(), entry)
-    });
-    extended.collect()
+    homes.into_iter().filter_map(|(name, homes)| extended(context, name, &homes)).collect()
+}
+
+/// A namespace with an `accept-adopt-from` that accepts these as well; none if it cannot be extended.
+fn extended(context: &Context<'_>, name: &str, homes: &BTreeSet<&str>) -> Option<NamespaceEntry> {
+    let meta = context.namespaces.get(name)?;
+    let before = meta.annotations.get(&context.keys.accept_adopt_from).cloned();
+    let known = before.as_deref().filter(|text| !text.trim().is_empty());
+    let during = known.into_iter().chain(homes.iter().copied()).collect::<Vec<_>>().join(",");
+    let accepting = policy::namespace_patterns(&during).ok()?;
+    let (name, uid) = (name.to_owned(), meta.uid.clone());
+    homes.iter().all(|home| accepting.matches(home)).then_some(NamespaceEntry { name, uid, before, during })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use lockstep_core::{
     policy::{Fault, selector::BadSelector},
 };
 
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub enum NotMovable {
     #[error(
         "{annotation}: the regular expression `{item}` is not supported: list the namespaces in that annotation (`.*` stands \

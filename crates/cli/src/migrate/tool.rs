@@ -13,7 +13,7 @@ use lockstep_core::{
     world::namespaces::Namespaces,
 };
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Tool {
     /// kubernetes-replicator by mittwald
@@ -23,7 +23,6 @@ pub enum Tool {
 }
 
 /// What an object is to a tool.
-#[derive(Debug, PartialEq)]
 pub enum Role {
     /// The tool ignores it.
     Nothing,
@@ -42,7 +41,7 @@ pub enum Role {
 }
 
 /// Namespaces: those that a pattern or the selector matches.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Default)]
 pub struct NamespaceSelection {
     pub patterns: Vec<Pattern>,
     pub selector: Option<String>,

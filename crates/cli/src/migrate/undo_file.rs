@@ -5,17 +5,18 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
-    io::Write,
+    io::{self, Write},
     os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
 use super::{migration_plan::MigrationPlan, tool::Tool};
-use lockstep_core::object::{Kind, Meta, ObjectKey};
+use lockstep_core::object::{Meta, ObjectKey, names};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct UndoFile {
     pub tool: Tool,
     pub domain: String,
@@ -25,7 +26,7 @@ pub struct UndoFile {
     pub namespaces: Vec<NamespaceEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceEntry {
     #[serde(flatten)]
     pub object: ObjectEntry,
@@ -35,18 +36,17 @@ pub struct SourceEntry {
     pub copies: Vec<ObjectEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObjectEntry {
-    pub kind: Kind,
-    pub namespace: String,
-    pub name: String,
+    #[serde(flatten)]
+    pub key: ObjectKey,
     pub uid: String,
     /// The annotations of the tool that are removed.
     pub removed: BTreeMap<String, String>,
 }
 
 /// The `accept-adopt-from` of a Namespace: as it was, and while copies are adopted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct NamespaceEntry {
     pub name: String,
     pub uid: String,
@@ -54,26 +54,9 @@ pub struct NamespaceEntry {
     pub during: String,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{path} exists already: choose another file with --undo-file")]
-    Exists { path: PathBuf },
-    #[error("{path} cannot be written: {problem}")]
-    Write { path: PathBuf, problem: std::io::Error },
-    #[error("{path} cannot be read: {problem}")]
-    Read { path: PathBuf, problem: std::io::Error },
-    #[error("{path} is not an undo file of `lockstep migrate`: {problem}")]
-    Malformed { path: PathBuf, problem: String },
-}
-
 impl ObjectEntry {
     pub fn new(key: &ObjectKey, meta: &Meta, tool: Tool) -> Self {
-        let (namespace, name) = (key.namespace.to_string(), key.name.to_string());
-        Self { kind: key.kind, namespace, name, uid: meta.uid.clone(), removed: tool.annotations(meta) }
-    }
-
-    pub fn key(&self) -> ObjectKey {
-        ObjectKey::new(self.kind, &self.namespace, &self.name)
+        Self { key: key.clone(), uid: meta.uid.clone(), removed: tool.annotations(meta) }
     }
 }
 
@@ -84,47 +67,45 @@ impl UndoFile {
     }
 
     /// Reads a file, and checks every name in it: they become parts of URLs.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let text =
-            fs::read_to_string(path).map_err(|problem| Error::Read { path: path.to_owned(), problem })?;
-        let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
-        let undo: Self = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
-        let objects = undo.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
-        let is_valid = |key: &ObjectKey| ObjectKey::parse(key.kind, &key.to_string()).as_ref() == Some(key);
-        if let Some(bad) = objects.map(ObjectEntry::key).find(|key| !is_valid(key)) {
-            return Err(malformed(format!("`{bad}` names no object")));
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        let undo = serde_json::from_str::<Self>(&text).map_err(Into::into).and_then(Self::checked);
+        undo.with_context(|| format!("{} is not an undo file of `lockstep migrate`", path.display()))
+    }
+
+    fn checked(self) -> anyhow::Result<Self> {
+        let objects = self.sources.iter().flat_map(|source| source.copies.iter().chain([&source.object]));
+        let is_valid = |key: &ObjectKey| names::is_label(&key.namespace) && names::is_subdomain(&key.name);
+        if let Some(bad) = objects.map(|object| &object.key).find(|key| !is_valid(key)) {
+            bail!("`{bad}` names no object");
         }
-        match undo
-            .namespaces
-            .iter()
-            .find(|namespace| !lockstep_core::object::names::is_label(&namespace.name))
-        {
-            Some(bad) => Err(malformed(format!("`{}` names no namespace", bad.name))),
-            None => Ok(undo),
+        if let Some(bad) = self.namespaces.iter().find(|namespace| !names::is_label(&namespace.name)) {
+            bail!("`{}` names no namespace", bad.name);
         }
+        Ok(self)
     }
 
     /// Writes a new file that only its owner can read. An existing one is never overwritten: it may be the only way back.
-    pub fn create(&self, path: &Path) -> Result<(), Error> {
-        self.write_new(path).map_err(|problem| match problem.kind() {
-            std::io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_owned() },
-            _ => Error::Write { path: path.to_owned(), problem },
-        })
+    pub fn create(&self, path: &Path) -> anyhow::Result<()> {
+        let shown = path.display();
+        match self.write_new(path) {
+            Err(problem) if problem.kind() == io::ErrorKind::AlreadyExists => {
+                bail!("{shown} exists already: choose another file with --undo-file")
+            }
+            written => written.with_context(|| format!("{shown} cannot be written")),
+        }
     }
 
     /// Replaces the file by one that says that nothing is left to do.
-    pub fn finish(&mut self, path: &Path) -> Result<(), Error> {
+    pub fn finish(&mut self, path: &Path) -> anyhow::Result<()> {
         self.finished = true;
-        let mut name = path.as_os_str().to_owned();
-        name.push(".new");
-        let new = PathBuf::from(name);
+        let new = path.with_added_extension("new");
         let _ = fs::remove_file(&new);
-        self.write_new(&new)
-            .and_then(|()| fs::rename(&new, path))
-            .map_err(|problem| Error::Write { path: path.to_owned(), problem })
+        let written = self.write_new(&new).and_then(|()| fs::rename(&new, path));
+        written.with_context(|| format!("{} cannot be written", path.display()))
     }
 
-    fn write_new(&self, path: &Path) -> std::io::Result<()> {
+    fn write_new(&self, path: &Path) -> io::Result<()> {
         let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         serde_json::to_writer_pretty(&mut file, self)?;
         file.write_all(b"\n")?;
@@ -137,13 +118,11 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use lockstep_core::testing::TempDir;
+    use lockstep_core::{object::Kind, testing::TempDir};
 
     fn undo_file() -> UndoFile {
         let object = |namespace: &str| ObjectEntry {
-            kind: Kind::Secret,
-            namespace: namespace.to_owned(),
-            name: "db".to_owned(),
+            key: ObjectKey::new(Kind::Secret, namespace, "db"),
             uid: "u1".to_owned(),
             removed: BTreeMap::from([("replicator.v1.mittwald.de/replicate-to".to_owned(), "a".to_owned())]),
         };
@@ -183,11 +162,11 @@ mod tests {
     fn file_of_something_else_or_with_names_that_are_none_is_refused() {
         let scratch = TempDir::new();
         let path = scratch.path().join("undo.json");
-        let error = || UndoFile::read(&path).unwrap_err().to_string();
+        let error = || format!("{:#}", UndoFile::read(&path).unwrap_err());
         fs::write(&path, "{}").unwrap();
         assert!(error().contains("is not an undo file of `lockstep migrate`"));
         let mut object = undo_file();
-        object.sources[0].copies[0].name = "../x".to_owned();
+        object.sources[0].copies[0].key.name = "../x".into();
         let mut namespace = undo_file();
         namespace.namespaces[0].name = "a/b".to_owned();
         for (mut undo, expected) in

@@ -44,7 +44,7 @@ pub struct Access {
 }
 
 /// Why a request is not answered. The texts are for the person who sees them in a browser.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, thiserror::Error)]
 pub enum Refusal {
     #[error("only GET and HEAD are answered here\n")]
     Method,

@@ -31,7 +31,7 @@ pub struct EventObject {
     series: Option<Series>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Regarding {
     kind: String,
@@ -53,7 +53,7 @@ impl Watched for EventObject {
 }
 
 /// Something that has happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
     /// An Event that repeats is one entry that moves up.
@@ -67,7 +67,7 @@ pub struct Entry {
     pub source: Option<Regarding>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
     Heal,
@@ -98,7 +98,7 @@ impl Entry {
 }
 
 /// The newest entries, in the order of their time.
-#[derive(Debug, Default, Clone)]
+#[derive(Default, Serialize)]
 pub struct Activity(VecDeque<Entry>);
 
 impl Activity {
@@ -119,10 +119,6 @@ impl Activity {
             self.0.pop_front();
         }
         true
-    }
-
-    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.0.iter()
     }
 }
 
@@ -152,7 +148,7 @@ mod tests {
         assert!(add(event("b", 2, 1)));
         assert!(!add(event("b", 2, 1)), "nothing new");
         assert!(add(event("a", 3, 2)));
-        let seen: Vec<_> = activity.entries().map(|entry| (entry.id.as_str(), entry.count)).collect();
+        let seen: Vec<_> = activity.0.iter().map(|entry| (entry.id.as_str(), entry.count)).collect();
         assert_eq!(seen, [("home/b", 1), ("home/a", 2)]);
     }
 
@@ -163,8 +159,8 @@ mod tests {
             activity.add(Entry::of(event(&format!("e{n}"), n, 1), &keys).unwrap());
         }
         assert!(!activity.add(Entry::of(event("old", 1, 1), &keys).unwrap()));
-        assert_eq!(activity.entries().count(), MAX_ENTRIES);
-        assert_eq!(activity.entries().last().unwrap().id, "home/e999");
+        assert_eq!(activity.0.len(), MAX_ENTRIES);
+        assert_eq!(activity.0.iter().last().unwrap().id, "home/e999");
     }
 
     #[test]

@@ -9,9 +9,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use super::{
     activity::{Activity, Entry},
     replicas::Counts,
-    rows::{Change, Rows},
+    rows::{self, Change, Rows},
 };
-use crate::{inspect::instance::InstanceSummary, ui::rows};
+use crate::inspect::instance::InstanceSummary;
 use lockstep_core::lease::hold::HeldDeletes;
 
 /// How many changes wait for a page that is slow. One that misses some is told everything anew.
@@ -20,7 +20,7 @@ const MAX_WAITING: usize = 256;
 const MAX_VIEWERS: usize = 16;
 
 /// The cluster and the replicas.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterView {
     /// As in `kubectl --context prod`.
@@ -45,7 +45,7 @@ pub struct ClusterView {
 }
 
 /// One message of the stream.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Update {
     pub name: &'static str,
     pub data: Arc<str>,
@@ -57,8 +57,9 @@ pub struct Feed {
     viewers: Arc<Semaphore>,
 }
 
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct State {
+    #[serde(skip)]
     rows: Rows,
     namespaces: Vec<String>,
     cluster: ClusterView,
@@ -69,9 +70,8 @@ struct State {
 #[derive(Serialize)]
 struct Everything<'a> {
     sources: Change<'a>,
-    namespaces: &'a [String],
-    cluster: &'a ClusterView,
-    activity: Vec<&'a Entry>,
+    #[serde(flatten)]
+    state: &'a State,
 }
 
 /// Somebody who looks.
@@ -100,13 +100,8 @@ impl Feed {
     /// Everything. A change that a viewer is told before it may be told again: that does no harm.
     pub fn everything(&self) -> Update {
         let (state, nothing) = (self.lock(), Rows::new());
-        let everything = Everything {
-            sources: rows::change(&nothing, &state.rows),
-            namespaces: &state.namespaces,
-            cluster: &state.cluster,
-            activity: state.activity.entries().collect(),
-        };
-        Update::new("everything", &everything)
+        let sources = rows::change(&nothing, &state.rows);
+        Update::new("everything", &Everything { sources, state: &state })
     }
 
     pub fn set_rows(&self, now: Rows) {

@@ -4,21 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
-use tokio::{sync::Notify, task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
 
 use super::{
     Ui,
     activity::{Entry, EntryKind, EventObject},
     feed::ClusterView,
     replicas::{Denials, ReplicaMetrics},
-    rows::Rows,
+    rows::{self, Row, Rows},
 };
-use crate::{
-    inspect::{instance::Instance, snapshot::Snapshot, status::source_status},
-    ui::rows,
-};
+use crate::inspect::{instance::Instance, snapshot::Snapshot, status::statuses};
 use lockstep_cluster::watch::{self, Event, Restores, WatchSpec};
-use lockstep_core::{failure::Failure, object::ObjectKey, world::World};
+use lockstep_core::failure::Failure;
 
 /// The page is told about sources at most this often.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(250);
@@ -35,31 +35,36 @@ const MAX_REPLICAS: usize = 10;
 pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let changes = ui.snapshot.read().await.follow(&ui.client, &mut tasks);
-    let lookup = Arc::new(Notify::new());
-    tasks.spawn(follow_sources(ui.clone(), changes, lookup.clone()));
-    tasks.spawn(follow_missing(ui.clone(), lookup));
+    tasks.spawn(follow_sources(ui.clone(), changes));
     let events = follow_events(ui, &mut tasks).await;
-    tasks.spawn(follow_cluster(ui.clone(), instance, events.into_iter().collect()));
+    tasks.spawn(follow_cluster(ui.clone(), instance, events));
     tasks
 }
 
-/// Recomputes the states of all sources when something has changed.
-async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u64>, lookup: Arc<Notify>) {
+/// Recomputes the states of all sources when something has changed. Reads what has the name of missing companions: soon
+/// after the first is missing, and now and then while any are.
+async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u64>) {
     let mut holds = ui.held_until.subscribe();
+    let mut next_lookup = None;
     loop {
         let started = Instant::now();
         changes.mark_unchanged();
         let held_until = *holds.borrow_and_update();
         let (rows, namespaces) = read(&*ui.snapshot.read().await, held_until);
-        if rows.values().any(rows::Row::has_open_questions) {
-            lookup.notify_one();
-        }
+        // A companion that the controller is about to write is not worth a read.
+        let soon = started + REFRESH_INTERVAL * 4;
+        next_lookup = rows.values().any(Row::has_open_questions).then(|| next_lookup.unwrap_or(soon));
         ui.feed.set_rows(rows);
         ui.feed.set_namespaces(namespaces);
         tokio::time::sleep(REFRESH_INTERVAL.max(started.elapsed() * REST)).await;
         let changed = tokio::select! {
             changed = changes.changed() => changed,
             changed = holds.changed() => changed,
+            () = sleep_until(next_lookup.unwrap_or(started)), if next_lookup.is_some() => {
+                look_up_missing(&ui).await;
+                next_lookup = Some(Instant::now() + LOOKUP_INTERVAL);
+                Ok(())
+            }
         };
         if changed.is_err() {
             return;
@@ -67,36 +72,17 @@ async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u
     }
 }
 
-fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String>) {
-    let (sources, namespaces) = snapshot.world.read(|world| {
-        let namespaces = world.namespaces().names().map(str::to_owned).collect();
-        (world.all_sources(), namespaces)
-    });
-    let row = |key: &ObjectKey| rows::row(source_status(snapshot, key, held_until));
-    (sources.iter().map(row).collect(), namespaces)
+async fn look_up_missing(ui: &Ui) {
+    let found = {
+        let snapshot = ui.snapshot.read().await;
+        snapshot.read_objects(&ui.client, snapshot.missing(&snapshot.sources())).await
+    };
+    ui.snapshot.write().await.remember(found);
 }
 
-/// Reads what has the name of missing companions: soon after the first is missing, and now and then while any are.
-async fn follow_missing(ui: Arc<Ui>, lookup: Arc<Notify>) {
-    loop {
-        lookup.notified().await;
-        // A companion that the controller is about to write is not worth a read.
-        tokio::time::sleep(REFRESH_INTERVAL * 4).await;
-        let found = {
-            let snapshot = ui.snapshot.read().await;
-            let missing = snapshot.missing(&snapshot.world.read(World::all_sources));
-            snapshot.read_objects(&ui.client, missing).await
-        };
-        let open = !found.is_empty();
-        let mut snapshot = ui.snapshot.write().await;
-        snapshot.remember(found);
-        ui.feed.set_rows(read(&snapshot, *ui.held_until.borrow()).0);
-        drop(snapshot);
-        tokio::time::sleep(LOOKUP_INTERVAL).await;
-        if open {
-            lookup.notify_one();
-        }
-    }
+fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String>) {
+    let namespaces = snapshot.world.read(|world| world.namespaces().names().map(str::to_owned).collect());
+    (statuses(snapshot, held_until).into_iter().map(rows::row).collect(), namespaces)
 }
 
 /// Follows the Events of this instance, everywhere or in one namespace. Returns what a person may not see of them.
@@ -138,25 +124,21 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<()>) -> Option<String> 
 }
 
 /// Reads Lease, certificates, replicas and their metrics again and again.
-async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) {
-    let name = first.name.clone();
-    let settings = first.settings();
-    let gaps = ui.snapshot.read().await.view.gaps.clone();
-    let gaps = gaps.into_iter().map(|gap| format!("you may not see {gap}"));
-    let notes: Vec<String> = more_notes.into_iter().chain(gaps).collect();
+async fn follow_cluster(ui: Arc<Ui>, mut instance: Instance, events: Option<String>) {
+    let settings = instance.settings();
+    let gaps = ui.snapshot.read().await.view.caveats();
     let mut denials = Denials::default();
-    let mut instance = first;
     loop {
-        let hold = instance.deletes_held(Timestamp::now());
-        let held_until = hold.map(|hold| hold.until);
+        let held = instance.deletes_held(Timestamp::now());
+        let held_until = held.map(|hold| hold.until);
         ui.held_until.send_if_modified(|until| std::mem::replace(until, held_until) != held_until);
         let mut view = ClusterView {
             kubectl: ui.kubectl.clone(),
-            domain: name.domain.clone(),
-            namespace: name.namespace.clone(),
+            domain: instance.domain.clone(),
+            namespace: instance.namespace.clone(),
             instance: instance.summary(),
-            held: hold,
-            notes: instance.caveat().into_iter().chain(notes.iter().cloned()).collect(),
+            held,
+            notes: instance.caveat().iter().chain(&events).chain(&gaps).cloned().collect(),
             ..ClusterView::default()
         };
         match &instance.lease {
@@ -178,7 +160,7 @@ async fn follow_cluster(ui: Arc<Ui>, first: Instance, more_notes: Vec<String>) {
         read_metrics(&ui, &mut view, &mut denials).await;
         ui.feed.set_cluster(view);
         tokio::time::sleep(CLUSTER_INTERVAL).await;
-        instance = Instance::read(&ui.client, name.clone(), Timestamp::now()).await;
+        instance = Instance::read(&ui.client, &instance.domain, &instance.namespace, Timestamp::now()).await;
     }
 }
 
@@ -187,7 +169,6 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
     let asked = replicas.iter().filter(|replica| replica.ready).take(MAX_REPLICAS);
     let read = asked
         .map(async |replica| (replica, ReplicaMetrics::read(&ui.client, &view.namespace, replica).await));
-    let (mut heals, mut answered) = (0, false);
     for (replica, outcome) in join_all(read).await {
         let metrics = match outcome {
             Ok(metrics) => metrics,
@@ -202,11 +183,10 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
                 continue;
             }
         };
-        answered = true;
         if metrics.is_leader {
             view.leading_replica = Some(replica.name.clone());
         }
-        heals += metrics.heals;
+        *view.heals.get_or_insert_default() += metrics.heals;
         view.leaf_expires = [view.leaf_expires, metrics.leaf_expiry].into_iter().flatten().min();
         let time = Timestamp::now();
         for (reason, count) in denials.count(&replica.name, metrics.denials) {
@@ -219,7 +199,5 @@ async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
             ui.feed.add(Entry { id, time, kind, reason, note, count, source: None });
         }
     }
-    if answered {
-        (view.denials, view.heals) = (Some(denials.total()), Some(heals));
-    }
+    view.denials = view.heals.map(|_| denials.total());
 }

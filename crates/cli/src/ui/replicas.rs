@@ -14,7 +14,7 @@ use lockstep_core::failure::Failure;
 pub type Counts = BTreeMap<String, u64>;
 
 /// What the page shows of the metrics of one replica.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct ReplicaMetrics {
     pub denials: Counts,
     pub heals: u64,
@@ -24,7 +24,7 @@ pub struct ReplicaMetrics {
 }
 
 /// PURE. What each replica has counted.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Denials(BTreeMap<String, Counts>);
 
 impl Denials {

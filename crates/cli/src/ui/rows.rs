@@ -1,6 +1,6 @@
 //! PURE. Sources and companions as the page shows them, and what has changed since it was told last.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -10,52 +10,35 @@ use crate::inspect::status::{CompanionStatus, SourceStatus};
 pub type Rows = BTreeMap<String, Row>;
 
 /// A source, and its companions by `namespace/name`.
-#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
-    head: Head,
+    head: SourceStatus,
     cells: BTreeMap<String, CompanionStatus>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Head {
-    #[serde(flatten)]
-    status: SourceStatus,
-    healthy: bool,
-}
-
 /// What the page is told. The first one says everything.
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Serialize)]
 pub struct Change<'a> {
     rows: Vec<RowChange<'a>>,
     removed: Vec<&'a str>,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
+#[derive(Serialize)]
 struct RowChange<'a> {
     id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    head: Option<&'a Head>,
+    head: Option<&'a SourceStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    cells: Vec<Cell<'a>>,
+    cells: Vec<&'a CompanionStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gone: Vec<&'a str>,
-}
-
-#[derive(Debug, Serialize, PartialEq)]
-struct Cell<'a> {
-    #[serde(flatten)]
-    status: &'a CompanionStatus,
-    /// The state in words.
-    message: String,
 }
 
 /// The row of a source, with its key.
 pub fn row(mut status: SourceStatus) -> (String, Row) {
     let companions = std::mem::take(&mut status.companions);
-    let cells = companions.into_iter().map(|one| (format!("{}/{}", one.namespace, one.name), one));
-    let cells = cells.collect();
-    let id = format!("{}/{}/{}", status.kind, status.namespace, status.name);
-    (id, Row { head: Head { healthy: status.state.is_healthy(), status }, cells })
+    let cells = companions.into_iter().map(|one| (one.at.to_string(), one)).collect();
+    let id = format!("{}/{}", status.key.kind, status.key);
+    (id, Row { head: status, cells })
 }
 
 /// What leads from one state to the other.
@@ -75,17 +58,12 @@ impl Row {
     fn change_since<'a>(&'a self, before: Option<&'a Self>, id: &'a str) -> Option<RowChange<'a>> {
         let known = |key: &String| before.and_then(|before| before.cells.get(key));
         let changed = self.cells.iter().filter(|(key, cell)| known(key) != Some(*cell));
-        let cells = changed.map(|(_, status)| Cell { status, message: status.state.to_string() });
-        let gone: BTreeSet<&str> = before
-            .into_iter()
-            .flat_map(|before| before.cells.keys())
-            .filter(|key| !self.cells.contains_key(*key))
-            .map(String::as_str)
-            .collect();
+        let cells: Vec<_> = changed.map(|(_, cell)| cell).collect();
+        let were = before.into_iter().flat_map(|before| before.cells.keys());
+        let gone: Vec<_> = were.filter(|key| !self.cells.contains_key(*key)).map(String::as_str).collect();
         let head = Some(&self.head).filter(|head| before.map(|before| &before.head) != Some(*head));
-        let change = RowChange { id, head, cells: cells.collect(), gone: gone.into_iter().collect() };
-        let is_same = change.head.is_none() && change.cells.is_empty() && change.gone.is_empty();
-        (!is_same).then_some(change)
+        let is_same = head.is_none() && cells.is_empty() && gone.is_empty();
+        (!is_same).then_some(RowChange { id, head, cells, gone })
     }
 
     /// Whether something has the name of a companion, or nothing: no watch shows that.
@@ -101,24 +79,24 @@ mod tests {
 
     use super::*;
     use crate::inspect::status::{CompanionState, State};
+    use lockstep_core::object::{Kind, ObjectKey};
 
     fn source(name: &str, cells: &[(&str, CompanionState)]) -> (String, Row) {
         let companion = |(namespace, state): &(&str, CompanionState)| CompanionStatus {
-            namespace: (*namespace).to_owned(),
-            name: format!("{name}-synced"),
+            at: ObjectKey::new(Kind::ConfigMap, namespace, &format!("{name}-synced")),
             state: state.clone(),
+            message: state.to_string(),
             written: None,
         };
         row(SourceStatus {
-            kind: "ConfigMap",
-            namespace: "home".to_owned(),
-            name: name.to_owned(),
+            key: ObjectKey::new(Kind::ConfigMap, "home", name),
             targets: "*".to_owned(),
             wanted: cells.len(),
             in_step: cells.iter().filter(|(_, state)| *state == CompanionState::InStep).count(),
             not_seen: 0,
             changed: None,
             state: State::InStep,
+            healthy: true,
             message: "in step".to_owned(),
             troubles: Vec::new(),
             companions: cells.iter().map(companion).collect(),

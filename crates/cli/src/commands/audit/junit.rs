@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::inspect::{
-    audit::{Audit, Finding},
-    status::SourceStatus,
-};
+use crate::inspect::audit::{Audit, Finding};
+use lockstep_core::object::Kind;
 
 pub fn render(audit: &Audit) -> String {
-    let place = |status: &SourceStatus| (status.kind, format!("{}/{}", status.namespace, status.name));
-    let mut cases: BTreeMap<(&str, String), Vec<&Finding>> =
-        audit.statuses.iter().map(|status| (place(status), Vec::new())).collect();
+    let sources = audit.statuses.iter().map(|status| &status.key);
+    let mut cases: BTreeMap<(Kind, String), Vec<&Finding>> =
+        sources.map(|key| ((key.kind, key.to_string()), Vec::new())).collect();
     for finding in audit.findings.iter().filter(|finding| finding.rule.is_drift()) {
         let of_source = (finding.kind, finding.source.clone());
         // A stray object is a case of its own.
@@ -26,7 +24,7 @@ pub fn render(audit: &Audit) -> String {
         cases.len() + skipped
     ));
     for ((kind, name), findings) in &cases {
-        let case = format!("    <testcase classname=\"{}\" name=\"{}\"", escape(kind), escape(name));
+        let case = format!("    <testcase classname=\"{kind}\" name=\"{}\"", escape(name));
         if findings.is_empty() {
             xml.push_str(&format!("{case}/>\n"));
             continue;
@@ -76,7 +74,7 @@ mod tests {
     fn drift_is_a_failed_case_and_texts_are_escaped() {
         let finding = |rule, object: &str| Finding {
             rule,
-            kind: "ConfigMap",
+            kind: Kind::ConfigMap,
             object: object.to_owned(),
             source: String::new(),
             message: "a<b> & \"c\"\u{7}".to_owned(),

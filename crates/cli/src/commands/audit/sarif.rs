@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::inspect::audit::{Audit, Finding, RULES, Rule};
+use lockstep_core::admission::messages;
 
 pub fn render(audit: &Audit) -> serde_json::Result<String> {
     let rules = RULES.map(|(rule, name, description)| {
@@ -38,7 +39,7 @@ fn level(rule: Rule) -> &'static str {
 }
 
 fn result(finding: &Finding) -> Value {
-    let place = format!("{}/{}", finding.kind.to_lowercase(), finding.object);
+    let place = format!("{}/{}", messages::kind(finding.kind), finding.object);
     json!({
         "ruleId": finding.rule.name(),
         "level": level(finding.rule),

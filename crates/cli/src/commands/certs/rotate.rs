@@ -26,7 +26,7 @@ use lockstep_core::{
 /// How long a new CA may take to show. The leader reads the Lease whenever it renews it, and other replicas more often.
 const TAKE_UP_TIMEOUT: Duration = Duration::from_mins(1);
 
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 pub struct Rotate {
     #[command(flatten)]
     pub connection: Connection,
@@ -37,7 +37,7 @@ pub struct Rotate {
 }
 
 /// How far the rotation is, as the webhook configurations show it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 enum Progress {
     Asked,
     /// A new CA is trusted beside the old one.
@@ -74,7 +74,7 @@ impl Progress {
 
 pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     let lease = LeaseHandle::connect(&settings.connection).await?;
-    let found = lease.read_with_patch().await.map_err(|failure| lease.explain("patch", &failure))?;
+    let found = lease.read_with_patch().await?;
     let configurations = read(&lease).await.map_err(|failure| explain(&lease, &failure))?;
     if configurations.iter().any(WebhookConfiguration::is_injected_by_cert_manager) {
         bail!(
@@ -88,8 +88,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     }
     let asked = found.annotation(&lease.keys.rotate_ca).and_then(|text| text.parse().ok());
     let request = next_request(asked, Timestamp::now())?.to_string();
-    let annotated = lease.annotate(&lease.keys.rotate_ca, &request).await;
-    annotated.map_err(|failure| lease.explain("patch", &failure))?;
+    lease.annotate(&lease.keys.rotate_ca, &request).await?;
     println!("asked for a new CA; the replicas see that within seconds");
     // Before it has begun, nothing tells a rotation that somebody else asked for from one that nobody takes up.
     let take_up_timeout = if old.len() > 1 {

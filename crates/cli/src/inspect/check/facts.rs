@@ -1,20 +1,14 @@
 //! What `lockstep check` asks the API server.
 
 use futures::future::try_join_all;
-use k8s_openapi::apimachinery::pkg::version::Info;
 use kube::{
     Client,
     api::{ListParams, PostParams},
     core::{Request, Status},
 };
-use serde::de::IgnoredAny;
 use serde_json::json;
 
-use crate::inspect::{
-    instance::{Instance, list},
-    rights::{Permission, missing},
-};
-use lockstep_cluster::client::{self, REQUEST_TIMEOUT, user_info, with_timeout};
+use crate::inspect::{pages::read_pages, refusal::try_write, rights::Permission};
 use lockstep_core::{
     admission::admission_request::User, failure::Failure, keys::Keys, object::NamespaceObject,
 };
@@ -37,95 +31,25 @@ const TO_INSTALL: [(&str, &str); 5] = [
     ("admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
 ];
 
-pub struct Facts<'a> {
-    pub instance: &'a Instance,
-    /// Where the webhook is tried.
-    pub namespace: &'a str,
-    pub version: Result<Info, Failure>,
-    /// Whether the ValidatingAdmissionPolicy can be read.
-    pub policy: Result<(), Failure>,
-    /// The known tools that there are.
-    pub tools: Result<Vec<Tool>, Failure>,
-    pub installed: Installed,
-}
-
-pub enum Installed {
-    No {
-        namespace_is_missing: bool,
-        /// The rights that the person lacks who would install it.
-        lacks: Result<Vec<String>, Failure>,
-    },
-    Yes {
-        account: String,
-        /// The rights that the ServiceAccount lacks.
-        lacks: Result<Vec<String>, Failure>,
-        /// The person who asks, as far as it is known.
-        user: User,
-        /// Why a source that the webhook must refuse is refused; none if it is not.
-        probe: Result<Option<Box<Status>>, Failure>,
-    },
-}
-
 /// A tool that writes on behalf of others, and its user.
 pub struct Tool {
     pub name: &'static str,
     pub user: User,
 }
 
-impl<'a> Facts<'a> {
-    /// `permissions`: what the ServiceAccount needs.
-    pub async fn read(
-        client: &Client,
-        instance: &'a Instance,
-        namespace: &'a str,
-        permissions: &[Permission],
-    ) -> Self {
-        let name = instance.name.instance();
-        let version = async { client.apiserver_version().await };
-        let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
-        let (version, policy, tools, installed) = tokio::join!(
-            with_timeout(REQUEST_TIMEOUT, version),
-            client::get::<IgnoredAny>(client, policies, &name),
-            tools(client),
-            Installed::read(client, instance, namespace, permissions),
-        );
-        Self { instance, namespace, version, policy: policy.map(|_| ()), tools, installed }
-    }
+/// What whoever installs Lockstep must be allowed to create.
+pub fn to_install(namespace_is_missing: bool) -> Vec<Permission> {
+    let namespaces = namespace_is_missing.then_some(("", "namespaces"));
+    let needed = namespaces.into_iter().chain(TO_INSTALL);
+    needed.map(|(group, resource)| Permission::create(group, resource)).collect()
 }
 
-impl Installed {
-    async fn read(client: &Client, instance: &Instance, namespace: &str, permissions: &[Permission]) -> Self {
-        let own_namespace = &instance.name.namespace;
-        if instance.is_absent() {
-            let found = client::get::<IgnoredAny>(client, "/api/v1/namespaces", own_namespace).await;
-            // Otherwise it exists, or the person may not see whether it does: a new one could be labelled by mistake.
-            let namespace_is_missing = matches!(found, Err(Failure::NotFound));
-            let namespaces = namespace_is_missing.then_some(("", "namespaces"));
-            let needed = namespaces.into_iter().chain(TO_INSTALL);
-            let needed: Vec<_> =
-                needed.map(|(group, resource)| Permission::create(group, resource)).collect();
-            return Self::No { namespace_is_missing, lacks: missing(client, None, &needed).await };
-        }
-        let User { name: account, mut groups, .. } = service_account(own_namespace, "lockstep");
-        groups.push("system:authenticated".to_owned());
-        let of_account = json!({"user": account, "groups": groups});
-        let (lacks, user, probe) = tokio::join!(
-            missing(client, Some(of_account), permissions),
-            user_info(client),
-            try_malformed_source(client, &instance.name.domain, namespace),
-        );
-        let user = user.unwrap_or_default();
-        let (name, groups) = (user.username.unwrap_or_default(), user.groups.unwrap_or_default());
-        Self::Yes { account, lacks, user: User { name, groups, ..User::default() }, probe }
-    }
-}
-
-/// Why the API server refuses a source that the webhook must refuse. Nothing is stored.
-async fn try_malformed_source(
+/// Why the API server refuses a source that the webhook must refuse; none if it does not. Nothing is stored.
+pub async fn try_malformed_source(
     client: &Client,
     domain: &str,
     namespace: &str,
-) -> Result<Option<Box<Status>>, Failure> {
+) -> Result<Option<Status>, Failure> {
     let keys = Keys::new(domain, "");
     let source = json!({"metadata": {
         "generateName": "lockstep-check-",
@@ -134,30 +58,24 @@ async fn try_malformed_source(
     }});
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let objects = Request::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
-    let request = objects.create(&params, source.to_string().into_bytes());
-    let request = request.map_err(|error| Failure::Unavailable(error.to_string()))?;
-    let answer = async {
-        match client.request::<IgnoredAny>(request).await {
-            Ok(_) => Ok(None),
-            Err(kube::Error::Api(status)) => Ok(Some(status)),
-            Err(error) => Err(error),
-        }
-    };
-    with_timeout(REQUEST_TIMEOUT, answer).await
+    let answer = try_write(client, objects.create(&params, source.to_string().into_bytes())).await?;
+    Ok(answer.err())
 }
 
-async fn tools(client: &Client) -> Result<Vec<Tool>, Failure> {
+/// The ServiceAccounts of known tools.
+pub async fn tools(client: &Client) -> Result<Vec<Tool>, Failure> {
+    let accounts = Request::new("/api/v1/serviceaccounts");
     let found = try_join_all(DEPUTIES.map(async |(account, name)| {
         let named = ListParams::default().fields(&format!("metadata.name={account}"));
-        let found: Vec<NamespaceObject> = list(client, "/api/v1/serviceaccounts", &named).await?;
-        let tool =
-            |found: NamespaceObject| Tool { name, user: service_account(&found.metadata.namespace, account) };
-        Ok::<_, Failure>(found.into_iter().map(tool).collect::<Vec<_>>())
+        let tool = |NamespaceObject { metadata }| {
+            Some(Tool { name, user: service_account(&metadata.namespace, account) })
+        };
+        read_pages(client, named, |params| accounts.list_metadata(params), tool).await
     }));
     Ok(found.await?.into_iter().flatten().collect())
 }
 
-fn service_account(namespace: &str, name: &str) -> User {
+pub fn service_account(namespace: &str, name: &str) -> User {
     User {
         name: format!("system:serviceaccount:{namespace}:{name}"),
         groups: vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")],

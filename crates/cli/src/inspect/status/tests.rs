@@ -19,11 +19,11 @@ fn snapshot(cluster: &Cluster) -> Snapshot {
 }
 
 fn status(cluster: &Cluster, key: &ObjectKey) -> SourceStatus {
-    source_status(&snapshot(cluster), key, None)
+    source_status(&snapshot(cluster), key.clone(), None)
 }
 
 fn states(status: &SourceStatus) -> Vec<(String, String)> {
-    status.companions.iter().map(|one| (one.place(), one.state.to_string())).collect()
+    status.companions.iter().map(|one| (one.at.to_string(), one.state.to_string())).collect()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn every_companion_that_a_source_wants_or_has_is_listed_with_its_state() {
     cluster.put(companion("a", "s-synced").of("else/s"));
     assert_eq!(status(&cluster, &key).state, State::Conflicts { count: 1 });
     let until = "2026-01-01T00:00:00Z".parse().unwrap();
-    let held = source_status(&snapshot(&cluster), &key, Some(until)).state;
+    let held = source_status(&snapshot(&cluster), key, Some(until)).state;
     assert_eq!(held, State::DeletesHeld { count: 1, until });
 }
 
@@ -105,7 +105,7 @@ proptest! {
                 .companions
                 .iter()
                 .filter(|one| one.state.is_behind())
-                .map(CompanionStatus::place)
+                .map(|one| one.at.to_string())
                 .collect();
             let is_conflict = |trouble: &&Trouble| matches!(trouble, Trouble::Conflict { .. });
             let conflicts = status.companions.iter().filter(|one| matches!(one.state, CompanionState::Conflict(_)));

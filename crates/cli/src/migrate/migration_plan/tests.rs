@@ -72,23 +72,20 @@ fn plan_with(
     let namespaces =
         namespaces.iter().map(|draft| (draft.meta().name.clone(), draft.meta().clone())).collect();
     let (keys, only) = (keys(), only.map(Pattern::new));
-    let context = Context { tool, keys: &keys, world: &world, allow_all, only: only.as_ref() };
+    let (keys, namespaces) = (&keys, &namespaces);
+    let context = Context { tool, keys, world: &world, namespaces, allow_all, only: only.as_ref() };
     let metas = objects.iter().map(|draft| (draft.key(), draft.meta().clone())).collect();
     let live: BTreeMap<ObjectKey, Object> =
         objects.into_iter().map(|draft| (draft.key(), draft.object())).collect();
-    let (sources, mut by_hand) = find_sources(&context, &metas);
-    let mut moves = Vec::new();
+    let (mut plan, sources) = MigrationPlan::find(&context, &metas);
     for source in sources {
         let key = &source.key;
-        let is_place = |at: &ObjectKey| at.kind == key.kind && *at.name == *source.copy_name && at != key;
+        let is_read = |at: &ObjectKey| at.kind == key.kind && *at.name == *source.copy_name || at == key;
         let found =
-            live.iter().filter(|(at, _)| is_place(at)).map(|(at, object)| (at.clone(), object.clone()));
-        match plan_move(&context, &source, live[key].clone(), found.collect()) {
-            Ok(planned) => moves.push(planned),
-            Err(reasons) => by_hand.push(ByHand { object: key.clone(), reasons }),
-        }
+            live.iter().filter(|(at, _)| is_read(at)).map(|(at, object)| (at.clone(), object.clone()));
+        plan.add(&context, &source, found.collect());
     }
-    MigrationPlan::new(&context, &namespaces, moves, by_hand)
+    plan.finish(&context)
 }
 
 fn plan_of(tool: Tool, objects: Vec<ObjectBuilder>) -> MigrationPlan {
@@ -105,7 +102,7 @@ fn written(plan: &MigrationPlan) -> String {
 }
 
 fn places(copies: &[ObjectEntry]) -> Vec<String> {
-    copies.iter().map(|copy| copy.key().to_string()).collect()
+    copies.iter().map(|copy| copy.key.to_string()).collect()
 }
 
 /// Why the only object is left to a person.
