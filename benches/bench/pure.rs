@@ -62,7 +62,7 @@ fn world(companions: usize) -> (World, ObjectKey) {
     }
     world.apply_source(ObservedSource::read(&keys, &rules, Kind::ConfigMap, read(source("blue"))));
     let key = ObjectKey::new(Kind::ConfigMap, "home", "colors");
-    let known = world.source(&key).expect("the source").clone();
+    let known = world.shared_source(&key).expect("the source");
     let payload = world.payload(&known).expect("its content");
     let content = Content::new(&keys, known, payload).expect("JSON").expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {

@@ -322,7 +322,7 @@ impl<A: CompanionApi> Inner<A> {
             return self.queue.push_all([key.clone()]);
         }
         let in_step = state.retry.in_step;
-        let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.source(key).cloned()));
+        let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.shared_source(key)));
         let digest = source.as_ref().map(|source| source.digest);
         // If the source changes back, companions that got the content in between were not edited by anybody.
         state.retry.in_step = in_step.filter(|in_step| Some(*in_step) == digest);
@@ -406,7 +406,7 @@ impl<A: CompanionApi> Inner<A> {
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }
-        let (companions, sources) = self.world.read(|world| world.away_counts());
+        let (companions, sources) = self.world.read(|world| world.cross_namespace_counts());
         let decisions = lock(&self.brake).ask(now, key, due, Totals { companions, sources });
         let (mut allowed, mut hold) = (HashSet::new(), None);
         for (at, decision) in due.iter().zip(decisions) {

@@ -40,7 +40,7 @@ pub async fn run(settings: &Explain) -> anyhow::Result<()> {
     let mut snapshot = connected.snapshot([namespace.as_str(), &key.namespace]).await?;
     // The companion here if there is a source, else the object that might be one.
     let place = snapshot.world.read(|world| {
-        let policy = world.source(&key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+        let policy = world.policy(&key);
         policy.map(|policy| ObjectKey::new(key.kind, namespace, &policy.companion))
     });
     snapshot.look_up(&connected.client, vec![place.unwrap_or_else(|| key.clone())]).await;

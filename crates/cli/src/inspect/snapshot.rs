@@ -235,7 +235,7 @@ impl View {
 
 /// Where a source wants companions and no list shows one, whether or not it is paused.
 fn missing<'a>(world: &'a World, key: &'a ObjectKey) -> impl Iterator<Item = ObjectKey> + 'a {
-    let policy = world.source(key).and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
+    let policy = world.policy(key);
     policy.into_iter().flat_map(move |policy| {
         targets(world, &key.namespace, &policy.targets)
             .filter(|target| target.eligibility == Eligibility::Eligible)

@@ -9,7 +9,7 @@ use super::snapshot::{Snapshot, View};
 use lockstep_core::{
     object::ObjectKey,
     plan::{
-        Action, Decision, Holder, Place, TargetContext, Trouble, decide, first_difference,
+        Action, Decision, Holder, Place, Trouble, decide, first_difference,
         outcome::{Effect, Verb},
         places, plan,
     },
@@ -243,7 +243,7 @@ pub fn describe_targets(targets: &Targets) -> String {
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
 pub fn source_status(snapshot: &Snapshot, key: &ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
-        let source = world.source(key).map(|source| &**source);
+        let source = world.source(key);
         let plan = plan(world, key, None);
         let companions = companions(snapshot, world, key, source);
         let is_known = |trouble: &&Trouble| snapshot.view.can_tell(key.kind, trouble);
@@ -405,7 +405,7 @@ pub fn companion_state(
     at: &ObjectKey,
 ) -> CompanionState {
     let found = snapshot.object(world, at);
-    let decision = decide(source, at, found, TargetContext::of(world, source, at, found, None));
+    let decision = decide(world, source, at, found, false);
     wanted_state(snapshot, world, source, at, &decision)
 }
 

@@ -243,7 +243,7 @@ impl<'a> Review<'a> {
         let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
         match self.protection(world, old, &source) {
             // The controller deletes it, too.
-            _ if world.is_barred(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
+            _ if world.is_refused(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
             Protect::All => denied(),
             // Without its source, the companion is not created again.
             _ if world.source(&source).is_none() => Ok(Verdict::ALLOWED),

@@ -406,10 +406,10 @@ mod tests {
         let expected = [
             "10.0.0.7",
             "2001:db8::7",
-            "webhook.example",
-            "webhook.home.svc",
             "localhost",
             "lockstep.lockstep-system.svc",
+            "webhook.example",
+            "webhook.home.svc",
         ];
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     }

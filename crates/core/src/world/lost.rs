@@ -32,6 +32,17 @@ pub struct LostCompanion {
     pub(super) aged: bool,
 }
 
+/// What there is to do about a lost companion.
+#[derive(PartialEq, Eq)]
+pub enum LostTask {
+    /// Its source wants one there, or nothing may be done now.
+    None,
+    /// It was to stay when its source does not want it any more.
+    Forget,
+    /// It has to be looked for, and deleted.
+    Find,
+}
+
 /// How it became known that a companion is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeenBy {
@@ -47,7 +58,7 @@ pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
     /// How many of each source are in other namespaces and were found by a live read.
-    found_away: HashMap<ObjectKey, usize>,
+    found_cross_namespace: HashMap<ObjectKey, usize>,
 }
 
 impl LostCompanion {
@@ -144,8 +155,8 @@ impl LostCompanions {
     }
 
     /// The sources with companions in other namespaces that a live read has found, and how many each has.
-    pub fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
-        self.found_away.iter().map(|(source, count)| (source, *count))
+    pub fn found_cross_namespace(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
+        self.found_cross_namespace.iter().map(|(source, count)| (source, *count))
     }
 
     pub fn remove(&mut self, at: &ObjectKey) {
@@ -158,11 +169,11 @@ impl LostCompanions {
         }
         if lost.found
             && lost.is_outside_home(at)
-            && let Some(count) = self.found_away.get_mut(&lost.source)
+            && let Some(count) = self.found_cross_namespace.get_mut(&lost.source)
         {
             *count -= 1;
             if *count == 0 {
-                self.found_away.remove(&lost.source);
+                self.found_cross_namespace.remove(&lost.source);
             }
         }
     }
@@ -172,7 +183,7 @@ impl LostCompanions {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
             if lost.is_outside_home(at) {
-                *self.found_away.entry(lost.source.clone()).or_default() += 1;
+                *self.found_cross_namespace.entry(lost.source.clone()).or_default() += 1;
             }
         }
     }

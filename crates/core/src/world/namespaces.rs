@@ -70,6 +70,13 @@ pub enum Eligibility {
     NotAccepted,
 }
 
+impl Eligibility {
+    /// The namespace takes no companions of the source, whatever the source says.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::NotAccepted | Self::Never)
+    }
+}
+
 /// What the watch showed of a namespace.
 pub struct NamespaceChange {
     /// None if it is new.

@@ -13,8 +13,8 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{
-        Action, Decision, DeleteReason, Heal, Removal, TargetContext, Trouble, WriteReason, decide,
-        first_difference, plan_companion,
+        Action, Decision, DeleteReason, Heal, Removal, Trouble, WriteReason, decide, first_difference,
+        plan_companion,
     },
     policy::content::Digest,
     world::{
@@ -245,17 +245,17 @@ impl CompanionWrite {
             return Ok(Start::Nothing);
         }
         let mut content = None;
-        if let Some(source) = world.source(key).filter(|_| action.has_content()) {
+        if let Some(source) = world.shared_source(key).filter(|_| action.has_content()) {
             if read.as_ref().is_some_and(|read| read.digest != source.digest) {
                 return Err(ApplyError::StaleCache);
             }
-            if permits_for(source, max_permits) > *permits {
+            if permits_for(&source, max_permits) > *permits {
                 return Ok(Start::Nothing);
             }
-            let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(source)) else {
-                return Ok(Start::ReadSource(source.clone()));
+            let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(&source)) else {
+                return Ok(Start::ReadSource(source));
             };
-            content = Content::new(keys, source.clone(), payload).map_err(|failure| error(key, failure))?;
+            content = Content::new(keys, source, payload).map_err(|failure| error(key, failure))?;
         }
         if content.is_none() && action.has_content() {
             return Ok(Start::Nothing);
@@ -449,10 +449,9 @@ impl CompanionWrite {
         };
         let Some(Content { source, .. }) = &self.content else { return Err(ApplyError::StaleCache) };
         let (_, companion) = world.identify(found.clone());
-        let mut context = TargetContext::of(world, source, at, Some(&companion), self.in_step);
         // A lost companion that still exists was changed by somebody else: its label was removed.
-        context.in_step |= context.lost;
-        match decide(source, at, Some(&companion), context) {
+        let in_step = self.in_step == Some(source.digest) || world.was_lost(at);
+        match decide(world, source, at, Some(&companion), in_step) {
             Decision::Change(action) => Ok(Next::Try(action)),
             Decision::Trouble(trouble) => Err(ApplyError::Retry {
                 trouble: Some(Box::new(trouble)),
