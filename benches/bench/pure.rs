@@ -64,7 +64,7 @@ fn world(companions: usize) -> (World, ObjectKey) {
     let key = ObjectKey::new(Kind::ConfigMap, "home", "colors");
     let known = world.shared_source(&key).expect("the source");
     let payload = world.payload(&known).expect("its content");
-    let content = Content::new(&keys, known, payload).expect("JSON").expect("a well-formed source");
+    let content = Content::new(&keys, known, payload).expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
         let body = write_request::create(&content, &change.at).expect("JSON");
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");

@@ -68,7 +68,7 @@ pub struct NewEvent {
 impl NewEvent {
     /// Equal Events are one series.
     fn digest(&self) -> Digest {
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         for (tag, text) in [
             ("kind", self.source.kind.as_str()),
             ("namespace", &self.source.namespace),

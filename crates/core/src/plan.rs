@@ -12,7 +12,7 @@ use std::{borrow::Cow, cell::LazyCell};
 
 use crate::{
     object::ObjectKey,
-    policy::{Targets, content::Digest},
+    policy::{MAX_QUOTED_CHARS, Targets, content::Digest},
     text::shorten,
     world::{Companion, Eligibility, LostCompanion, Source, World, uid_digest},
 };
@@ -121,9 +121,6 @@ pub struct Target<'a> {
     /// The source lists the namespace by name, not just with a pattern or selector that matches it.
     pub explicit: bool,
 }
-
-/// How much of a selector a message quotes.
-const MAX_QUOTED_CHARS: usize = 60;
 
 /// The namespaces that sources of `home` with these targets ask for, in order of their names, whether or not they get a companion.
 pub fn targets<'a>(

@@ -127,7 +127,7 @@ impl<'a> Parser<'a> {
             self.next();
         }
         let key = match self.next() {
-            Some(Token::Word(key)) => label_key(key)?,
+            Some(Token::Word(key)) => valid(key, names::is_label_key, BadSelector::Key)?,
             None | Some(COMMA) if !excluded => return Err(BadSelector::Nothing),
             _ => return Err(bad()),
         };
@@ -141,7 +141,7 @@ impl<'a> Parser<'a> {
                     token if ends(token) => String::new(),
                     Some(Token::Word(value)) => {
                         self.next();
-                        label_value(value)?
+                        valid(value, names::is_label_value, BadSelector::Value)?
                     }
                     _ => return Err(bad()),
                 };
@@ -178,7 +178,7 @@ impl<'a> Parser<'a> {
                 _ => "",
             };
             self.values_left = self.values_left.checked_sub(1).ok_or(BadSelector::TooManyValues)?;
-            values.insert(label_value(value)?);
+            values.insert(valid(value, names::is_label_value, BadSelector::Value)?);
             match self.next() {
                 Some(COMMA) => {}
                 Some(CLOSE) => return Ok(Some(values)),
@@ -202,18 +202,12 @@ fn up_to_comma(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-fn label_key(text: &str) -> Result<String, BadSelector> {
-    match names::is_label_key(text) {
-        true => Ok(text.to_owned()),
-        false => Err(BadSelector::Key(shorten(text, MAX_QUOTED_CHARS))),
-    }
-}
-
-fn label_value(text: &str) -> Result<String, BadSelector> {
-    match names::is_label_value(text) {
-        true => Ok(text.to_owned()),
-        false => Err(BadSelector::Value(shorten(text, MAX_QUOTED_CHARS))),
-    }
+fn valid(
+    text: &str,
+    is_valid: fn(&str) -> bool,
+    bad: fn(String) -> BadSelector,
+) -> Result<String, BadSelector> {
+    if is_valid(text) { Ok(text.to_owned()) } else { Err(bad(shorten(text, MAX_QUOTED_CHARS))) }
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ pub struct Namespaces {
 }
 
 /// A namespace, reduced to what decides whether it is a target.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Namespace {
     labels: BTreeMap<String, String>,
     deletion_timestamp: Option<String>,
@@ -249,18 +249,23 @@ impl Namespaces {
     /// Takes in a namespace that the watch shows; none if nothing that we use has changed.
     pub fn apply(&mut self, meta: &Meta, epoch: u32) -> Option<NamespaceChange> {
         let namespace = Namespace::read(&self.keys, meta, epoch);
+        if let Some(known) = self.namespaces.get_mut(&meta.name) {
+            known.epoch = epoch;
+            if *known == namespace {
+                return None;
+            }
+        }
         let fault = namespace.fault.as_ref();
         let complaint = fault
             .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
             .or_else(|| namespace.mistake.as_ref().map(ToString::to_string));
-        let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
         if namespace.accept_from.is_empty() {
             self.accepting.remove(&meta.name);
         } else {
             self.accepting.insert(meta.name.clone());
         }
         let before = self.namespaces.insert(meta.name.clone(), namespace);
-        (!same).then_some(NamespaceChange { before, complaint })
+        Some(NamespaceChange { before, complaint })
     }
 
     pub fn delete(&mut self, name: &str) {
@@ -323,22 +328,5 @@ impl Namespace {
 
     const fn is_terminating(&self) -> bool {
         self.deletion_timestamp.is_some()
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        let Self {
-            labels,
-            deletion_timestamp,
-            excluded,
-            accept_from,
-            accept_adopt_from,
-            fault,
-            mistake,
-            defaults,
-            epoch: _,
-        } = self;
-        (labels, deletion_timestamp, *excluded) == (&other.labels, &other.deletion_timestamp, other.excluded)
-            && (accept_from, accept_adopt_from) == (&other.accept_from, &other.accept_adopt_from)
-            && (fault, mistake, defaults) == (&other.fault, &other.mistake, &other.defaults)
     }
 }

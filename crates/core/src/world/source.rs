@@ -67,7 +67,7 @@ impl ObservedSource {
             }
             Err(fault) => (Err(fault), None),
         };
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.text("uid", &meta.uid);
         match &desired {
             Ok(desired) => {
@@ -143,8 +143,9 @@ impl Desired {
         let content = content.select(&policy.keys);
         let digest = content.digest();
         let copied = Copied::of(keys, meta, &policy);
-        let packed = Payload { content: content.pack(), copied: copied.pack() };
-        let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), copied);
+        let payload = Payload { content: content.pack(), copied };
+        let marks = &payload.copied;
+        let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), marks.clone());
         let desired = Self {
             policy,
             content: digest,
@@ -152,9 +153,9 @@ impl Desired {
             immutable: content.immutable,
             marks: marks.digest(),
             marks_without_uid: marks.digest_without_uid(keys),
-            payload_bytes: packed.bytes(),
+            payload_bytes: payload.bytes(),
             key_names: content.key_names(),
         };
-        (desired, packed)
+        (desired, payload)
     }
 }

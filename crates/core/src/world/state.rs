@@ -318,7 +318,7 @@ impl World {
     /// A list as of `version` has ended. Removes objects that it did not show, except those we wrote after it.
     pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
         let epoch = self.progress.epoch(watch);
-        self.progress.list_ends(watch);
+        self.progress.list_ends(watch, version);
         let mut effect = Effect::default();
         match watch {
             WatchId::Sources(kind) => {
@@ -330,7 +330,6 @@ impl World {
                 }
             }
             WatchId::Companions(kind) => {
-                self.progress.list_of_companions_ends(kind, version);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
                     let newer = companion.written_epoch == epoch && companion.version() > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())

@@ -255,7 +255,7 @@ impl CompanionWrite {
             let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(&source)) else {
                 return Ok(Start::ReadSource(source));
             };
-            content = Content::new(keys, source, payload).map_err(|failure| error(key, failure))?;
+            content = Content::new(keys, source, payload);
         }
         if content.is_none() && action.has_content() {
             return Ok(Start::Nothing);

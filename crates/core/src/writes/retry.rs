@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn digest(text: &str) -> Digest {
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.text("", text);
         hasher.finish()
     }

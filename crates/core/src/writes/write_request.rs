@@ -57,10 +57,9 @@ pub struct Content {
 
 impl Content {
     /// `None` if the source is malformed: then no plan writes its companions.
-    pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Result<Option<Self>, Failure> {
-        let copied = payload.copied.unpack().map_err(unserialisable)?;
-        let marks = source.expected_marks(keys, copied);
-        Ok(marks.map(|marks| Self { source, payload, marks }))
+    pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Option<Self> {
+        let marks = source.expected_marks(keys, payload.copied.clone())?;
+        Some(Self { source, payload, marks })
     }
 }
 
@@ -229,7 +228,7 @@ mod tests {
         let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
         let (known, keys) = (known.companion(), testing::keys());
         let content = Content::new(&keys, observed.source.into(), observed.payload.unwrap());
-        let update = update(&content.unwrap().expect("a well-formed source"), &at, known).unwrap();
+        let update = update(&content.expect("a well-formed source"), &at, known).unwrap();
         let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
         for operations in [update, release(&keys, known)] {
             assert_eq!(json!(operations)[0], only_this_version);
