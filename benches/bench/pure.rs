@@ -66,7 +66,7 @@ fn world(companions: usize) -> (World, ObjectKey) {
     let payload = world.payload(&known).expect("its content");
     let content = Content::new(&keys, known, payload).expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
-        let body = write_request::create(&content, &change.at).expect("JSON");
+        let body = write_request::create(&content, &change.at);
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
         body["metadata"]["uid"] = format!("c-{n}").into();
         body["metadata"]["resourceVersion"] = (n + 2).to_string().into();

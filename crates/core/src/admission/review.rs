@@ -19,6 +19,7 @@ use crate::{
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets, unmatched},
     policy::{Fault, Policy, Protect, WhenRemoved, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake},
+    text::some_of,
     world::{Eligibility, World},
 };
 
@@ -524,15 +525,13 @@ impl Claims {
 
 /// About companions of other sources that have the name of this one's, where a pattern matches.
 fn warning_of_conflicts(conflicts: &[String]) -> Option<String> {
-    let (named, more) = conflicts.split_at(conflicts.len().min(MAX_NAMED_CONFLICTS));
-    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let named = some_of(conflicts, MAX_NAMED_CONFLICTS, ", ");
     let namespaces = if conflicts.len() == 1 { "namespace" } else { "namespaces" };
     (!conflicts.is_empty()).then(|| {
         format!(
             "{} {namespaces} that a pattern matches have a companion of this name from another source and keep it: \
-             {}{more}; all others get one of this source",
+             {named}; all others get one of this source",
             conflicts.len(),
-            named.join(", ")
         )
     })
 }

@@ -11,7 +11,7 @@ use super::{
     issue::{Ca, Error, Leaf, SubjectNames},
     leaf::{Renewal, renewal},
     lifetimes::{Due, Lifetimes, MAX_SLEEP, between},
-    rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
+    rotation::{Inputs, SecretChange},
     secret::{CaSet, ParsedSecret, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
 };
@@ -172,9 +172,11 @@ impl Actions {
             names,
             request: *request,
             serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.time)).map(|leaf| &leaf.issuer),
+            now: now.time,
+            lifetimes: &settings.lifetimes,
         };
-        let due = next_change(inputs, now.time, &settings.lifetimes);
-        if let Some(cas) = usable_cas(due, inputs, now.time) {
+        let due = inputs.next_change();
+        if let Some(cas) = inputs.usable_cas(due) {
             self.memory.cas = Some(Arc::new(cas));
         }
         let version = object.map_or("", |object| &object.metadata.resource_version);
@@ -186,17 +188,14 @@ impl Actions {
         let writes = &mut self.memory.secret_writes;
         match writes.wait("", version, change.may_recur(), now.instant) {
             None => {}
-            Some(Duration::ZERO) => {
-                let instance = &settings.keys.instance;
-                match contents_after(change, inputs, now.time, &settings.lifetimes, instance) {
-                    Ok(Some(cas)) => {
-                        writes.started("", change.may_recur(), now.instant);
-                        self.writes.push(CaWrite::Secret { change, cas, version: version.to_owned() });
-                    }
-                    Ok(None) => {}
-                    Err(error) => self.failure = Some(error),
+            Some(Duration::ZERO) => match inputs.contents_after(change, &settings.keys.instance) {
+                Ok(Some(cas)) => {
+                    writes.started("", change.may_recur(), now.instant);
+                    self.writes.push(CaWrite::Secret { change, cas, version: version.to_owned() });
                 }
-            }
+                Ok(None) => {}
+                Err(error) => self.failure = Some(error),
+            },
             Some(wait) => self.check_after = self.check_after.min(wait),
         }
     }

@@ -58,7 +58,7 @@ pub struct Leaf {
 }
 
 /// Why a CA cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableCa {
     #[error("it is missing")]
     Missing,

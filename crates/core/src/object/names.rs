@@ -49,11 +49,7 @@ pub fn is_annotation_key(text: &str) -> bool {
 
 /// Whether a text is the value of a label, which may be empty.
 pub fn is_label_value(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        && edge(text.chars().next())
-        && edge(text.chars().last())
+    text.is_empty() || (text.len() <= 63 && is_made_of(text, |c| c.is_ascii_alphanumeric(), &['-', '_', '.']))
 }
 
 /// The name of an object as the value of a label. A name may have 253 characters and the value of a label 63: of a longer
@@ -83,10 +79,14 @@ pub fn is_data_key(text: &str) -> bool {
 }
 
 fn is_dns(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.'))
-        && edge(text.chars().next())
-        && edge(text.chars().last())
+    is_made_of(text, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), &['-', '.'])
+}
+
+/// Whether a text has only such letters, and these others between them.
+fn is_made_of(text: &str, is_letter: fn(char) -> bool, others: &[char]) -> bool {
+    text.starts_with(is_letter)
+        && text.ends_with(is_letter)
+        && text.chars().all(|c| is_letter(c) || others.contains(&c))
 }
 
 #[cfg(test)]

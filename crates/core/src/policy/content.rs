@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use ring::digest::{Context, SHA256};
 use serde_json::value::RawValue;
 
-use crate::object::{Meta, Object};
+use crate::{
+    object::{Meta, Object},
+    text::some_of,
+};
 
 /// The fields that a companion shares with its source. It has no `Debug`: values must not reach a log.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -93,13 +96,8 @@ impl Content {
     /// The names of the first ten keys, for logs.
     pub fn key_names(&self) -> String {
         const MAX_KEY_NAMES: usize = 10;
-        let total = self.data.len() + self.binary.len();
-        let shown: Vec<&str> =
-            self.data.keys().chain(self.binary.keys()).take(MAX_KEY_NAMES).map(String::as_str).collect();
-        match total.saturating_sub(MAX_KEY_NAMES) {
-            0 => shown.join(","),
-            more => format!("{} and {more} more", shown.join(",")),
-        }
+        let names: Vec<&str> = self.data.keys().chain(self.binary.keys()).map(String::as_str).collect();
+        some_of(&names, MAX_KEY_NAMES, ",")
     }
 
     pub fn pack(&self) -> PackedContent {

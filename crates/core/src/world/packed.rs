@@ -20,7 +20,7 @@ const MIN_VALUES: usize = 64;
 /// assert_eq!(uid.to_string(), "0f8fad5b-d9cb-469f-a165-70867728950e");
 /// assert_eq!(Uid::from("any other text").to_string(), "any other text");
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Uid {
     /// A UUID in lower case with four hyphens.
     Uuid([u8; 16]),

@@ -280,26 +280,25 @@ impl CompanionWrite {
             Step::DeleteLost { found, .. } => return Ok(CompanionRequest::delete(found)),
             Step::Act(action) => action,
         };
-        let request = match (action, &self.content) {
-            (Action::DeleteLost { .. }, _) => Ok(CompanionRequest::GetMetadata),
+        Ok(match (action, &self.content) {
+            (Action::DeleteLost { .. }, _) => CompanionRequest::GetMetadata,
             (Action::Delete { known, .. } | Action::Recreate { known, .. }, _) => {
-                Ok(CompanionRequest::delete(known))
+                CompanionRequest::delete(known)
             }
             (Action::Release { known, .. }, _) if known.keep => {
-                Ok(CompanionRequest::Patch(write_request::release(keys, known)))
+                CompanionRequest::Patch(write_request::release(keys, known))
             }
             (Action::Release { known, .. }, _) => {
-                Ok(CompanionRequest::Patch(write_request::mark_to_stay(keys, known)))
+                CompanionRequest::Patch(write_request::mark_to_stay(keys, known))
             }
             (Action::Create { .. }, Some(content)) => {
-                write_request::create(content, &self.at).map(CompanionRequest::Create)
+                CompanionRequest::Create(write_request::create(content, &self.at))
             }
             (Action::Update { known, .. }, Some(content)) => {
-                write_request::update(content, &self.at, known).map(CompanionRequest::Patch)
+                CompanionRequest::Patch(write_request::update(content, &self.at, known))
             }
             (Action::Create { .. } | Action::Update { .. }, None) => return Err(ApplyError::StaleCache),
-        };
-        request.map_err(|failure| error(&self.at, failure))
+        })
     }
 
     /// Takes the answer to the last request: the object as it is stored, unless it was deleted.
@@ -453,11 +452,7 @@ impl CompanionWrite {
         let in_step = self.in_step == Some(source.digest) || world.was_lost(at);
         match decide(world, source, at, Some(&companion), in_step) {
             Decision::Change(action) => Ok(Next::Try(action)),
-            Decision::Trouble(trouble) => Err(ApplyError::Retry {
-                trouble: Some(Box::new(trouble)),
-                policy: RetryPolicy::Conflict,
-                failure: None,
-            }),
+            Decision::Trouble(trouble) => Err(conflict(trouble)),
             Decision::Nothing if companion.terminating => {
                 Err(ApplyError::Retry { trouble: None, policy: RetryPolicy::Error, failure: None })
             }
@@ -487,8 +482,11 @@ fn deleted(at: &ObjectKey, answer: Result<ObservedCompanion, Failure>) -> Result
 
 /// The API server stored something else than it was sent. Without a pace this would never end.
 fn rewritten(at: &ObjectKey, what: Heal) -> ApplyError {
-    let trouble = Some(Box::new(Trouble::Rewritten { at: at.clone(), what }));
-    ApplyError::Retry { trouble, policy: RetryPolicy::Conflict, failure: None }
+    conflict(Trouble::Rewritten { at: at.clone(), what })
+}
+
+fn conflict(trouble: Trouble) -> ApplyError {
+    ApplyError::Retry { trouble: Some(Box::new(trouble)), policy: RetryPolicy::Conflict, failure: None }
 }
 
 /// What a failed call means for the retry.
