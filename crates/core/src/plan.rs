@@ -226,7 +226,8 @@ pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
 
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
 fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
-    let (mut plan, home) = (Plan::default(), &*key.namespace);
+    let mut plan = Plan::default();
+    let home = &*key.namespace;
     let present = source.filter(|source| !source.terminating);
     match present.map(|source| (source, &source.desired)) {
         Some((source, Ok(desired))) => {

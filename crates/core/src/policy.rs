@@ -187,7 +187,7 @@ impl Policy {
             return Err(Fault::SecretType(type_.to_owned()));
         }
         let copied = |key: &&str| self.keys.selected(object.data.as_ref()).any(|(to, _)| to == *key);
-        match required_keys(type_).find(|alternatives| !alternatives.iter().any(copied)) {
+        match required_keys(type_).iter().find(|alternatives| !alternatives.iter().any(copied)) {
             Some(alternatives) => Err(Fault::KeysBreakType {
                 type_: type_.to_owned(),
                 missing: alternatives[0],
@@ -232,16 +232,15 @@ pub fn copied<'a>(
 }
 
 /// The keys that the API server requires for a type of Secret: at least one of each group.
-fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
-    let required: &'static [&'static [&'static str]] = match type_ {
+fn required_keys(type_: &str) -> &'static [&'static [&'static str]] {
+    match type_ {
         "kubernetes.io/tls" => &[&["tls.crt"], &["tls.key"]],
         "kubernetes.io/dockerconfigjson" => &[&[".dockerconfigjson"]],
         "kubernetes.io/dockercfg" => &[&[".dockercfg"]],
         "kubernetes.io/ssh-auth" => &[&["ssh-privatekey"]],
         "kubernetes.io/basic-auth" => &[&["username", "password"]],
         _ => &[],
-    };
-    required.iter().copied()
+    }
 }
 
 impl Targets {
@@ -445,7 +444,8 @@ impl<'a> Parser<'a> {
             }
         };
         if name.len() > MAX_NAME_BYTES {
-            let (length, name) = (name.len(), shorten(&name, MAX_QUOTED_CHARS));
+            let length = name.len();
+            let name = shorten(&name, MAX_QUOTED_CHARS);
             return Err(Fault::NameTooLong { name, length, key: key.clone() });
         }
         if name == "kube-root-ca.crt" {
@@ -472,7 +472,8 @@ impl<'a> Parser<'a> {
 
 /// `a,b=c`: which keys are copied, and under which names.
 fn key_selection(text: &str) -> Result<KeySelection, String> {
-    let (mut selected, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    let mut selected = BTreeMap::new();
+    let mut taken = BTreeSet::new();
     for item in items(text, MAX_KEYS)? {
         let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
         if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
@@ -498,7 +499,8 @@ fn pairs(
     for item in items(text, MAX_ITEMS)? {
         let bad = |problem: &str| format!("{} {problem}", quote(item));
         let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
-        let (name, value) = (name.trim(), value.trim());
+        let name = name.trim();
+        let value = value.trim();
         if !is_valid(name, value) {
             return Err(bad("is not a valid key and value"));
         }

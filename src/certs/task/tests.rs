@@ -4,10 +4,13 @@ use serde_json::json;
 
 use super::*;
 use lockstep_cluster::testing::api::{ApiRequest, api_server, refusal};
-use lockstep_core::certs::{
-    lifetimes::{MAX_SLEEP, later},
-    secret::CaSet,
-    testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
+use lockstep_core::{
+    certs::{
+        lifetimes::MAX_SLEEP,
+        secret::CaSet,
+        testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
+    },
+    time::later,
 };
 
 /// What a test sends in place of the watches.

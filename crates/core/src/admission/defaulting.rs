@@ -23,14 +23,16 @@ const STORAGE_MIGRATOR: &str = "system:serviceaccount:kube-system:storage-versio
 /// people wrote and from the defaults of now, never from its former value, so that the same manifest always gives the
 /// same companions. The patch is empty if the annotation is right already.
 pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
-    let (keys, home) = (&*rules.keys, &*request.namespace);
+    let keys = &*rules.keys;
+    let home = &*request.namespace;
     let (old, Some(new)) = request.objects() else { return Default::default() };
     let meta = &new.metadata;
     let is_migration = || request.user.name == STORAGE_MIGRATOR && request.changes_nothing();
     if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() || is_migration() {
         return Default::default();
     }
-    let (targeted, protected) = (keys.sets_targets(meta), meta.annotations.contains_key(&keys.protect));
+    let targeted = keys.sets_targets(meta);
+    let protected = meta.annotations.contains_key(&keys.protect);
     let mut warnings = Vec::new();
     let mut defaults = Defaults::default();
     if !targeted || !protected {
@@ -109,7 +111,8 @@ impl ValidDefaults<'_> {
     }
 
     fn protect(&mut self) -> Option<String> {
-        let (key, text) = (&self.rules.keys.default_protect, self.of_namespace.protect.as_deref());
+        let key = &self.rules.keys.default_protect;
+        let text = self.of_namespace.protect.as_deref();
         let valid = self.valid(key, text, str::parse::<Protect>);
         let protect = valid.map_or(self.rules.default_protect, |(_, protect)| protect);
         (protect != Protect::default()).then(|| protect.as_str().to_owned())

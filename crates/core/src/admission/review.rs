@@ -119,7 +119,8 @@ impl<'a> Review<'a> {
         let key = request.key(new.or(old)?);
         let policy = |object: &Object| Policy::of(keys, &rules.own_namespace, &key, object);
         let source = |object: &&Object| keys.is_source(&object.metadata.labels);
-        let (before, after) = (old.filter(source).map(policy), new.filter(source).map(policy));
+        let before = old.filter(source).map(policy);
+        let after = new.filter(source).map(policy);
         let (settings_changed, companions_unaffected) =
             match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
                 (Some((old, before)), Some((new, after))) => (
@@ -158,7 +159,8 @@ impl<'a> Review<'a> {
 
     /// What the author should know about the object as it will be.
     fn warnings_about(&self, new: &Meta) -> Vec<String> {
-        let (keys, key) = (self.keys(), &self.key);
+        let keys = self.keys();
+        let key = &self.key;
         match &self.after {
             Some(Ok(policy)) => {
                 let mistakes =
@@ -264,7 +266,8 @@ impl<'a> Review<'a> {
     /// The source of an object that is a companion. An object with our label that names no source is no
     /// companion.
     fn companion_of(&self, world: &World, object: &Object) -> Option<ObjectKey> {
-        let (keys, meta) = (self.keys(), &object.metadata);
+        let keys = self.keys();
+        let meta = &object.metadata;
         if !meta.labels.contains_key(&keys.companion) {
             return None;
         }
@@ -482,7 +485,8 @@ impl Claims {
         let patterns = patterns && !policy.targets.needs_consent;
         let wanted = if patterns { policy.targets.clone() } else { policy.targets.listed_by_name() };
         let home = &*self.key.namespace;
-        let (mut warnings, mut conflicts) = (Vec::new(), Vec::new());
+        let mut warnings = Vec::new();
+        let mut conflicts = Vec::new();
         for target in targets(world, home, &wanted) {
             warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;

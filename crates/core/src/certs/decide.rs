@@ -10,12 +10,12 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     issue::{Ca, Error, Leaf, SubjectNames},
     leaf::{Renewal, renewal},
-    lifetimes::{Due, Lifetimes, MAX_SLEEP, between},
+    lifetimes::{Due, Lifetimes, MAX_SLEEP},
     rotation::{Inputs, SecretChange},
     secret::{CaSet, ParsedSecret, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
 };
-use crate::{certs::write_history::WriteHistory, keys::Keys, object::watched::Observed};
+use crate::{certs::write_history::WriteHistory, keys::Keys, object::watched::Observed, time::between};
 
 #[derive(Debug, Clone)]
 pub struct CertSettings {
@@ -61,6 +61,7 @@ pub struct ConfigurationMemory {
 }
 
 /// What to do now.
+#[derive(Default)]
 pub struct Actions {
     pub memory: Memory,
     /// Writes to send now; `memory` has them as in flight.
@@ -116,14 +117,7 @@ pub fn decide(
     leaf: Option<&Leaf>,
     now: Now,
 ) -> Actions {
-    let mut actions = Actions {
-        memory: memory.clone(),
-        writes: Vec::new(),
-        failure: None,
-        leaf: None,
-        is_published: false,
-        check_after: MAX_SLEEP,
-    };
+    let mut actions = Actions { memory: memory.clone(), check_after: MAX_SLEEP, ..Actions::default() };
     let all_known = !snapshot.configurations.iter().any(Observed::is_unknown);
     let configurations = || {
         let present = snapshot.configurations.iter().filter_map(Observed::present);
@@ -223,7 +217,8 @@ impl Actions {
                 settings.lifetimes.removal_delay().saturating_sub(passed)
             }
         };
-        let (bundle, version) = (cas.bundle(), &configuration.metadata.resource_version);
+        let bundle = cas.bundle();
+        let version = &configuration.metadata.resource_version;
         let Some(wait) = memory.writes.wait(&bundle, version, true, now.instant) else { return };
         if wait.max(delay).is_zero() {
             memory.writes.started(&bundle, true, now.instant);

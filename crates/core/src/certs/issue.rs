@@ -16,8 +16,12 @@ use rustls::{
 };
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
-use super::lifetimes::{earlier, later, two_thirds};
-use crate::{object::names::is_subdomain, text};
+use super::lifetimes::two_thirds;
+use crate::{
+    object::names::is_subdomain,
+    text,
+    time::{earlier, later},
+};
 
 /// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of
 /// API servers and of other replicas.
@@ -102,8 +106,10 @@ impl Certificate {
             Err(_) if time.timestamp() > 0 => Timestamp::MAX,
             Err(_) => Timestamp::MIN,
         };
-        let (subject, validity) = (x509.subject().to_string(), x509.validity());
-        let (not_before, not_after) = (time(validity.not_before), time(validity.not_after));
+        let subject = x509.subject().to_string();
+        let validity = x509.validity();
+        let not_before = time(validity.not_before);
+        let not_after = time(validity.not_after);
         let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
         let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
         Ok(Self { der, subject, not_before, not_after, for_servers })

@@ -9,10 +9,11 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     issue::{Ca, Certificate, Error, SubjectNames, UnusableCa},
-    lifetimes::{Due, Lifetimes, later},
+    lifetimes::{Due, Lifetimes},
     secret::{CaSet, ParsedSecret},
     webhooks::Published,
 };
+use crate::time::later;
 
 /// The most that the clock of a client may be ahead of that of a replica.
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);

@@ -58,7 +58,8 @@ impl WriteHistory {
 
     /// The write succeeded, or was refused because the object has changed: the watch shows its new state.
     pub fn answered(&mut self, version: &str, now: Instant) {
-        (self.in_flight, self.failing) = (false, false);
+        self.in_flight = false;
+        self.failing = false;
         self.answered = Some((version.to_owned(), now));
     }
 
@@ -69,7 +70,9 @@ impl WriteHistory {
     }
 
     pub fn failed(&mut self, may_recur: bool, now: Instant) {
-        (self.in_flight, self.failing, self.answered) = (false, true, None);
+        self.in_flight = false;
+        self.failing = true;
+        self.answered = None;
         // A write that may recur was counted when it started.
         if !may_recur {
             self.count(now);

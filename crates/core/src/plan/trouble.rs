@@ -100,7 +100,8 @@ impl Trouble {
             // The message of an exceeded quota contains what is in use.
             Self::Forbidden { detail, .. } => detail.clear(),
             Self::DeletesHeld { companions, sources, until, .. } => {
-                (*companions, *sources) = (0, 0);
+                *companions = 0;
+                *sources = 0;
                 until.clear();
             }
             Self::NotAccepted { command, .. } => command.clear(),

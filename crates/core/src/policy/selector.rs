@@ -56,7 +56,8 @@ pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     if parser.peek().is_none() {
         return Err(BadSelector::Empty);
     }
-    let (mut requirements, mut found) = (Vec::new(), 0);
+    let mut requirements = Vec::new();
+    let mut found = 0;
     loop {
         let requirement = parser.requirement()?;
         found += 1;

@@ -54,7 +54,8 @@ impl Companions {
     pub fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
         if let Some(slot) = self.find(key) {
             let companion = &mut self.slots[slot as usize].1;
-            (companion.epoch, companion.written_epoch) = (epoch, written_epoch);
+            companion.epoch = epoch;
+            companion.written_epoch = written_epoch;
         }
     }
 

@@ -66,19 +66,15 @@ impl LostCompanion {
     pub fn of(source: &ObjectKey, companion: &Companion, seen_by: SeenBy) -> Self {
         let keep = companion.keep;
         Self {
-            source: source.clone(),
             uid: Some(companion.uid.clone()),
-            source_uid: companion.source_uid,
             keep,
             maybe_released: keep || seen_by == SeenBy::List,
-            found: false,
-            aged: false,
+            ..Self::unseen(source.clone(), companion.source_uid)
         }
     }
 
     /// A place at which a source with this UID wanted a companion, and none was seen.
-    pub const fn unseen(source: ObjectKey, source_uid: Digest) -> Self {
-        let source_uid = Some(source_uid);
+    pub const fn unseen(source: ObjectKey, source_uid: Option<Digest>) -> Self {
         Self { source, uid: None, source_uid, keep: false, maybe_released: false, found: false, aged: false }
     }
 

@@ -292,8 +292,8 @@ impl Namespace {
                     Patterns::default()
                 }
             };
-        let (accept_from, accept_adopt_from) =
-            (patterns(&keys.accept_from), patterns(&keys.accept_adopt_from));
+        let accept_from = patterns(&keys.accept_from);
+        let accept_adopt_from = patterns(&keys.accept_adopt_from);
         // One byte more than a list may have: a default that is too long stays invalid, and costs no more than that.
         let default = |key: &str| {
             meta.annotations.get(key).map(|text| text::prefix(text, MAX_LIST_BYTES + 1).to_owned())

@@ -20,7 +20,7 @@ const MIN_VALUES: usize = 64;
 /// assert_eq!(uid.to_string(), "0f8fad5b-d9cb-469f-a165-70867728950e");
 /// assert_eq!(Uid::from("any other text").to_string(), "any other text");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uid {
     /// A UUID in lower case with four hyphens.
     Uuid([u8; 16]),
@@ -35,7 +35,7 @@ pub enum Uid {
 /// assert_eq!(Version::from("4711").to_string(), "4711");
 /// assert_eq!(Version::from("04711").to_string(), "04711");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Version {
     /// A number as `to_string` writes it: without a sign or leading zeros.
     Number(u64),
@@ -89,12 +89,6 @@ impl fmt::Display for Uid {
     }
 }
 
-impl fmt::Debug for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Uid({self})")
-    }
-}
-
 impl Version {
     /// Which of two versions is the newer one: see [`crate::object::Meta::version`].
     pub fn number(&self) -> u64 {
@@ -120,12 +114,6 @@ impl fmt::Display for Version {
             Self::Number(number) => write!(f, "{number}"),
             Self::Text(text) => f.write_str(text),
         }
-    }
-}
-
-impl fmt::Debug for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Version({self})")
     }
 }
 

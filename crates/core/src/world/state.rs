@@ -479,7 +479,8 @@ impl World {
         });
         let keep = policy.when_removed == WhenRemoved::Keep;
         let left = self.lost.places_left(key);
-        if has_same_places || left == 0 || Self::is_kept(present, Some(uid_digest(&former.uid)), keep) {
+        let former_uid = Some(uid_digest(&former.uid));
+        if has_same_places || left == 0 || Self::is_kept(present, former_uid, keep) {
             return;
         }
         let is_missing = |at: &ObjectKey| {
@@ -493,7 +494,7 @@ impl World {
         let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
         let missing: Vec<ObjectKey> = wanted.filter(is_missing).take(left).collect();
         for at in missing {
-            self.lost.insert(at, LostCompanion::unseen(key.clone(), uid_digest(&former.uid)));
+            self.lost.insert(at, LostCompanion::unseen(key.clone(), former_uid));
         }
     }
 
@@ -607,7 +608,8 @@ impl World {
                 self.companions.set_epochs(&key, seen, written);
                 return Effect::default();
             }
-            (companion.epoch, companion.written_epoch) = (seen, written);
+            companion.epoch = seen;
+            companion.written_epoch = written;
         }
         self.lost.remove(&key);
         let requeue = self.affected(&key, self.companions.get(&key), &companion);

@@ -331,7 +331,9 @@ impl CompanionWrite {
         answer: Result<ObservedCompanion, Failure>,
         requeue: &mut Vec<ObjectKey>,
     ) -> Result<Next, ApplyError> {
-        let (own, at, sent) = (&self.source, &self.at, self.sent);
+        let own = &self.source;
+        let at = &self.at;
+        let sent = self.sent;
         // The writer's own source is reconciled again only if need be.
         let mut requeue_others = |effect: Effect| {
             requeue.extend(effect.requeue.into_iter().filter(|key| key != own));
