@@ -275,6 +275,15 @@ impl Meta {
         version_number(&self.resource_version)
     }
 
+    /// Whether another object has the same labels and annotations, as far as their keys count.
+    pub(crate) fn has_same_marks(&self, other: &Self, counts: impl Fn(&str) -> bool) -> bool {
+        let same = |these: &BTreeMap<String, String>, those: &BTreeMap<String, String>| {
+            let counts = |(key, _): &(&String, &String)| counts(key);
+            these.iter().filter(counts).eq(those.iter().filter(counts))
+        };
+        same(&self.labels, &other.labels) && same(&self.annotations, &other.annotations)
+    }
+
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.owner_references.iter().find(|owner| owner.controller == Some(true))
     }

@@ -60,8 +60,7 @@ pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch
 /// What is stamped on a source before an update; nothing on an object that was no source.
 fn stamped_before(keys: &Keys, old: Option<&Object>) -> Defaults {
     let old = old.map(|old| &old.metadata).filter(|old| keys.is_source(&old.labels));
-    let text = old.and_then(|old| old.annotations.get(&keys.defaults));
-    text.and_then(|text| Defaults::from_annotation(text).ok()).unwrap_or_default()
+    old.map(|old| Defaults::stamped(keys, old)).unwrap_or_default()
 }
 
 /// The author did not write these targets, and must see where the content goes.

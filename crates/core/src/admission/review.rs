@@ -124,17 +124,17 @@ impl<'a> Review<'a> {
         let (settings_changed, companions_unaffected) =
             match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
                 (Some((old, before)), Some((new, after))) => (
-                    // What is stamped on a source that was and stays faulty is not a change by its author.
-                    !same_settings(keys, &old.metadata, &new.metadata, before.is_err() && after.is_err()),
+                    !old.metadata.has_same_marks(&new.metadata, |key| {
+                        // What is stamped on a source that was and stays faulty is not a change by its author.
+                        let is_stamped = key == keys.defaults && before.is_err() && after.is_err();
+                        keys.is_ours(key) && !is_stamped
+                    }),
                     same_companions(keys, (old, before), (new, after)),
                 ),
                 _ => (true, false),
             };
         let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
-        let stamped = |object: &Object| {
-            let text = object.metadata.annotations.get(&keys.defaults);
-            text.is_some_and(|text| Defaults::from_annotation(text).is_ok_and(|found| found.has_targets()))
-        };
+        let stamped = |object: &Object| Defaults::stamped(keys, &object.metadata).has_targets();
         let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
             && [old, new].into_iter().flatten().any(stamped);
         let restored = new
@@ -556,16 +556,6 @@ fn same_companions(
     old.metadata.owner_references == new.metadata.owner_references
         && old.metadata.finalizers == new.metadata.finalizers
         && same_copies()
-}
-
-/// Whether all labels and annotations of Lockstep's domain are the same, or all but the stamped defaults.
-fn same_settings(keys: &Keys, old: &Meta, new: &Meta, ignore_defaults: bool) -> bool {
-    let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-        let ours =
-            |(key, _): &(&String, &String)| keys.is_ours(key) && !(ignore_defaults && **key == keys.defaults);
-        old.iter().filter(ours).eq(new.iter().filter(ours))
-    };
-    same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
 }
 
 #[cfg(test)]

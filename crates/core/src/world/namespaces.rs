@@ -13,7 +13,7 @@ use crate::{
     keys::Keys,
     object::Meta,
     policy::{
-        self, Fault, Targets,
+        self, Targets,
         defaults::Defaults,
         list::MAX_LIST_BYTES,
         mistake::Mistake,
@@ -45,10 +45,10 @@ pub struct Namespace {
     excluded: bool,
     accept_from: Patterns,
     accept_adopt_from: Patterns,
-    /// What is wrong with one of these two, if anything.
-    fault: Option<Fault>,
-    /// What has no effect although somebody probably meant something by it.
-    mistake: Option<Mistake>,
+    /// One of these two is malformed.
+    malformed: bool,
+    /// What is wrong with its annotations, or has no effect although somebody probably meant something by it.
+    complaint: Option<String>,
     /// What its `default-…` annotations say, valid or not.
     defaults: Defaults,
     /// The list, or the watch after it, that showed it last.
@@ -201,7 +201,7 @@ impl Namespaces {
     fn how_to_add(&self, key: &str, of: impl Fn(&Namespace) -> &Patterns, home: &str, name: &str) -> String {
         let known = self.get(name);
         let accepted = known.map(|known| of(known).to_string()).unwrap_or_default();
-        let malformed = known.is_some_and(|known| known.fault.is_some());
+        let malformed = known.is_some_and(|known| known.malformed);
         let excluded = known.is_some_and(|known| any_matches(&of(known).excluded, home));
         if malformed || excluded || accepted.len() > MAX_REPEATED_BYTES {
             return format!("let its annotation {key} match {home}, with kubectl edit namespace {name}");
@@ -255,10 +255,7 @@ impl Namespaces {
                 return None;
             }
         }
-        let fault = namespace.fault.as_ref();
-        let complaint = fault
-            .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
-            .or_else(|| namespace.mistake.as_ref().map(ToString::to_string));
+        let complaint = namespace.complaint.clone();
         if namespace.accept_from.is_empty() {
             self.accepting.remove(&meta.name);
         } else {
@@ -294,6 +291,10 @@ impl Namespace {
             };
         let accept_from = patterns(&keys.accept_from);
         let accept_adopt_from = patterns(&keys.accept_adopt_from);
+        let malformed = fault.is_some();
+        let complaint = fault
+            .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
+            .or_else(|| Mistake::on_namespace(keys, meta).map(|mistake| mistake.to_string()));
         // One byte more than a list may have: a default that is too long stays invalid, and costs no more than that.
         let default = |key: &str| {
             meta.annotations.get(key).map(|text| text::prefix(text, MAX_LIST_BYTES + 1).to_owned())
@@ -305,8 +306,8 @@ impl Namespace {
             excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
             accept_from,
             accept_adopt_from,
-            fault,
-            mistake: Mistake::on_namespace(keys, meta),
+            malformed,
+            complaint,
             defaults: Defaults {
                 target_namespaces: default(&keys.default_target_namespaces),
                 target_selector: default(&keys.default_target_selector),

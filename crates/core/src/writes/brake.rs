@@ -37,7 +37,7 @@ pub struct Brake {
     /// How long deletes are held; zero turns the brake off.
     grace: Duration,
     /// By source and companion, while this replica leads: those that the brake covers.
-    deletes: HashMap<ObjectKey, HashMap<ObjectKey, DeleteState>>,
+    deletes: HashMap<ObjectKey, Deletes>,
     /// The sums over `deletes`, kept up to date because every source asks for them.
     count: Count,
     /// When the last of them became due.
@@ -67,6 +67,9 @@ struct Hold {
     /// The annotation has shown it.
     shown: bool,
 }
+
+/// Those of one source, by companion.
+type Deletes = HashMap<ObjectKey, DeleteState>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeleteState {
@@ -219,7 +222,7 @@ impl Brake {
     /// Starts to hold every delete that is due. While others have just been held, adds those of one source.
     fn hold_due(&mut self, now: Instant, source: &ObjectKey) {
         let until = now + self.grace;
-        let hold = |deletes: &mut HashMap<ObjectKey, DeleteState>| {
+        let hold = |deletes: &mut Deletes| {
             for state in deletes.values_mut() {
                 if let DeleteState::Due(due) = *state {
                     *state = DeleteState::Held { until, due: Some(due) };
@@ -238,7 +241,9 @@ impl Brake {
     pub fn deleted(&mut self, now: Instant, source: &ObjectKey, companion: &ObjectKey) {
         self.change(source, |deletes| match deletes.get_mut(companion) {
             None => {}
-            Some(DeleteState::Released) => drop(deletes.remove(companion)),
+            Some(DeleteState::Released) => {
+                deletes.remove(companion);
+            }
             // Perhaps it was under way when the others began to be held.
             Some(state) => *state = DeleteState::Gone(now),
         });
@@ -310,7 +315,7 @@ impl Brake {
     }
 
     /// Changes the deletes of one source, and the sums with them.
-    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut HashMap<ObjectKey, DeleteState>)) {
+    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut Deletes)) {
         let deletes = self.deletes.entry(source.clone()).or_default();
         let before = Count::of(deletes);
         change(deletes);
@@ -344,7 +349,7 @@ impl DeleteState {
 }
 
 impl Count {
-    fn of(deletes: &HashMap<ObjectKey, DeleteState>) -> Self {
+    fn of(deletes: &Deletes) -> Self {
         let mut count = Self::default();
         for state in deletes.values() {
             *match state {

@@ -15,9 +15,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Brake, Count, DeleteState, Hold, WINDOW};
 use crate::{
-    lease::hold::{
-        HeldDeletes, HoldAnnotations, MAX_HOLD, Release, seconds, time_left, to_annotation,
-    },
+    lease::hold::{HeldDeletes, HoldAnnotations, MAX_HOLD, Release, seconds, time_left, to_annotation},
     object::ObjectKey,
     time::later,
 };
