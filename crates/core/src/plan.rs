@@ -458,16 +458,26 @@ pub fn must_recreate(source: &Source, found: &Companion) -> bool {
 impl Action {
     /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nothing was undone since.
     pub(crate) fn without_heal(mut self) -> Self {
-        match &mut self {
-            Self::Create { reason } if matches!(reason, WriteReason::Healed(_)) => *reason = WriteReason::New,
-            Self::Update { reason, .. } | Self::Recreate { reason, .. }
-                if matches!(reason, WriteReason::Healed(_)) =>
-            {
-                *reason = WriteReason::SourceChanged;
+        if self.is_heal() {
+            match &mut self {
+                Self::Create { reason } => *reason = WriteReason::New,
+                Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
+                    *reason = WriteReason::SourceChanged;
+                }
+                Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => {}
             }
-            _ => {}
         }
         self
+    }
+
+    /// Why it sends content; none if it does not.
+    pub(crate) const fn write_reason(&self) -> Option<WriteReason> {
+        match self {
+            Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
+                Some(*reason)
+            }
+            Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => None,
+        }
     }
 
     /// What has to be approved before it is carried out; none for writes, and for a first look at a lost companion.
@@ -482,18 +492,8 @@ impl Action {
         }
     }
 
-    /// Whether it sends content.
-    pub const fn has_content(&self) -> bool {
-        !matches!(self, Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. })
-    }
-
     pub const fn is_heal(&self) -> bool {
-        match self {
-            Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
-                matches!(reason, WriteReason::Healed(_))
-            }
-            Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => false,
-        }
+        matches!(self.write_reason(), Some(WriteReason::Healed(_)))
     }
 
     /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
@@ -518,7 +518,7 @@ impl Plan {
     fn pause(&mut self, is_refused: impl Fn(&ObjectKey) -> bool) {
         self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
         let planned = self.changes.len();
-        self.changes.retain(|change| !change.action.has_content() && is_refused(&change.at));
+        self.changes.retain(|change| change.action.write_reason().is_none() && is_refused(&change.at));
         let waiting = planned - self.changes.len();
         if waiting > 0 {
             self.troubles.push(Trouble::Paused(waiting));

@@ -119,6 +119,17 @@ impl<'a> Parser<'a> {
         Some(token)
     }
 
+    /// The next token, if it is a word; otherwise an empty one.
+    fn word(&mut self) -> &'a str {
+        match self.split() {
+            Some((Token::Word(word), rest)) => {
+                self.rest = rest;
+                word
+            }
+            _ => "",
+        }
+    }
+
     /// One requirement, which a comma or the end must follow.
     fn requirement(&mut self) -> Result<Expression, BadSelector> {
         let start = self.rest;
@@ -138,14 +149,7 @@ impl<'a> Parser<'a> {
             token if ends(token) => Expression::Exists(key),
             Some(Token::Symbol(operator @ ("=" | "==" | "!="))) => {
                 self.next();
-                let value = match self.peek() {
-                    token if ends(token) => String::new(),
-                    Some(Token::Word(value)) => {
-                        self.next();
-                        valid(value, names::is_label_value, BadSelector::Value)?
-                    }
-                    _ => return Err(bad()),
-                };
+                let value = valid(self.word(), names::is_label_value, BadSelector::Value)?;
                 match operator {
                     "!=" => Expression::NotEqual(key, value),
                     _ => Expression::Equal(key, value),
@@ -171,13 +175,7 @@ impl<'a> Parser<'a> {
             return Ok(None);
         }
         loop {
-            let value = match self.peek() {
-                Some(Token::Word(value)) => {
-                    self.next();
-                    value
-                }
-                _ => "",
-            };
+            let value = self.word();
             self.values_left = self.values_left.checked_sub(1).ok_or(BadSelector::TooManyValues)?;
             values.insert(valid(value, names::is_label_value, BadSelector::Value)?);
             match self.next() {

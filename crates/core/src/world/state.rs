@@ -424,22 +424,23 @@ impl World {
             Some(payload) => self.payloads.put(&key, source.digest, payload),
             None => self.payloads.remove(&key),
         }
-        let known = self.sources.get(&key);
-        let event = match known {
-            None => SourceEvent::Added,
-            Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
+        let source = Arc::new(source);
+        let former = self.sources.insert(key.clone(), source.clone());
+        if let Some(former) = &former {
+            if former.digest == source.digest && former.terminating == source.terminating {
                 // Only the version changed. The live read before deletes compares it.
-                let confirmed = known.epoch != source.epoch;
-                self.sources.insert(key.clone(), Arc::new(source));
-                return if confirmed { vec![key].into() } else { Effect::default() };
+                let is_confirmed = former.epoch != source.epoch;
+                return if is_confirmed { vec![key].into() } else { Effect::default() };
             }
-            Some(_) => SourceEvent::Changed,
-        };
-        if let Some(known) = known {
-            self.wanted.remove_source(known);
+            self.wanted.remove_source(former);
         }
         self.wanted.add_source(&source);
-        if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
+        let event = if former.is_some() { SourceEvent::Changed } else { SourceEvent::Added };
+        self.source_changed(key, former, event)
+    }
+
+    fn source_changed(&mut self, key: ObjectKey, former: Option<Arc<Source>>, event: SourceEvent) -> Effect {
+        if let Some(former) = former {
             self.remember_places(&former);
         }
         let mut requeue = vec![key.clone()];
@@ -457,14 +458,12 @@ impl World {
     }
 
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
-        if let Some(source) = self.sources.remove(key) {
-            self.wanted.remove_source(&source);
-            self.remember_places(&source);
+        let former = self.sources.remove(key);
+        if let Some(former) = &former {
+            self.wanted.remove_source(former);
         }
         self.payloads.remove(key);
-        let mut requeue = vec![key.clone()];
-        requeue.extend(self.forget_lost_not_looked_for(Some(key)));
-        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
+        self.source_changed(key.clone(), former, SourceEvent::Removed)
     }
 
     /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none

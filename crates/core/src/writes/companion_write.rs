@@ -245,7 +245,8 @@ impl CompanionWrite {
             return Ok(Start::Nothing);
         }
         let mut content = None;
-        if let Some(source) = world.shared_source(key).filter(|_| action.has_content()) {
+        if action.write_reason().is_some() {
+            let Some(source) = world.shared_source(key) else { return Ok(Start::Nothing) };
             if read.as_ref().is_some_and(|read| read.digest != source.digest) {
                 return Err(ApplyError::StaleCache);
             }
@@ -256,9 +257,6 @@ impl CompanionWrite {
                 return Ok(Start::ReadSource(source));
             };
             content = Content::new(keys, source, payload);
-        }
-        if content.is_none() && action.has_content() {
-            return Ok(Start::Nothing);
         }
         Ok(Start::Write(Box::new(Self {
             source: key.clone(),
