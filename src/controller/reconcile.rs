@@ -91,7 +91,7 @@ impl SourceState {
     /// Whether nothing is in flight, remembered for later, or reported.
     fn is_quiet(&self) -> bool {
         !self.closed
-            && self.retry.is_quiet()
+            && self.retry.is_idle()
             && self.planned.is_empty()
             && self.reported.is_empty()
             && !self.failing.is_failing()

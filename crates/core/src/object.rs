@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
 pub mod names;
@@ -183,14 +183,13 @@ where
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut list = Vec::new();
-            while list.len() < MAX_STORED_BYTES / MIN_BYTES {
-                let Some(element) = seq.next_element::<Option<T>>()? else { return Ok(list) };
+            while let Some(element) = seq.next_element::<Option<T>>()? {
+                if list.len() == MAX_STORED_BYTES / MIN_BYTES {
+                    return Err(A::Error::custom("too many elements"));
+                }
                 list.push(element.unwrap_or_default());
             }
-            match seq.next_element::<IgnoredAny>()? {
-                None => Ok(list),
-                Some(_) => Err(A::Error::custom("too many elements")),
-            }
+            Ok(list)
         }
     }
 

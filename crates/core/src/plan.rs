@@ -66,7 +66,7 @@ pub enum Action {
 }
 
 /// Why a companion is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteReason {
     New,
     SourceChanged,
@@ -97,7 +97,7 @@ pub enum Removal {
 }
 
 /// Why a companion is deleted or released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeleteReason {
     SourceGone,
     /// The source exists and has lost its label. Only a live read can tell.

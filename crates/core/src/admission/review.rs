@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     admission_request::{Operation, Request, Subjects, User},
-    denial::{AskConsent, Denial, Place, Reach},
+    denial::{AskConsent, Denial, DeniedPlace, Place},
     required_access::{Access, AccessError, RequiredAccess, Verbs},
     restore::Restored,
 };
@@ -213,7 +213,7 @@ impl<'a> Review<'a> {
             return self.restore(world, None, Denial::Forged { at: at() });
         }
         if let Some(of) = world.competing_source(&self.key, None) {
-            return Err(Denial::Squatting { at: at(), of });
+            return Err(Denial::NameNeeded { at: at(), of });
         }
         self.change_of_source(world, Vec::new())
     }
@@ -364,7 +364,7 @@ impl<'a> Review<'a> {
         if self.is_by_deputy() {
             return Err(Denial::Deputy {
                 user: self.request.user.name.clone(),
-                reach: claims.reach(world, required.first_namespace()),
+                denied: claims.denied_place(world, required.first_namespace()),
                 source: self.key.clone(),
             });
         }
@@ -451,7 +451,7 @@ impl Claims {
             Err(AccessError::Forbidden(Access { verb, namespace, name, .. })) => Err(Denial::NoRight {
                 user: user.name.clone(),
                 verb,
-                reach: self.reach(world, namespace.as_deref()),
+                denied: self.denied_place(world, namespace.as_deref()),
                 name,
                 source: self.key,
             }),
@@ -459,7 +459,7 @@ impl Claims {
     }
 
     /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
-    fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
+    fn denied_place(&self, world: &World, namespace: Option<&str>) -> Box<DeniedPlace> {
         let place = match namespace {
             None => Place::Everywhere(self.ask_consent),
             Some(name) => Place::Namespace {
@@ -467,7 +467,7 @@ impl Claims {
                 name: name.to_owned(),
             },
         };
-        Box::new(Reach { place, by_default: self.default_targets })
+        Box::new(DeniedPlace { place, by_default: self.default_targets })
     }
 
     /// Whether the names that a source wants for its companions are free. Returns warnings if they are. Without

@@ -51,7 +51,7 @@ pub struct Ca {
     key: KeyPair,
 }
 
-/// A serving certificate, its key and its issuer. `Debug` shows the subject only.
+/// A serving certificate, its key and its issuer. It has no `Debug`: it holds a key.
 pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
@@ -101,10 +101,10 @@ impl Certificate {
     pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
         let x509 = parse(&der)?;
         // `99991231235959Z`, by which a certificate has no end, is later than any Timestamp.
-        let time = |time: ASN1Time| match Timestamp::from_second(time.timestamp()) {
-            Ok(time) => time,
-            Err(_) if time.timestamp() > 0 => Timestamp::MAX,
-            Err(_) => Timestamp::MIN,
+        let time = |time: ASN1Time| {
+            let seconds = time.timestamp();
+            let bound = if seconds > 0 { Timestamp::MAX } else { Timestamp::MIN };
+            Timestamp::from_second(seconds).unwrap_or(bound)
         };
         let subject = x509.subject().to_string();
         let validity = x509.validity();
@@ -299,12 +299,6 @@ impl fmt::Debug for Certificate {
 }
 
 impl fmt::Debug for Ca {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.certificate.fmt(f)
-    }
-}
-
-impl fmt::Debug for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.certificate.fmt(f)
     }

@@ -74,12 +74,6 @@ pub struct Revocation {
     pub digests: Vec<String>,
 }
 
-impl Revocation {
-    pub fn covers(&self, certificate: &Certificate) -> bool {
-        !self.digests.is_empty() && self.digests.contains(&certificate.sha256())
-    }
-}
-
 /// What the Secret holds. Any field may be malformed.
 #[derive(Debug, Clone)]
 pub(crate) struct ParsedSecret {
@@ -135,7 +129,8 @@ impl CaSet {
     }
 
     pub(crate) fn revokes(&self, certificate: &Certificate) -> bool {
-        self.revocation.covers(certificate)
+        let digests = &self.revocation.digests;
+        !digests.is_empty() && digests.contains(&certificate.sha256())
     }
 
     /// Whether a requested rotation is under way: a CA that it revoked is still trusted.

@@ -1,7 +1,5 @@
 //! The naming rules of Kubernetes, checked before a request reaches the API server.
 
-use std::borrow::Cow;
-
 use ring::digest::{SHA256, digest};
 
 use crate::text::prefix;
@@ -61,13 +59,13 @@ pub fn is_label_value(text: &str) -> bool {
 /// assert_eq!(label_value_of("colors"), "colors");
 /// assert!(label_value_of(&"x".repeat(64)).starts_with("xxxx"));
 /// ```
-pub(crate) fn label_value_of(name: &str) -> Cow<'_, str> {
+pub(crate) fn label_value_of(name: &str) -> String {
     if is_label_value(name) {
-        return Cow::Borrowed(name);
+        return name.to_owned();
     }
     let hash = digest(&SHA256, name.as_bytes());
     let hex: String = hash.as_ref().iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
-    Cow::Owned(format!("{}-{hex}", prefix(name, KEPT_BYTES)))
+    format!("{}-{hex}", prefix(name, KEPT_BYTES))
 }
 
 /// Whether a text is a key in `data` of a ConfigMap or Secret.

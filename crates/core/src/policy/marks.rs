@@ -53,7 +53,7 @@ impl Marks {
 
         labels.insert(keys.companion.clone(), "true".to_owned());
         labels.insert(keys.source_namespace.clone(), source.namespace.to_string());
-        labels.insert(keys.source_name.clone(), names::label_value_of(&source.name).into_owned());
+        labels.insert(keys.source_name.clone(), names::label_value_of(&source.name));
         annotations.insert(keys.source.clone(), source.to_string());
         annotations.insert(keys.source_uid.clone(), uid.to_owned());
         annotations.insert(keys.source_checksum.clone(), checksum);

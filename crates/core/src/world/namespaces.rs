@@ -171,13 +171,10 @@ impl Namespaces {
         }
         let is_candidate = |name: &&str| !any_matches(&targets.excluded, name);
         // Found once for all patterns: anybody may write a source that needs consent.
-        let accepting: Option<BTreeSet<&str>> =
+        let accepting: Option<Vec<&str>> =
             targets.needs_consent.then(|| self.accepting(home).filter(is_candidate).collect());
         let any = |prefix: &str, matches: &dyn Fn(&str) -> bool| match &accepting {
-            Some(names) => {
-                let names = names.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-                names.take_while(|name| name.starts_with(prefix)).any(|name| matches(name))
-            }
+            Some(names) => names.iter().any(|name| matches(name)),
             None => self.starting_with(prefix).any(|name| matches(name) && is_candidate(&name)),
         };
         let matches_none = |pattern: &&Pattern| !any(pattern.prefix(), &|name| pattern.matches(name));
