@@ -30,9 +30,10 @@ use lockstep_core::{
     object::ObjectKey,
     plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     policy::content::Digest,
+    time::Moment,
     world::{SharedWorld, Source},
     writes::{
-        brake::{Brake, BrakeDecision, HoldUpdate, Moment, Totals},
+        brake::{Brake, BrakeDecision, HoldUpdate, Totals},
         companion_write::{
             Applied, ApplyError, Confirmed, Done, History, PlannedWrite, Unconfirmed, WriteOutcome,
         },

@@ -28,7 +28,7 @@ use pattern::{Pattern, Patterns, any_matches};
 
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
-/// How much of an annotation a message quotes.
+/// How much of an annotation a message quotes: the API server may cut warnings to 256 characters.
 pub(crate) const MAX_QUOTED_CHARS: usize = 60;
 /// The maximum of characters that a message says about an annotation.
 const MAX_PROBLEM_CHARS: usize = 200;

@@ -14,8 +14,8 @@ use lockstep_core::{
         state::LeaseState,
     },
     testing::{self, fuzz::Target},
-    time::later,
-    writes::brake::{Brake, Moment},
+    time::{Moment, later},
+    writes::brake::Brake,
 };
 
 const WORDS: &[&str] = &[

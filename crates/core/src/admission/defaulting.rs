@@ -7,13 +7,10 @@ use super::{admission_request::Request, review::Rules};
 use crate::{
     keys::Keys,
     object::{Object, patch},
-    policy::{Protect, Targets, defaults::Defaults, list::BadList, selector},
+    policy::{MAX_QUOTED_CHARS, Protect, Targets, defaults::Defaults, list::BadList, selector},
     text::shorten,
     world::World,
 };
-
-/// How much of a default a warning quotes: the API server may cut warnings to 256 characters.
-const MAX_QUOTED_CHARS: usize = 60;
 
 /// Rewrites every object unchanged. Its rights are not those that a changed default may need, and a migration that is
 /// refused never ends, so it does not bring changed defaults.
@@ -140,15 +137,12 @@ impl ValidDefaults<'_> {
 fn patch_of(keys: &Keys, object: &Object, wanted: Option<String>) -> Patch {
     let annotations = &object.metadata.annotations;
     let path = ["metadata", "annotations", &keys.defaults];
-    Patch(match (annotations.get(&keys.defaults), wanted) {
-        (None, None) => Vec::new(),
-        (Some(found), Some(wanted)) if *found == wanted => Vec::new(),
-        (Some(_), None) => vec![patch::remove(&path)],
-        (_, Some(wanted)) => {
-            let create_map = annotations.is_empty().then(|| patch::add(&path[..2], json!({})));
-            create_map.into_iter().chain([patch::add(&path, json!(wanted))]).collect()
-        }
-    })
+    if annotations.get(&keys.defaults) == wanted.as_ref() {
+        return Patch::default();
+    }
+    let Some(wanted) = wanted else { return Patch(vec![patch::remove(&path)]) };
+    let create_map = annotations.is_empty().then(|| patch::add(&path[..2], json!({})));
+    Patch(create_map.into_iter().chain([patch::add(&path, json!(wanted))]).collect())
 }
 
 #[cfg(test)]

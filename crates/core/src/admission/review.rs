@@ -313,9 +313,8 @@ impl<'a> Review<'a> {
     /// The source says how its companions are protected. The annotation on a companion is a copy of that, and
     /// counts only where the source is not known.
     fn protection(&self, world: &World, companion: &Object, source: &ObjectKey) -> Protect {
-        let policy = world.source(source).and_then(|source| source.desired.as_ref().ok());
         let copied = || companion.metadata.annotations.get(&self.keys().protect)?.parse().ok();
-        policy.map(|desired| desired.policy.protect).or_else(copied).unwrap_or_default()
+        world.policy(source).map(|policy| policy.protect).or_else(copied).unwrap_or_default()
     }
 
     /// Whether the request adds or changes a mark. Marks that the object already has do not excuse this: no

@@ -15,7 +15,12 @@ use super::{
     secret::{CaSet, ParsedSecret, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
 };
-use crate::{certs::write_history::WriteHistory, keys::Keys, object::watched::Observed, time::between};
+use crate::{
+    certs::write_history::WriteHistory,
+    keys::Keys,
+    object::watched::Observed,
+    time::{Moment, between},
+};
 
 #[derive(Debug, Clone)]
 pub struct CertSettings {
@@ -23,13 +28,6 @@ pub struct CertSettings {
     /// Lockstep's own namespace, which has the CA Secret.
     pub namespace: String,
     pub lifetimes: Lifetimes,
-}
-
-/// The time by both clocks: the wall clock for certificates, the monotonic one for delays between writes.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    pub time: Timestamp,
-    pub instant: Instant,
 }
 
 /// What the watches show.
@@ -115,7 +113,7 @@ pub fn decide(
     snapshot: &Snapshot,
     memory: &Memory,
     leaf: Option<&Leaf>,
-    now: Now,
+    now: Moment,
 ) -> Actions {
     let mut actions = Actions { memory: memory.clone(), check_after: MAX_SLEEP, ..Actions::default() };
     let all_known = !snapshot.configurations.iter().any(Observed::is_unknown);
@@ -124,14 +122,14 @@ pub fn decide(
         present.map(AsRef::as_ref).filter(|_| all_known)
     };
     if all_known {
-        actions.memory.published = memory.published.updated(configurations(), now.time);
+        actions.memory.published = memory.published.updated(configurations(), now.wall);
     }
     let names = names(configurations(), &settings.namespace);
     actions.change_secret(settings, snapshot, leaf, &names, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
     let published = &actions.memory.published;
     actions.is_published = published.contains(&cas.current.certificate) == Some(true);
-    match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
+    match renewal(leaf, &cas, published, &names, now.wall, &settings.lifetimes) {
         Due::Now(reason) => actions.leaf = Some(LeafRequest { reason, ca: cas.current.clone(), names }),
         Due::At(at) => actions.check_at(at, now),
     }
@@ -150,7 +148,7 @@ impl Actions {
         Snapshot { secret: observed, request, .. }: &Snapshot,
         leaf: Option<&Leaf>,
         names: &SubjectNames,
-        now: Now,
+        now: Moment,
     ) {
         if observed.is_unknown() {
             return;
@@ -165,8 +163,8 @@ impl Actions {
             published: &published,
             names,
             request: *request,
-            serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.time)).map(|leaf| &leaf.issuer),
-            now: now.time,
+            serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.wall)).map(|leaf| &leaf.issuer),
+            now: now.wall,
             lifetimes: &settings.lifetimes,
         };
         let due = inputs.next_change();
@@ -200,7 +198,7 @@ impl Actions {
         kind: WebhookKind,
         configuration: &Arc<WebhookConfiguration>,
         cas: &Arc<CaSet>,
-        now: Now,
+        now: Moment,
     ) {
         let memory = &mut self.memory.configurations[kind as usize];
         let diff = configuration.diff(cas);
@@ -228,8 +226,8 @@ impl Actions {
         }
     }
 
-    fn check_at(&mut self, at: Timestamp, now: Now) {
-        self.check_after = self.check_after.min(between(now.time, at));
+    fn check_at(&mut self, at: Timestamp, now: Moment) {
+        self.check_after = self.check_after.min(between(now.wall, at));
     }
 }
 

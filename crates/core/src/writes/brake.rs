@@ -10,7 +10,7 @@
 
 mod lease;
 
-pub use lease::{HoldUpdate, Moment};
+pub use lease::HoldUpdate;
 
 use std::{
     collections::{HashMap, HashSet},

@@ -229,7 +229,8 @@ impl<T: QueuedRequest> FairQueue<T> {
         }
         let namespace = self.namespaces.entry(item.namespace().clone()).or_default();
         // None overtakes one that waits, or a large one would wait as long as small ones arrive.
-        if !namespace.blocked.is_empty() || !namespace.fits(&item, self.permits) {
+        let fits = fits(namespace.held, item.permits(), namespace_limit(self.permits));
+        if !namespace.blocked.is_empty() || !fits {
             namespace.blocked.push_back(item);
             return None;
         }
@@ -289,8 +290,10 @@ impl<T: QueuedRequest> FairQueue<T> {
     fn unblock(&mut self, key: &Arc<str>, permits: usize) {
         let Some(namespace) = self.namespaces.get_mut(key) else { return };
         namespace.held -= permits;
-        while namespace.blocked.front().is_some_and(|first| namespace.fits(first, self.permits)) {
-            let Some(item) = namespace.blocked.pop_front() else { break };
+        while let Some(first) = namespace.blocked.front()
+            && fits(namespace.held, first.permits(), namespace_limit(self.permits))
+            && let Some(item) = namespace.blocked.pop_front()
+        {
             namespace.held += item.permits();
             let is_fan_out = self.sources.get(item.source()).is_some_and(|source| source.is_fan_out);
             self.turns[usize::from(is_fan_out)].unblocked.push_back(item);
@@ -309,12 +312,6 @@ impl<T: QueuedRequest> FairQueue<T> {
     /// Whether nothing runs and nothing waits.
     pub fn is_idle(&self) -> bool {
         self.sources.is_empty()
-    }
-}
-
-impl<T: QueuedRequest> NamespaceItems<T> {
-    fn fits(&self, item: &T, permits: usize) -> bool {
-        fits(self.held, item.permits(), namespace_limit(permits))
     }
 }
 

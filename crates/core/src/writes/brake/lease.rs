@@ -17,18 +17,11 @@ use super::{Brake, Count, DeleteState, Hold, WINDOW};
 use crate::{
     lease::hold::{HeldDeletes, HoldAnnotations, MAX_HOLD, Release, seconds, time_left, to_annotation},
     object::ObjectKey,
-    time::later,
+    time::{Moment, later},
 };
 
 /// Who released a hold that ended before its time.
 const BY_LOCKSTEP: &str = "lockstep: nothing was left to hold";
-
-/// The same moment on both clocks: holds of this process are measured, those of others are known by their time.
-#[derive(Debug, Clone, Copy)]
-pub struct Moment {
-    pub instant: Instant,
-    pub wall: Timestamp,
-}
 
 /// What follows for the Lease, the queue and the log.
 #[derive(Debug, Default, PartialEq, Eq)]
