@@ -57,8 +57,8 @@ pub enum SeenBy {
 pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    /// How many of each source are in other namespaces and were found by a live read.
-    found_cross_namespace: HashMap<ObjectKey, usize>,
+    /// Sources with companions in other namespaces that a live read has found, and these.
+    found_cross_namespace: BTreeSet<(ObjectKey, ObjectKey)>,
 }
 
 impl LostCompanion {
@@ -80,11 +80,6 @@ impl LostCompanion {
 
     pub const fn is_found(&self) -> bool {
         self.found
-    }
-
-    /// Whether its place is in another namespace than its source.
-    fn is_outside_home(&self, at: &ObjectKey) -> bool {
-        self.source.namespace != at.namespace
     }
 
     /// Whether it is about the same companion of the same source, whatever has been learned of it since.
@@ -150,9 +145,9 @@ impl LostCompanions {
         MAX_PLACES.saturating_sub(places.count())
     }
 
-    /// The sources with companions in other namespaces that a live read has found, and how many each has.
-    pub fn found_cross_namespace(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
-        self.found_cross_namespace.iter().map(|(source, count)| (source, *count))
+    /// The source of each companion in another namespace that a live read has found, in order.
+    pub fn found_cross_namespace(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.found_cross_namespace.iter().map(|(source, _)| source)
     }
 
     pub fn remove(&mut self, at: &ObjectKey) {
@@ -163,23 +158,15 @@ impl LostCompanions {
                 self.by_source.remove(&lost.source);
             }
         }
-        if lost.found
-            && lost.is_outside_home(at)
-            && let Some(count) = self.found_cross_namespace.get_mut(&lost.source)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.found_cross_namespace.remove(&lost.source);
-            }
-        }
+        self.found_cross_namespace.remove(&(lost.source, at.clone()));
     }
 
     /// Marks a lost companion as found, unless another one has taken its place since it was read.
     pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
-            if lost.is_outside_home(at) {
-                *self.found_cross_namespace.entry(lost.source.clone()).or_default() += 1;
+            if lost.source.namespace != at.namespace {
+                self.found_cross_namespace.insert((lost.source.clone(), at.clone()));
             }
         }
     }

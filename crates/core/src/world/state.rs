@@ -216,12 +216,12 @@ impl World {
     /// How many companions are in other namespaces than their source, lost ones that were found included, and how many
     /// sources have any there, whether they still exist or not.
     pub fn cross_namespace_counts(&self) -> (usize, usize) {
-        let (mut companions, mut sources) = self.companions.cross_namespace();
-        for (source, found) in self.lost.found_cross_namespace() {
-            companions += found;
-            sources += usize::from(!self.companions.crosses_namespaces(source));
-        }
-        (companions, sources)
+        let (companions, sources) = self.companions.cross_namespace();
+        let mut found: Vec<&ObjectKey> = self.lost.found_cross_namespace().collect();
+        let companions = companions + found.len();
+        found.dedup();
+        found.retain(|source| !self.companions.crosses_namespaces(source));
+        (companions, sources + found.len())
     }
 
     pub fn companion_count(&self) -> usize {
