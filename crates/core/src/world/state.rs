@@ -252,23 +252,18 @@ impl World {
         self.first_wanting(at, |source| !self.is_refused(source, &at.namespace)) == Some(source)
     }
 
-    /// Whether a source wants a companion in a namespace.
-    fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
-        let wants =
-            |policy: &Policy| self.namespaces.is_wanted(&source.namespace, &policy.targets, namespace);
-        self.policy(source).is_some_and(wants)
-    }
-
     /// Whether a source wants its companion under just this name in just this namespace.
     pub fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        self.policy(source).is_some_and(|policy| *policy.companion == *at.name)
-            && self.wants(source, &at.namespace)
+        self.policy(source).is_some_and(|policy| {
+            *policy.companion == *at.name
+                && self.namespaces.is_wanted(&source.namespace, &policy.targets, &at.namespace)
+        })
     }
 
     /// The first, by name, of the sources that want a companion and that count.
     fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
         // Anybody may write sources with many patterns, so these are asked last.
-        let counts = |source: &&ObjectKey| counts(source) && self.wants(source, &at.namespace);
+        let counts = |source: &&ObjectKey| counts(source) && self.wants_at(source, at);
         self.wanted.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
     }
 
@@ -303,7 +298,7 @@ impl World {
             |former: &Companion| former.source.is_none() && former.availability() == now.availability();
         if now.source.is_none() && !former.is_some_and(same) {
             let wanting = self.wanted.sources_by_name(at).into_iter().flatten();
-            affected.extend(wanting.filter(|source| self.wants(source, &at.namespace)));
+            affected.extend(wanting.filter(|source| self.wants_at(source, at)));
         }
         affected.into_iter().cloned().collect()
     }
