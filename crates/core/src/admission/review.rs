@@ -339,12 +339,9 @@ impl<'a> Review<'a> {
         if !self.is_about_a_source() || self.terminating {
             return Ok(Verdict::Allow { warnings });
         }
-        let new_policy = match &self.after {
-            Some(Err(fault)) if self.settings_changed => {
-                return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
-            }
-            Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
-            Some(_) | None => None,
+        let new_policy = match self.after.clone().filter(|_| self.settings_changed).transpose() {
+            Ok(policy) => policy.map(Box::new),
+            Err(fault) => return Err(Denial::Fault { at: self.key.clone(), fault }),
         };
         let claims = Claims {
             key: self.key.clone(),
@@ -473,13 +470,8 @@ impl Claims {
     /// `patterns`, it looks only at the targets that are listed by name, at most [`MAX_ITEMS`], and at the source's own
     /// namespace.
     fn decide(mut self, world: &World, patterns: bool) -> Result<Vec<String>, Denial> {
-        let policy = match &self.new_policy {
-            Some(policy) => policy,
-            None => match world.source(&self.key).and_then(|source| source.active_policy()) {
-                Some(policy) => policy,
-                None => return Ok(self.warnings),
-            },
-        };
+        let known = || world.source(&self.key)?.active_policy();
+        let Some(policy) = self.new_policy.as_deref().or_else(known) else { return Ok(self.warnings) };
         // Anybody may ask for consent, so nothing is expanded for that here. An Event says later what matches nothing.
         let patterns = patterns && !policy.targets.needs_consent;
         let wanted = if patterns { policy.targets.clone() } else { policy.targets.listed_by_name() };
