@@ -52,13 +52,6 @@ pub fn is_label_value(text: &str) -> bool {
 
 /// The name of an object as the value of a label. A name may have 253 characters and the value of a label 63: of a longer
 /// one, the first 50 are kept, followed by `-` and the first 12 hex digits of its SHA-256.
-///
-/// ```
-/// use lockstep_core::object::names::label_value_of;
-///
-/// assert_eq!(label_value_of("colors"), "colors");
-/// assert!(label_value_of(&"x".repeat(64)).starts_with("xxxx"));
-/// ```
 pub(crate) fn label_value_of(name: &str) -> String {
     if is_label_value(name) {
         return name.to_owned();
