@@ -62,11 +62,11 @@ fn world(companions: usize) -> (World, ObjectKey) {
     }
     world.apply_source(ObservedSource::read(&keys, &rules, Kind::ConfigMap, read(source("blue"))));
     let key = ObjectKey::new(Kind::ConfigMap, "home", "colors");
-    let known = world.source(&key).expect("the source").clone();
+    let known = world.shared_source(&key).expect("the source");
     let payload = world.payload(&known).expect("its content");
-    let content = Content::new(&keys, known, payload).expect("JSON").expect("a well-formed source");
+    let content = Content::new(&keys, known, payload).expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
-        let body = write_request::create(&content, &change.at).expect("JSON");
+        let body = write_request::create(&content, &change.at);
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
         body["metadata"]["uid"] = format!("c-{n}").into();
         body["metadata"]["resourceVersion"] = (n + 2).to_string().into();

@@ -27,7 +27,7 @@ use lockstep_cluster::{
 };
 use lockstep_core::{
     certs::{
-        decide::{CaWrite, CertSettings, LeafRequest, Memory, Now, Snapshot, decide},
+        decide::{CaWrite, CertSettings, LeafRequest, Memory, Snapshot, decide},
         issue::{Error, Leaf},
         leaf::Renewal,
         rotation::{SecretChange, is_plausible},
@@ -36,6 +36,7 @@ use lockstep_core::{
     },
     failure::{Failure, backoff::LogOnce},
     object::watched::Observed,
+    time::Moment,
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -103,7 +104,7 @@ impl CertificateTask {
         // A write that hangs holds up neither the leaf nor the writes to other objects.
         let mut in_flight = FuturesUnordered::new();
         loop {
-            let now = Now { time: Timestamp::now(), instant: Instant::now() };
+            let now = Moment { wall: Timestamp::now(), instant: Instant::now() };
             let (writes, wait) = self.reconcile(now);
             for write in writes {
                 in_flight.push(send(self.client.clone(), self.settings.clone(), write));
@@ -121,8 +122,8 @@ impl CertificateTask {
     }
 
     /// Decides what to do and does all of it but the writes, which it returns together with how long to sleep.
-    fn reconcile(&mut self, now: Now) -> (Vec<CaWrite>, Duration) {
-        let request = self.request(now.time);
+    fn reconcile(&mut self, now: Moment) -> (Vec<CaWrite>, Duration) {
+        let request = self.request(now.wall);
         let snapshot = Snapshot {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
@@ -139,7 +140,7 @@ impl CertificateTask {
         if let Some(cas) = &self.memory.cas {
             self.metrics.certificate_expiry.of(Role::Ca).set(cas.current.certificate.not_after.as_second());
         }
-        let issued = actions.leaf.map(|request| self.issue(&request, now.time));
+        let issued = actions.leaf.map(|request| self.issue(&request, now.wall));
         let wait = match &issued {
             None => actions.check_after,
             // What is due now depends on the leaf being served.
@@ -153,7 +154,7 @@ impl CertificateTask {
         if actions.is_published && !matches!(issued, Some(Err(_))) {
             self.readiness.mark_true(Condition::Bundle);
         }
-        if self.leaf.as_ref().is_some_and(|leaf| leaf.certificate.is_valid(now.time)) {
+        if self.leaf.as_ref().is_some_and(|leaf| leaf.certificate.is_valid(now.wall)) {
             self.readiness.mark_true(Condition::Certificate);
         } else {
             self.readiness.mark_false(Condition::Certificate);

@@ -32,9 +32,10 @@ use lockstep_core::{
     object::ObjectKey,
     plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     policy::content::Digest,
+    time::Moment,
     world::{SharedWorld, Source, World},
     writes::{
-        brake::{Brake, BrakeDecision, HoldUpdate, Moment, Totals},
+        brake::{Brake, BrakeDecision, HoldUpdate, Totals},
         companion_write::{
             Applied, ApplyError, Confirmed, Done, History, PlannedWrite, Unconfirmed, WriteOutcome,
         },
@@ -91,7 +92,7 @@ impl SourceState {
     /// Whether nothing is in flight, remembered for later, or reported.
     fn is_empty(&self) -> bool {
         !self.closed
-            && self.retry.is_quiet()
+            && self.retry.is_idle()
             && self.planned.is_empty()
             && self.reported.is_empty()
             && !self.failing.is_failing()
@@ -326,7 +327,7 @@ impl<A: CompanionApi> Reconciler<A> {
             return self.queue.push_all([key.clone()]);
         }
         let in_step = state.retry.in_step;
-        let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.source(key).cloned()));
+        let (plan, source) = self.world.read(|world| (plan(world, key, in_step), world.shared_source(key)));
         let digest = source.as_ref().map(|source| source.digest);
         // If the source changes back, companions that got the content in between were not edited by anybody.
         state.retry.in_step = in_step.filter(|in_step| Some(*in_step) == digest);
@@ -407,7 +408,7 @@ impl<A: CompanionApi> Reconciler<A> {
         if !due.iter().any(|at| state.retry.permission(at, false, digest, now) == Permission::Now) {
             return due.iter().cloned().collect();
         }
-        let (companions, sources) = self.world.read(|world| world.away_counts());
+        let (companions, sources) = self.world.read(|world| world.cross_namespace_counts());
         let decisions = self.brake.lock().ask(now, key, due, Totals { companions, sources });
         let mut allowed = HashSet::new();
         let mut hold = None;

@@ -201,7 +201,7 @@ fn spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
 /// Covers everything that an authorizer may decide on.
 fn fingerprint(user: &User) -> Digest {
     let user = serde_json::to_string(user).unwrap_or_else(|_| unreachable!("texts are always JSON"));
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::default();
     hasher.text("user", &user);
     hasher.finish()
 }

@@ -15,111 +15,88 @@ pub const DOMAIN: &str = "workshop.io";
 pub const SUFFIX: &str = "-synced";
 pub const NAMESPACE: &str = "lockstep-system";
 
-/// The keys of one instance. Several instances with different domains can share a cluster.
-#[derive(Debug, Clone)]
-pub struct Keys {
-    /// `<domain>/`, the prefix of all keys.
-    prefix: String,
-    /// Appended to the name of a source to make the default name of its companions.
-    pub suffix: String,
-    /// `lockstep.<domain>`: the field manager, and the name of the Lease, the CA Secret and the webhook configurations.
-    pub instance: String,
+/// The struct with a field for each key.
+macro_rules! keys {
+    ($($(#[$doc:meta])* $field:ident = $name:literal;)*) => {
+        /// The keys of one instance. Several instances with different domains can share a cluster.
+        #[derive(Debug, Clone)]
+        pub struct Keys {
+            /// `<domain>/`, the prefix of all keys.
+            prefix: String,
+            /// Appended to the name of a source to make the default name of its companions.
+            pub suffix: String,
+            /// `lockstep.<domain>`: the field manager, and the name of the Lease, the CA Secret and the webhook
+            /// configurations.
+            pub instance: String,
+            $($(#[$doc])* pub $field: String,)*
+        }
 
+        impl Keys {
+            pub fn new(domain: &str, suffix: &str) -> Self {
+                Self {
+                    prefix: format!("{domain}/"),
+                    suffix: suffix.to_owned(),
+                    instance: format!("lockstep.{domain}"),
+                    $($field: format!("{domain}/{}", $name),)*
+                }
+            }
+        }
+    };
+}
+
+keys! {
     // on a source
-    pub managed: String,
-    pub target_namespaces: String,
-    pub target_selector: String,
-    pub companion_name: String,
-    pub keys: String,
-    pub copy_labels: String,
-    pub copy_annotations: String,
-    pub set_labels: String,
-    pub set_annotations: String,
-    pub consent: String,
-    pub protect: String,
+    managed = "managed";
+    target_namespaces = "target-namespaces";
+    target_selector = "target-selector";
+    companion_name = "companion-name";
+    keys = "keys";
+    copy_labels = "copy-labels";
+    copy_annotations = "copy-annotations";
+    set_labels = "set-labels";
+    set_annotations = "set-annotations";
+    consent = "consent";
+    protect = "protect";
     /// Written by the webhook: what a source's author left out, in one annotation.
-    pub defaults: String,
-    pub adopt: String,
-    pub paused: String,
-    pub when_removed: String,
+    defaults = "defaults";
+    adopt = "adopt";
+    paused = "paused";
+    when_removed = "when-removed";
 
     // on a companion (and `protect` and `when_removed`)
-    pub companion: String,
+    companion = "companion";
     /// With `source_name`, a label for people to select by. Nothing is decided by it: anybody can set it.
-    pub source_namespace: String,
-    pub source_name: String,
-    pub source: String,
-    pub source_uid: String,
-    pub source_checksum: String,
-    pub copied: String,
+    source_namespace = "source-namespace";
+    source_name = "source-name";
+    source = "source";
+    source_uid = "source-uid";
+    source_checksum = "source-checksum";
+    copied = "copied";
 
     // on a Namespace
-    pub exclude: String,
-    pub accept_from: String,
-    pub accept_adopt_from: String,
-    pub default_target_namespaces: String,
-    pub default_target_selector: String,
-    pub default_protect: String,
+    exclude = "exclude";
+    accept_from = "accept-from";
+    accept_adopt_from = "accept-adopt-from";
+    default_target_namespaces = "default-target-namespaces";
+    default_target_selector = "default-target-selector";
+    default_protect = "default-protect";
 
     // on the Lease
     /// When somebody asked for a rotation of the CA.
-    pub rotate_ca: String,
+    rotate_ca = "rotate-ca";
     /// When the leader noticed a restore of etcd.
-    pub restore_noticed_at: String,
+    restore_noticed_at = "restore-noticed-at";
     /// What people's commands should know about the leader.
-    pub settings: String,
+    settings = "settings";
     /// Deletes that the leader holds.
-    pub deletes_held: String,
+    deletes_held = "deletes-held";
     /// A hold that was released.
-    pub deletes_released: String,
+    deletes_released = "deletes-released";
     /// Until when somebody wants a hold to last.
-    pub deletes_extended: String,
+    deletes_extended = "deletes-extended";
 }
 
 impl Keys {
-    pub fn new(domain: &str, suffix: &str) -> Self {
-        let key = |name: &str| format!("{domain}/{name}");
-        Self {
-            prefix: key(""),
-            suffix: suffix.to_owned(),
-            instance: format!("lockstep.{domain}"),
-            managed: key("managed"),
-            target_namespaces: key("target-namespaces"),
-            target_selector: key("target-selector"),
-            companion_name: key("companion-name"),
-            keys: key("keys"),
-            copy_labels: key("copy-labels"),
-            copy_annotations: key("copy-annotations"),
-            set_labels: key("set-labels"),
-            set_annotations: key("set-annotations"),
-            consent: key("consent"),
-            protect: key("protect"),
-            defaults: key("defaults"),
-            adopt: key("adopt"),
-            paused: key("paused"),
-            when_removed: key("when-removed"),
-            companion: key("companion"),
-            source_namespace: key("source-namespace"),
-            source_name: key("source-name"),
-            source: key("source"),
-            source_uid: key("source-uid"),
-            source_checksum: key("source-checksum"),
-            copied: key("copied"),
-            exclude: key("exclude"),
-            accept_from: key("accept-from"),
-            accept_adopt_from: key("accept-adopt-from"),
-            default_target_namespaces: key("default-target-namespaces"),
-            default_target_selector: key("default-target-selector"),
-            default_protect: key("default-protect"),
-            rotate_ca: key("rotate-ca"),
-            restore_noticed_at: key("restore-noticed-at"),
-            settings: key("settings"),
-            deletes_held: key("deletes-held"),
-            deletes_released: key("deletes-released"),
-            deletes_extended: key("deletes-extended"),
-        }
-    }
-
     /// The annotations that people write on a source.
     pub(crate) fn on_source(&self) -> [&str; 13] {
         [

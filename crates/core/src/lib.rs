@@ -3,7 +3,7 @@
 //!
 //! | module | what it decides or holds |
 //! | --- | --- |
-//! | [`keys`], [`object`], [`text`] | our labels and annotations; objects as they are sent; texts of bounded length |
+//! | [`keys`], [`object`], [`text`], [`time`] | our labels and annotations; objects as they are sent; texts of bounded length; times |
 //! | [`policy`] | what a source asks for, what is copied, and how a companion is marked |
 //! | [`world`] | what the watches have shown |
 //! | [`plan`] | what is missing for a source |
@@ -25,5 +25,6 @@ pub mod policy;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
+pub mod time;
 pub mod world;
 pub mod writes;

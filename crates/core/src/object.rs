@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, marker::PhantomData, sync::Arc};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error, MapAccess, SeqAccess, Visitor},
 };
 
 pub mod names;
@@ -53,17 +53,17 @@ pub struct Object {
 #[derive(Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub name: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub generate_name: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub namespace: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub self_link: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub uid: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub resource_version: String,
     #[serde(deserialize_with = "map")]
     pub labels: BTreeMap<String, String>,
@@ -82,13 +82,13 @@ pub struct Meta {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct OwnerReference {
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub api_version: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub kind: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub name: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub uid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
@@ -99,9 +99,9 @@ pub struct OwnerReference {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct ManagedFields {
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub manager: String,
-    #[serde(deserialize_with = "text")]
+    #[serde(deserialize_with = "or_default")]
     pub time: String,
 }
 
@@ -111,15 +111,19 @@ pub struct NamespaceObject {
     pub metadata: Meta,
 }
 
-/// A text; null is an empty one. Go writes a time without a value as null, so the API server sends null for a `time` in
-/// managedFields that somebody has written as `0001-01-01T00:00:00Z`.
-fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+/// Null is an empty text or list. Go writes an empty list and a time without a value as null, so the API server sends null
+/// for a `time` in managedFields that somebody has written as `0001-01-01T00:00:00Z`.
+pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written as
 /// null, and stores it as an empty one.
-pub(crate) fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
+fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
 where
     D: Deserializer<'de>,
     V: Deserialize<'de> + Default,
@@ -179,14 +183,13 @@ where
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut list = Vec::new();
-            while list.len() < MAX_STORED_BYTES / MIN_BYTES {
-                let Some(element) = seq.next_element::<Option<T>>()? else { return Ok(list) };
+            while let Some(element) = seq.next_element::<Option<T>>()? {
+                if list.len() == MAX_STORED_BYTES / MIN_BYTES {
+                    return Err(A::Error::custom("too many elements"));
+                }
                 list.push(element.unwrap_or_default());
             }
-            match seq.next_element::<IgnoredAny>()? {
-                None => Ok(list),
-                Some(_) => Err(A::Error::custom("too many elements")),
-            }
+            Ok(list)
         }
     }
 
@@ -269,6 +272,15 @@ impl Meta {
     /// its own writes has replaced, and that write fails on its precondition; none is wrong.
     pub fn version(&self) -> u64 {
         version_number(&self.resource_version)
+    }
+
+    /// Whether another object has the same labels and annotations, as far as their keys count.
+    pub(crate) fn has_same_marks(&self, other: &Self, counts: impl Fn(&str) -> bool) -> bool {
+        let same = |these: &BTreeMap<String, String>, those: &BTreeMap<String, String>| {
+            let counts = |(key, _): &(&String, &String)| counts(key);
+            these.iter().filter(counts).eq(those.iter().filter(counts))
+        };
+        same(&self.labels, &other.labels) && same(&self.annotations, &other.annotations)
     }
 
     pub fn controller(&self) -> Option<&OwnerReference> {

@@ -12,7 +12,7 @@ use std::{borrow::Cow, cell::LazyCell};
 
 use crate::{
     object::ObjectKey,
-    policy::{Targets, content::Digest},
+    policy::{MAX_QUOTED_CHARS, Targets, content::Digest},
     text::shorten,
     world::{Companion, Eligibility, LostCompanion, Source, World, uid_digest},
 };
@@ -66,7 +66,7 @@ pub enum Action {
 }
 
 /// Why a companion is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteReason {
     New,
     SourceChanged,
@@ -97,7 +97,7 @@ pub enum Removal {
 }
 
 /// Why a companion is deleted or released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeleteReason {
     SourceGone,
     /// The source exists and has lost its label. Only a live read can tell.
@@ -121,9 +121,6 @@ pub struct Target<'a> {
     /// The source lists the namespace by name, not just with a pattern or selector that matches it.
     pub explicit: bool,
 }
-
-/// How much of a selector a message quotes.
-const MAX_QUOTED_CHARS: usize = 60;
 
 /// The namespaces that sources of `home` with these targets ask for, in order of their names, whether or not they get a companion.
 pub fn targets<'a>(
@@ -186,16 +183,13 @@ pub fn places<'a>(
     in_step: Option<Digest>,
     object: impl Fn(&ObjectKey) -> Option<&'a Companion>,
 ) -> impl Iterator<Item = Place<'a>> {
-    let wanted = source.filter(|source| !source.terminating);
-    let wanted = wanted.and_then(|source| Some((source, source.desired.as_ref().ok()?)));
-    let name = wanted.map_or("", |(_, desired)| &desired.policy.companion);
+    let planner = Planner { world, key, source, in_step };
+    let policy = source.filter(|source| !source.terminating).and_then(Source::policy);
+    let name = policy.map_or("", |policy| &policy.companion);
     // One copy for all companions that are missing.
     let shared_name = LazyCell::new(|| world.shared_name(name));
-    let mut targets = wanted
-        .map(|(_, desired)| targets(world, &key.namespace, &desired.policy.targets))
-        .into_iter()
-        .flatten()
-        .peekable();
+    let targets = policy.map(|policy| targets(world, &key.namespace, &policy.targets));
+    let mut targets = targets.into_iter().flatten().peekable();
     let mut companions = world.companions_of(key).peekable();
     let mut lost = world.lost_of(key).peekable();
     std::iter::from_fn(move || {
@@ -219,8 +213,7 @@ pub fn places<'a>(
         };
         let found = ours.map(|(_, found)| found);
         let eligibility = target.map(|target| target.eligibility);
-        let there = || found.or_else(|| object(&at));
-        let decision = decide_at(world, key, source, &at, eligibility, found, there, in_step);
+        let decision = planner.decide(&at, eligibility, found, || found.or_else(|| object(&at)));
         Some(Place { at, target, found, decision })
     })
 }
@@ -228,23 +221,21 @@ pub fn places<'a>(
 /// Plans for one source. `in_step` is the source's digest when nothing was left to write for it: while the
 /// source still has that digest, a companion that differs was changed by somebody else, and its update is a heal.
 pub fn plan(world: &World, key: &ObjectKey, in_step: Option<Digest>) -> Plan {
-    plan_as(world, key, world.source(key).map(|source| &**source), in_step)
+    plan_as(world, key, world.source(key), in_step)
 }
 
 /// As [`plan`], for a source in another state than the world knows, or that does not exist.
 fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Option<Digest>) -> Plan {
-    let (mut plan, home) = (Plan::default(), &*key.namespace);
+    let mut plan = Plan::default();
+    let home = &*key.namespace;
     let present = source.filter(|source| !source.terminating);
-    let policy = match present.map(|source| &source.desired) {
-        Some(Err(fault)) => {
-            plan.troubles.push(Trouble::Fault(fault.clone()));
-            None
+    match present.map(|source| (source, &source.desired)) {
+        Some((source, Ok(desired))) => {
+            plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
+            plan.troubles.extend(unmatched(world, home, &desired.policy.targets));
         }
-        desired => desired.and_then(|desired| desired.as_ref().ok()).map(|desired| &desired.policy),
-    };
-    if let Some((source, policy)) = present.zip(policy) {
-        plan.troubles.extend(source.mistakes.iter().cloned().map(Trouble::Mistake));
-        plan.troubles.extend(unmatched(world, home, &policy.targets));
+        Some((_, Err(fault))) => plan.troubles.push(Trouble::Fault(fault.clone())),
+        None => {}
     }
     for Place { at, target, decision, .. } in places(world, key, source, in_step, |at| world.companion(at)) {
         if let Some(target) = target {
@@ -260,181 +251,153 @@ fn plan_as(world: &World, key: &ObjectKey, source: Option<&Source>, in_step: Opt
             Decision::Trouble(trouble) => plan.troubles.push(trouble),
         }
     }
-    if policy.is_some_and(|policy| policy.paused) {
-        plan.pause(|at| world.bars(home, source, &at.namespace));
+    if present.and_then(Source::policy).is_some_and(|policy| policy.paused) {
+        plan.pause(|at| world.eligibility(key, source, &at.namespace).is_refusal());
     }
     plan
 }
 
 /// The part of [`plan`] about one companion.
 pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: Option<Digest>) -> Decision {
-    let source = world.source(key).map(|source| &**source);
-    let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
-    let is_paused = policy.is_some_and(|policy| policy.paused);
-    if is_paused && !world.is_barred(key, &at.namespace) {
+    let policy = world.policy(key);
+    if policy.is_some_and(|policy| policy.paused) && !world.is_refused(key, &at.namespace) {
         return Decision::Nothing;
     }
-    let wanted = policy.filter(|policy| *at.name == *policy.companion && world.wants(key, &at.namespace));
+    let wanted = policy.filter(|_| world.wants_at(key, at));
     let eligibility =
         wanted.map(|policy| world.namespaces().eligibility(&key.namespace, &at.namespace, &policy.targets));
     let there = world.companion(at);
     let ours = there.filter(|found| found.source.as_ref() == Some(key));
-    decide_at(world, key, source, at, eligibility, ours, || there, in_step)
+    Planner { world, key, source: world.source(key), in_step }.decide(at, eligibility, ours, || there)
 }
 
-/// Decides about one place. `wanted`: whether the source may have a companion in the namespace, if it wants one here.
-/// `ours` is the companion that is there, `there` the object, whosever it is.
-#[expect(clippy::too_many_arguments, reason = "all that a decision depends on")]
-fn decide_at<'a>(
-    world: &World,
-    key: &ObjectKey,
-    source: Option<&Source>,
-    at: &ObjectKey,
-    wanted: Option<Eligibility>,
-    ours: Option<&Companion>,
-    there: impl FnOnce() -> Option<&'a Companion>,
+/// What decisions about all places of a source depend on.
+struct Planner<'a> {
+    world: &'a World,
+    key: &'a ObjectKey,
+    source: Option<&'a Source>,
     in_step: Option<Digest>,
-) -> Decision {
-    let reason = match (source, wanted) {
-        (None, _) => DeleteReason::SourceGone,
-        (Some(source), _) if source.terminating => return Decision::Nothing,
-        (Some(_), Some(Eligibility::Missing | Eligibility::Terminating)) => return Decision::Nothing,
-        // A pattern matches the source's own namespace, and the companion has the source's name.
-        (Some(_), Some(Eligibility::Eligible)) if at == key => return Decision::Nothing,
-        (Some(source), Some(Eligibility::Eligible)) => {
-            let found = there();
-            return decide(source, at, found, TargetContext::of(world, source, at, found, in_step));
-        }
-        (Some(source), _) if source.desired.is_err() => match ours {
-            // It belongs to a source that had the name of this one and another UID. The marks that say so are ours only if
-            // we wrote them.
-            Some(found)
-                if found.written_by_us
-                    && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)) =>
-            {
-                DeleteReason::SourceGone
+}
+
+impl Planner<'_> {
+    /// Decides about one place. `wanted`: whether the source may have a companion in the namespace, if it wants one here.
+    /// `ours` is the companion that is there, `there` the object, whosever it is.
+    fn decide<'a>(
+        &self,
+        at: &ObjectKey,
+        wanted: Option<Eligibility>,
+        ours: Option<&Companion>,
+        there: impl FnOnce() -> Option<&'a Companion>,
+    ) -> Decision {
+        let Some(source) = self.source else { return self.remove(at, ours, DeleteReason::SourceGone) };
+        match wanted {
+            _ if source.terminating => Decision::Nothing,
+            Some(Eligibility::Missing | Eligibility::Terminating) => Decision::Nothing,
+            // A pattern matches the source's own namespace, and the companion has the source's name.
+            Some(Eligibility::Eligible) if at == self.key => Decision::Nothing,
+            Some(Eligibility::Eligible) => {
+                decide(self.world, source, at, there(), self.in_step == Some(source.digest))
             }
-            Some(_) if world.bars(&key.namespace, Some(source), &at.namespace) => DeleteReason::NotWanted,
-            Some(_) => return Decision::Nothing,
-            None => DeleteReason::SourceGone,
-        },
-        (Some(_), Some(Eligibility::NotAccepted | Eligibility::Never) | None) => DeleteReason::NotWanted,
-    };
-    let action = match ours {
-        Some(found) => remove(world, key, source, at, found, reason),
-        None => world
-            .unwanted_lost_at(key, at)
-            .map(|lost| Action::DeleteLost { reason, lost: Box::new(lost.clone()) }),
-    };
-    action.map_or(Decision::Nothing, Decision::Change)
-}
-
-/// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace. Where the namespace
-/// takes no companions, nothing stays.
-fn remove(
-    world: &World,
-    key: &ObjectKey,
-    source: Option<&Source>,
-    at: &ObjectKey,
-    found: &Companion,
-    reason: DeleteReason,
-) -> Option<Action> {
-    if found.terminating || world.namespaces().is_gone_or_terminating(&at.namespace) {
-        return None;
+            _ if source.desired.is_err() => match ours {
+                // It belongs to a source that had the name of this one and another UID. The marks that say so are ours
+                // only if we wrote them.
+                Some(found)
+                    if found.written_by_us
+                        && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)) =>
+                {
+                    self.remove(at, ours, DeleteReason::SourceGone)
+                }
+                Some(_) if self.refuses(at) => self.remove(at, ours, DeleteReason::NotWanted),
+                Some(_) => Decision::Nothing,
+                None => self.remove(at, None, DeleteReason::SourceGone),
+            },
+            Some(Eligibility::NotAccepted | Eligibility::Never) | None => {
+                self.remove(at, ours, DeleteReason::NotWanted)
+            }
+        }
     }
-    let known = Box::new(found.clone());
-    let barred = world.bars(&key.namespace, source, &at.namespace);
-    let released = !barred && World::is_kept(source, found.source_uid, found.keep);
-    Some(if released { Action::Release { reason, known } } else { Action::Delete { reason, known } })
+
+    /// Deletes or releases a companion, unless it is being deleted already, alone or with its namespace. Where the
+    /// namespace takes no companions, nothing stays. Without a companion, looks for a lost one.
+    fn remove(&self, at: &ObjectKey, ours: Option<&Companion>, reason: DeleteReason) -> Decision {
+        let Some(found) = ours else {
+            let lost = self.world.unwanted_lost_at(self.key, at);
+            return lost.map_or(Decision::Nothing, |lost| {
+                Decision::Change(Action::DeleteLost { reason, lost: Box::new(lost.clone()) })
+            });
+        };
+        if found.terminating || self.world.namespaces().is_gone_or_terminating(&at.namespace) {
+            return Decision::Nothing;
+        }
+        let known = Box::new(found.clone());
+        let stays = !self.refuses(at) && World::is_kept(self.source, found.source_uid, found.keep);
+        Decision::Change(if stays {
+            Action::Release { reason, known }
+        } else {
+            Action::Delete { reason, known }
+        })
+    }
+
+    /// Whether the namespace takes no companions of the source.
+    fn refuses(&self, at: &ObjectKey) -> bool {
+        self.world.eligibility(self.key, self.source, &at.namespace).is_refusal()
+    }
 }
 
-/// What the world knows about a companion besides the object of that name.
-#[derive(Debug, Clone, Copy)]
-pub struct TargetContext {
-    /// All companions of the source, as it is now, were right.
-    pub in_step: bool,
-    /// There was a companion, and it vanished.
-    pub lost: bool,
-    /// The object is not the source's, and sources of the source's namespace may adopt objects in this one.
-    pub accepts: bool,
-    /// The object names no source, and the source is the first, by name, of those that want this companion.
-    pub first_in_line: bool,
-}
-
-/// Decides about one companion, given the object of that name: as the world knows it, or as it was just read.
+/// Decides about one companion, given the object of that name: as the world knows it, or as it was just read. `in_step`:
+/// all companions of the source, as it is now, were right.
 pub fn decide(
+    world: &World,
     source: &Source,
     at: &ObjectKey,
     found: Option<&Companion>,
-    context: TargetContext,
+    in_step: bool,
 ) -> Decision {
     let Ok(desired) = &source.desired else { return Decision::Nothing };
     let Some(found) = found else {
-        let reason = if context.lost { WriteReason::Healed(Heal::Deleted) } else { WriteReason::New };
+        let reason = if world.was_lost(at) { WriteReason::Healed(Heal::Deleted) } else { WriteReason::New };
         return Decision::Change(Action::Create { reason });
     };
+    let known = || Box::new(found.clone());
     let write = |reason| {
-        let known = Box::new(found.clone());
         Decision::Change(if must_recreate(source, found) {
-            Action::Recreate { reason, known }
+            Action::Recreate { reason, known: known() }
         } else {
-            Action::Update { reason, known }
+            Action::Update { reason, known: known() }
         })
     };
-    match ownership(source, found, context.first_in_line) {
-        Ownership::Ours => {}
-        Ownership::Other(of) => {
-            return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder: Holder::Companion { of } });
-        }
+    let holder = match ownership(source, found, || world.is_first_wanting(&source.key, at)) {
+        Ownership::Ours => None,
+        Ownership::Other(of) => Some(Holder::Companion { of }),
+        Ownership::Foreign if !desired.policy.adopt => Some(Holder::Foreign),
+        Ownership::Foreign if !can_be_adopted(found) => Some(Holder::Bound),
         Ownership::Foreign => {
-            let holder = if !desired.policy.adopt {
-                Holder::Foreign
-            } else if found.controller_uid.is_some()
-                || found.is_source
-                || found.finalizers
-                || found.terminating
-            {
-                Holder::Bound
-            } else if !context.accepts {
-                Holder::NotAccepting
-            } else {
+            if world.namespaces().accepts_adoption(&source.key.namespace, &at.namespace) {
                 return write(WriteReason::Adopted);
-            };
-            return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder });
+            }
+            Some(Holder::NotAccepting)
         }
+    };
+    if let Some(holder) = holder {
+        return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder });
     }
     if found.terminating {
         // The companion is created again once it is deleted. Only a finalizer that somebody added can delay that.
         return if found.finalizers {
             let reason = WriteReason::Healed(Heal::Finalizer);
-            Decision::Change(Action::Update { reason, known: Box::new(found.clone()) })
+            Decision::Change(Action::Update { reason, known: known() })
         } else {
             Decision::Nothing
         };
     }
     let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
-    let edited = context.in_step || (found.content != desired.content && !found.intact);
+    let edited = in_step || (found.content != desired.content && !found.intact);
     write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
-impl TargetContext {
-    pub fn of(
-        world: &World,
-        source: &Source,
-        at: &ObjectKey,
-        found: Option<&Companion>,
-        in_step: Option<Digest>,
-    ) -> Self {
-        let unowned = found.is_some_and(|found| found.source.is_none());
-        let ours = found.is_some_and(|found| found.source.as_ref() == Some(&source.key));
-        Self {
-            in_step: in_step == Some(source.digest),
-            lost: world.was_lost(at),
-            // Of a thousand companions, hardly one is asked about.
-            accepts: !ours && world.namespaces().accepts_adoption(&source.key.namespace, &at.namespace),
-            first_in_line: unowned && world.is_first_in_line(&source.key, at),
-        }
-    }
+/// Whether nothing but the consent of its namespace keeps a foreign object from being adopted.
+pub fn can_be_adopted(found: &Companion) -> bool {
+    found.controller_uid.is_none() && !found.is_source && !found.finalizers && !found.terminating
 }
 
 enum Ownership {
@@ -449,13 +412,13 @@ enum Ownership {
 /// it names no source and outlives our marks. Both together prove that an object without a controller is a companion,
 /// of the first source that wants it; so do our entry and the UID of the source. An object that names a source is a
 /// companion, never a source. An object that names none may be a source, and then no ownerReference makes it a companion.
-fn ownership(source: &Source, found: &Companion, first_in_line: bool) -> Ownership {
+fn ownership(source: &Source, found: &Companion, is_first_wanting: impl FnOnce() -> bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
         (None, _) if found.is_source => Ownership::Foreign,
         (None, Some(owner)) if **owner == *source.uid => Ownership::Ours,
-        (None, None) if found.labelled && found.written_by_us && first_in_line => Ownership::Ours,
+        (None, None) if found.labelled && found.written_by_us && is_first_wanting() => Ownership::Ours,
         (None, None) if found.written_by_us && found.source_uid == Some(uid_digest(&source.uid)) => {
             Ownership::Ours
         }
@@ -486,7 +449,7 @@ pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> O
 }
 
 /// The API server lets no update change immutable content or a Secret's type: delete and create.
-fn must_recreate(source: &Source, found: &Companion) -> bool {
+pub fn must_recreate(source: &Source, found: &Companion) -> bool {
     source.desired.as_ref().is_ok_and(|desired| {
         (found.immutable && found.content != desired.content) || found.type_ != desired.type_
     })
@@ -495,16 +458,26 @@ fn must_recreate(source: &Source, found: &Companion) -> bool {
 impl Action {
     /// Counts a heal as an ordinary write: an earlier attempt at it failed, so nothing was undone since.
     pub(crate) fn without_heal(mut self) -> Self {
-        match &mut self {
-            Self::Create { reason } if matches!(reason, WriteReason::Healed(_)) => *reason = WriteReason::New,
-            Self::Update { reason, .. } | Self::Recreate { reason, .. }
-                if matches!(reason, WriteReason::Healed(_)) =>
-            {
-                *reason = WriteReason::SourceChanged;
+        if self.is_heal() {
+            match &mut self {
+                Self::Create { reason } => *reason = WriteReason::New,
+                Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
+                    *reason = WriteReason::SourceChanged;
+                }
+                Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => {}
             }
-            _ => {}
         }
         self
+    }
+
+    /// Why it sends content; none if it does not.
+    pub(crate) const fn write_reason(&self) -> Option<WriteReason> {
+        match self {
+            Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
+                Some(*reason)
+            }
+            Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => None,
+        }
     }
 
     /// What has to be approved before it is carried out; none for writes, and for a first look at a lost companion.
@@ -519,18 +492,8 @@ impl Action {
         }
     }
 
-    /// Whether it sends content.
-    pub const fn has_content(&self) -> bool {
-        !matches!(self, Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. })
-    }
-
     pub const fn is_heal(&self) -> bool {
-        match self {
-            Self::Create { reason } | Self::Update { reason, .. } | Self::Recreate { reason, .. } => {
-                matches!(reason, WriteReason::Healed(_))
-            }
-            Self::Delete { .. } | Self::Release { .. } | Self::DeleteLost { .. } => false,
-        }
+        matches!(self.write_reason(), Some(WriteReason::Healed(_)))
     }
 
     /// Whether it is a heal, or may turn out to be one: a create may meet a companion that has lost its label.
@@ -551,11 +514,11 @@ impl Action {
 }
 
 impl Plan {
-    /// Nothing is written while a source is paused, except that namespaces which bar it lose their companions.
-    fn pause(&mut self, is_barred: impl Fn(&ObjectKey) -> bool) {
+    /// Nothing is written while a source is paused, except that namespaces that refuse it lose their companions.
+    fn pause(&mut self, is_refused: impl Fn(&ObjectKey) -> bool) {
         self.troubles.retain(|trouble| !matches!(trouble, Trouble::Conflict { .. }));
         let planned = self.changes.len();
-        self.changes.retain(|change| !change.action.has_content() && is_barred(&change.at));
+        self.changes.retain(|change| change.action.write_reason().is_none() && is_refused(&change.at));
         let waiting = planned - self.changes.len();
         if waiting > 0 {
             self.troubles.push(Trouble::Paused(waiting));

@@ -28,8 +28,8 @@ use pattern::{Pattern, Patterns, any_matches};
 
 /// The maximum length of the name of an object.
 const MAX_NAME_BYTES: usize = 253;
-/// How much of an annotation a message quotes.
-const MAX_QUOTED_CHARS: usize = 60;
+/// How much of an annotation a message quotes: the API server may cut warnings to 256 characters.
+pub(crate) const MAX_QUOTED_CHARS: usize = 60;
 /// The maximum of characters that a message says about an annotation.
 const MAX_PROBLEM_CHARS: usize = 200;
 
@@ -151,20 +151,29 @@ impl Policy {
                 .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_CHARS));
             return Err(Fault::IsCompanion { source_key });
         }
-        let parser = Parser { keys, meta, defaults: stamped_defaults(keys, meta)? };
+        let mut parser = Parser { keys, meta, defaults: Defaults::default() };
+        parser.defaults = parser.parse(&keys.defaults, Defaults::from_annotation)?;
+        let key_patterns = |key: &str, is_key: fn(&str) -> bool| {
+            let expected = "a key nor a pattern such as `example.com/*`";
+            parser.parse(key, |text| patterns(text, is_key, expected))
+        };
         let targets = parser.targets()?;
         Ok(Self {
             companion: parser.companion_name(&targets)?,
             targets,
-            keys: parser.key_selection()?,
-            copy_labels: parser.patterns(&keys.copy_labels, names::is_label_key)?,
-            copy_annotations: parser.patterns(&keys.copy_annotations, names::is_annotation_key)?,
-            set_labels: parser.pairs(&keys.set_labels, names::is_label_key, names::is_label_value)?,
-            set_annotations: parser.pairs(&keys.set_annotations, names::is_annotation_key, |_| true)?,
+            keys: parser.parse(&keys.keys, key_selection)?,
+            copy_labels: key_patterns(&keys.copy_labels, names::is_label_key)?,
+            copy_annotations: key_patterns(&keys.copy_annotations, names::is_annotation_key)?,
+            set_labels: parser.parse(&keys.set_labels, |text| {
+                pairs(keys, text, |key, value| names::is_label_key(key) && names::is_label_value(value))
+            })?,
+            set_annotations: parser.parse(&keys.set_annotations, |text| {
+                pairs(keys, text, |key, _| names::is_annotation_key(key))
+            })?,
             protect: parser.protect()?,
-            adopt: parser.flag(&keys.adopt)?,
-            paused: parser.flag(&keys.paused)?,
-            when_removed: parser.when_removed()?,
+            adopt: parser.parse(&keys.adopt, flag)?,
+            paused: parser.parse(&keys.paused, flag)?,
+            when_removed: parser.parse(&keys.when_removed, str::parse)?,
         })
     }
 
@@ -178,7 +187,7 @@ impl Policy {
             return Err(Fault::SecretType(type_.to_owned()));
         }
         let copied = |key: &&str| self.keys.selected(object.data.as_ref()).any(|(to, _)| to == *key);
-        match required_keys(type_).find(|alternatives| !alternatives.iter().any(copied)) {
+        match required_keys(type_).iter().find(|alternatives| !alternatives.iter().any(copied)) {
             Some(alternatives) => Err(Fault::KeysBreakType {
                 type_: type_.to_owned(),
                 missing: alternatives[0],
@@ -198,18 +207,18 @@ impl Policy {
 
     /// Whether two sources with this policy have the same companions.
     pub(crate) fn same_companion(&self, keys: &Keys, a: &Object, b: &Object) -> bool {
-        type Map = BTreeMap<String, String>;
-        let same_data =
-            |of: fn(&Object) -> Option<&Map>| self.keys.selected(of(a)).eq(self.keys.selected(of(b)));
-        let same_meta = |patterns: &Patterns, of: fn(&Meta) -> &Map| {
-            copied(keys, patterns, of(&a.metadata)).eq(copied(keys, patterns, of(&b.metadata)))
-        };
-        a.type_ == b.type_
-            && a.immutable.unwrap_or_default() == b.immutable.unwrap_or_default()
-            && same_meta(&self.copy_labels, |meta| &meta.labels)
-            && same_meta(&self.copy_annotations, |meta| &meta.annotations)
-            && same_data(|object| object.data.as_ref())
-            && same_data(|object| object.binary_data.as_ref())
+        let [a, b] = [a, b].map(|Object { metadata, data, binary_data, type_, immutable }| {
+            let selected = |map| Vec::from_iter(self.keys.selected(map));
+            (
+                type_,
+                immutable.unwrap_or_default(),
+                Vec::from_iter(copied(keys, &self.copy_labels, &metadata.labels)),
+                Vec::from_iter(copied(keys, &self.copy_annotations, &metadata.annotations)),
+                selected(data.as_ref()),
+                selected(binary_data.as_ref()),
+            )
+        });
+        a == b
     }
 }
 
@@ -223,16 +232,15 @@ pub fn copied<'a>(
 }
 
 /// The keys that the API server requires for a type of Secret: at least one of each group.
-fn required_keys(type_: &str) -> impl Iterator<Item = &'static [&'static str]> {
-    let required: &'static [&'static [&'static str]] = match type_ {
+fn required_keys(type_: &str) -> &'static [&'static [&'static str]] {
+    match type_ {
         "kubernetes.io/tls" => &[&["tls.crt"], &["tls.key"]],
         "kubernetes.io/dockerconfigjson" => &[&[".dockerconfigjson"]],
         "kubernetes.io/dockercfg" => &[&[".dockercfg"]],
         "kubernetes.io/ssh-auth" => &[&["ssh-privatekey"]],
         "kubernetes.io/basic-auth" => &[&["username", "password"]],
         _ => &[],
-    };
-    required.iter().copied()
+    }
 }
 
 impl Targets {
@@ -254,15 +262,15 @@ impl Targets {
     pub fn list(text: &str, home: &str) -> Result<Self, String> {
         let mut targets = Self::default();
         // Names, patterns and exclusions are counted each for themselves, so a list may have as many of each, and `.`.
-        for item in items(text, 3 * MAX_ITEMS + 1).map_err(|error| error.to_string())? {
+        for item in items(text, 3 * MAX_ITEMS + 1)? {
             let (excluded, item) = match item.strip_prefix('!') {
                 Some(item) => (true, item.trim()),
                 None => (false, item),
             };
             let pattern = Pattern::new(if item == "." { home } else { item });
-            if item != "." && !is_namespace_pattern(&pattern) {
-                let item = shorten(item, MAX_QUOTED_CHARS);
-                return Err(format!("`{item}` is neither `.`, a namespace nor a pattern such as `team-*`"));
+            if item != "." && !names::is_label(&pattern.example()) {
+                let item = quote(item);
+                return Err(format!("{item} is neither `.`, a namespace nor a pattern such as `team-*`"));
             }
             if excluded {
                 targets.excluded.push(pattern);
@@ -349,12 +357,7 @@ impl FromStr for Protect {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "edits" => Ok(Self::Edits),
-            "all" => Ok(Self::All),
-            "none" => Ok(Self::None),
-            other => Err(format!("`{}` is none of `edits`, `all`, `none`", shorten(other, MAX_QUOTED_CHARS))),
-        }
+        one_of(text, &[Self::Edits, Self::All, Self::None].map(|protect| (protect.as_str(), protect)))
     }
 }
 
@@ -371,11 +374,7 @@ impl FromStr for WhenRemoved {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "delete" => Ok(Self::Delete),
-            "keep" => Ok(Self::Keep),
-            other => Err(format!("`{}` is neither `delete` nor `keep`", shorten(other, MAX_QUOTED_CHARS))),
-        }
+        one_of(text, &[Self::Delete, Self::Keep].map(|choice| (choice.as_str(), choice)))
     }
 }
 
@@ -383,6 +382,7 @@ impl FromStr for WhenRemoved {
 struct Parser<'a> {
     keys: &'a Keys,
     meta: &'a Meta,
+    /// Those that the webhook stamped on the source.
     defaults: Defaults,
 }
 
@@ -391,27 +391,37 @@ impl<'a> Parser<'a> {
         self.meta.annotations.get(key).map(String::as_str)
     }
 
+    /// What an annotation says; the default of its type if it is absent.
+    fn parse<T: Default, E: Display>(
+        &self,
+        key: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, Fault> {
+        let Some(text) = self.get(key) else { return Ok(T::default()) };
+        parse(text).map_err(|problem| fault(key, &problem))
+    }
+
     fn targets(&self) -> Result<Targets, Fault> {
-        let (keys, home) = (self.keys, &self.meta.namespace);
+        let keys = self.keys;
         // Default targets apply together or not at all: people who write one of the keys choose all targets.
         let by_person = keys.sets_targets(self.meta);
-        let (names, selector) = match by_person {
-            true => (self.get(&keys.target_namespaces), self.get(&keys.target_selector)),
-            false => self.defaults.targets(),
+        let (names, selector) = if by_person {
+            (self.get(&keys.target_namespaces), self.get(&keys.target_selector))
+        } else {
+            self.defaults.targets()
         };
-        let bad = |key: &str, problem: &dyn Display| match by_person {
-            true => fault(key, problem),
-            false => self.fault_of_default(key, problem),
+        let bad = |key: &str, problem: &dyn Display| {
+            if by_person { fault(key, problem) } else { self.fault_of_default(key, problem) }
         };
         let selector = selector.map(selector::parse).transpose();
         let selector = selector.map_err(|error| bad(&keys.target_selector, &error))?;
         let listed = match names {
             None => Targets { own: selector.is_none(), ..Targets::default() },
-            Some(text) => {
-                Targets::list(text, home).map_err(|problem| bad(&keys.target_namespaces, &problem))?
-            }
+            Some(text) => Targets::list(text, &self.meta.namespace)
+                .map_err(|problem| bad(&keys.target_namespaces, &problem))?,
         };
-        let targets = Targets { selector, needs_consent: self.consent()?, ..listed };
+        let needs_consent = self.parse(&keys.consent, |text| one_of(text, &[("required", true)]))?;
+        let targets = Targets { selector, needs_consent, ..listed };
         if targets.is_empty() {
             return Err(bad(&keys.target_namespaces, &BadList::OnlyExclusions));
         }
@@ -423,33 +433,20 @@ impl<'a> Parser<'a> {
         fault(&self.keys.defaults, &format!("{key}: {problem}"))
     }
 
-    fn consent(&self) -> Result<bool, Fault> {
-        match self.get(&self.keys.consent) {
-            None => Ok(false),
-            Some("required") => Ok(true),
-            Some(other) => Err(fault(
-                &self.keys.consent,
-                &format!("`{}` is not `required`", shorten(other, MAX_QUOTED_CHARS)),
-            )),
-        }
-    }
-
     fn companion_name(&self, targets: &Targets) -> Result<String, Fault> {
         let key = &self.keys.companion_name;
         let name = match self.get(key) {
-            Some("=") => self.meta.name.clone(),
-            Some(name) if names::is_subdomain(name) => name.to_owned(),
-            Some(name) if name.len() > MAX_NAME_BYTES => return Err(name_too_long(key, name)),
-            Some(name) => {
-                return Err(fault(
-                    key,
-                    &format!("`{}` is not a valid name of an object", shorten(name, MAX_QUOTED_CHARS)),
-                ));
-            }
             None => format!("{}{}", self.meta.name, self.keys.suffix),
+            Some("=") => self.meta.name.clone(),
+            Some(name) if name.len() > MAX_NAME_BYTES || names::is_subdomain(name) => name.to_owned(),
+            Some(name) => {
+                return Err(fault(key, &format!("{} is not a valid name of an object", quote(name))));
+            }
         };
         if name.len() > MAX_NAME_BYTES {
-            return Err(name_too_long(key, &name));
+            let length = name.len();
+            let name = shorten(&name, MAX_QUOTED_CHARS);
+            return Err(Fault::NameTooLong { name, length, key: key.clone() });
         }
         if name == "kube-root-ca.crt" {
             return Err(Fault::ReservedName { key: key.clone() });
@@ -462,126 +459,97 @@ impl<'a> Parser<'a> {
         Ok(name)
     }
 
-    fn key_selection(&self) -> Result<KeySelection, Fault> {
-        let key = &self.keys.keys;
-        let Some(text) = self.get(key) else { return Ok(KeySelection(None)) };
-        let mut selected = BTreeMap::new();
-        let mut taken = BTreeSet::new();
-        for item in items(text, MAX_KEYS).map_err(|error| fault(key, &error))? {
-            let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
-            if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
-                return Err(fault(key, &format!("`{}` is not a valid key", shorten(bad, MAX_QUOTED_CHARS))));
-            }
-            if !taken.insert(to) {
-                return Err(fault(
-                    key,
-                    &format!("two keys would be copied to `{to}`: give one another name"),
-                ));
-            }
-            if selected.insert(from.to_owned(), to.to_owned()).is_some() {
-                return Err(fault(key, &format!("`{from}` is named twice")));
-            }
-        }
-        Ok(KeySelection(Some(selected)))
-    }
-
-    fn patterns(&self, key: &str, is_key: fn(&str) -> bool) -> Result<Patterns, Fault> {
-        let Some(text) = self.get(key) else { return Ok(Patterns::default()) };
-        let patterns: Patterns = text.parse().map_err(|error| fault(key, &error))?;
-        if let Some(bad) = patterns.iter().find(|pattern| !is_key(&pattern.example())) {
-            let bad = shorten(bad.as_str(), MAX_QUOTED_CHARS);
-            return Err(fault(
-                key,
-                &format!("`{bad}` is neither a key nor a pattern such as `example.com/*`"),
-            ));
-        }
-        Ok(patterns)
-    }
-
-    /// `a=b,c=d`: labels or annotations for companions.
-    fn pairs(
-        &self,
-        key: &str,
-        is_key: fn(&str) -> bool,
-        is_value: fn(&str) -> bool,
-    ) -> Result<BTreeMap<String, String>, Fault> {
-        let Some(text) = self.get(key) else { return Ok(BTreeMap::new()) };
-        let mut pairs = BTreeMap::new();
-        for item in items(text, MAX_ITEMS).map_err(|error| fault(key, &error))? {
-            let bad = |problem: &str| fault(key, &format!("`{}` {problem}", shorten(item, MAX_QUOTED_CHARS)));
-            let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
-            let (name, value) = (name.trim(), value.trim());
-            if !is_key(name) || !is_value(value) {
-                return Err(bad("is not a valid key and value"));
-            }
-            if !self.keys.may_copy(name) {
-                return Err(bad("has a key that companions must not have"));
-            }
-            if pairs.insert(name.to_owned(), value.to_owned()).is_some() {
-                return Err(bad("sets a key that was set before"));
-            }
-        }
-        Ok(pairs)
-    }
-
     fn protect(&self) -> Result<Protect, Fault> {
-        self.choice(&self.keys.protect, self.defaults.protect.as_deref())
-    }
-
-    fn when_removed(&self) -> Result<WhenRemoved, Fault> {
-        self.choice(&self.keys.when_removed, None)
-    }
-
-    /// One of a few words: the author's, else that of a default.
-    fn choice<T: FromStr<Err = String> + Default>(
-        &self,
-        key: &str,
-        default: Option<&str>,
-    ) -> Result<T, Fault> {
-        match (self.get(key), default) {
-            (Some(text), _) => text.parse().map_err(|problem| fault(key, &problem)),
-            (None, Some(text)) => text.parse().map_err(|problem| self.fault_of_default(key, &problem)),
-            (None, None) => Ok(T::default()),
-        }
-    }
-
-    fn flag(&self, key: &str) -> Result<bool, Fault> {
-        match self.get(key) {
-            None | Some("false") => Ok(false),
-            Some("true") => Ok(true),
-            Some(other) => Err(fault(
-                key,
-                &format!("`{}` is neither `true` nor `false`", shorten(other, MAX_QUOTED_CHARS)),
-            )),
+        let key = &self.keys.protect;
+        match &self.defaults.protect {
+            Some(text) if self.get(key).is_none() => {
+                text.parse().map_err(|problem: String| self.fault_of_default(key, &problem))
+            }
+            _ => self.parse(key, str::parse),
         }
     }
 }
 
-/// The defaults that the webhook stamped on a source.
-fn stamped_defaults(keys: &Keys, meta: &Meta) -> Result<Defaults, Fault> {
-    match meta.annotations.get(&keys.defaults) {
-        Some(text) => Defaults::from_annotation(text).map_err(|error| fault(&keys.defaults, &error)),
-        None => Ok(Defaults::default()),
+/// `a,b=c`: which keys are copied, and under which names.
+fn key_selection(text: &str) -> Result<KeySelection, String> {
+    let mut selected = BTreeMap::new();
+    let mut taken = BTreeSet::new();
+    for item in items(text, MAX_KEYS)? {
+        let (from, to) = item.split_once('=').map_or((item, item), |(from, to)| (from.trim(), to.trim()));
+        if let Some(bad) = [from, to].into_iter().find(|name| !names::is_data_key(name)) {
+            return Err(format!("{} is not a valid key", quote(bad)));
+        }
+        if !taken.insert(to) {
+            return Err(format!("two keys would be copied to `{to}`: give one another name"));
+        }
+        if selected.insert(from.to_owned(), to.to_owned()).is_some() {
+            return Err(format!("`{from}` is named twice"));
+        }
     }
+    Ok(KeySelection(Some(selected)))
 }
 
-/// Whether it can match the name of a namespace.
-fn is_namespace_pattern(pattern: &Pattern) -> bool {
-    names::is_label(&pattern.example())
+/// `a=b,c=d`: labels or annotations for companions.
+fn pairs(
+    keys: &Keys,
+    text: &str,
+    is_valid: impl Fn(&str, &str) -> bool,
+) -> Result<BTreeMap<String, String>, String> {
+    let mut pairs = BTreeMap::new();
+    for item in items(text, MAX_ITEMS)? {
+        let bad = |problem: &str| format!("{} {problem}", quote(item));
+        let (name, value) = item.split_once('=').ok_or_else(|| bad("has no value: write `key=value`"))?;
+        let name = name.trim();
+        let value = value.trim();
+        if !is_valid(name, value) {
+            return Err(bad("is not a valid key and value"));
+        }
+        if !keys.may_copy(name) {
+            return Err(bad("has a key that companions must not have"));
+        }
+        if pairs.insert(name.to_owned(), value.to_owned()).is_some() {
+            return Err(bad("sets a key that was set before"));
+        }
+    }
+    Ok(pairs)
 }
 
-/// A comma-separated list of names and patterns of namespaces, with exclusions. The error says what is wrong with it.
-pub fn namespace_patterns(text: &str) -> Result<Patterns, String> {
-    let patterns: Patterns = text.parse().map_err(|error: BadList| error.to_string())?;
-    if let Some(pattern) = patterns.iter().find(|pattern| !is_namespace_pattern(pattern)) {
-        let pattern = shorten(pattern.as_str(), MAX_QUOTED_CHARS);
-        return Err(format!("`{pattern}` is neither a namespace nor a pattern such as `team-*`"));
+fn flag(text: &str) -> Result<bool, String> {
+    one_of(text, &[("true", true), ("false", false)])
+}
+
+/// The value of one of a few words. The error names them.
+fn one_of<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
+    if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        return Ok(*value);
+    }
+    let expected: Vec<String> = words.iter().map(|(word, _)| format!("`{word}`")).collect();
+    let text = quote(text);
+    Err(match &*expected {
+        [one] => format!("{text} is not {one}"),
+        [one, other] => format!("{text} is neither {one} nor {other}"),
+        all => format!("{text} is none of {}", all.join(", ")),
+    })
+}
+
+/// A comma-separated list of names and patterns, with exclusions, that can match what is valid. The error says what is
+/// wrong with it.
+fn patterns(text: &str, is_valid: fn(&str) -> bool, expected: &str) -> Result<Patterns, String> {
+    let patterns: Patterns = text.parse()?;
+    if let Some(bad) = patterns.iter().find(|pattern| !is_valid(&pattern.example())) {
+        return Err(format!("{} is neither {expected}", quote(bad.as_str())));
     }
     Ok(patterns)
 }
 
-fn name_too_long(key: &str, name: &str) -> Fault {
-    Fault::NameTooLong { name: shorten(name, MAX_QUOTED_CHARS), length: name.len(), key: key.to_owned() }
+/// As [`patterns`], of namespaces.
+pub fn namespace_patterns(text: &str) -> Result<Patterns, String> {
+    patterns(text, names::is_label, "a namespace nor a pattern such as `team-*`")
+}
+
+/// The beginning of what somebody wrote, for a message.
+fn quote(text: &str) -> String {
+    format!("`{}`", shorten(text, MAX_QUOTED_CHARS))
 }
 
 /// What is wrong with an annotation, in a text of bounded length.

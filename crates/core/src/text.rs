@@ -1,5 +1,7 @@
 //! Texts: bounds where other people choose the length, and words replaced by values.
 
+use std::borrow::Borrow;
+
 /// The first `max` characters of a text, with an ellipsis where something was cut off.
 pub fn shorten(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
@@ -14,7 +16,7 @@ pub fn prefix(text: &str, max: usize) -> &str {
 }
 
 /// The first of these names, and how many more there are: `a, b and 3 more`.
-pub fn some_of(names: &[String], max: usize, separator: &str) -> String {
+pub fn some_of<S: Borrow<str>>(names: &[S], max: usize, separator: &str) -> String {
     let first = names[..names.len().min(max)].join(separator);
     if names.len() > max { format!("{first} and {} more", names.len() - max) } else { first }
 }
@@ -31,26 +33,16 @@ pub fn counted(number: usize, what: &str) -> String {
 ///
 /// assert_eq!(substitute("x-y", &[("x", "y"), ("y", "z")]), "y-z");
 /// ```
-pub fn substitute(text: &str, pairs: &[(&str, &str)]) -> String {
-    let find = |word: &str, from: usize| text[from..].find(word).map(|at| from + at);
-    // Where each word comes next.
-    let mut next: Vec<Option<usize>> = pairs.iter().map(|(word, _)| find(word, 0)).collect();
-    let (mut result, mut done) = (String::with_capacity(text.len()), 0);
-    let first = |next: &[Option<usize>]| {
-        let found = pairs.iter().zip(next).filter_map(|((word, value), at)| Some((word, value, (*at)?)));
-        found.min_by_key(|(_, _, at)| *at)
-    };
-    while let Some((word, value, at)) = first(&next) {
-        result.push_str(&text[done..at]);
+pub fn substitute(mut text: &str, pairs: &[(&str, &str)]) -> String {
+    let mut result = String::with_capacity(text.len());
+    while let Some(first) = text.chars().next() {
+        let (first, _) = text.split_at(first.len_utf8());
+        let found = pairs.iter().copied().find(|(word, _)| text.starts_with(word));
+        let (word, value) = found.unwrap_or((first, first));
         result.push_str(value);
-        done = at + word.len();
-        for (next, (word, _)) in next.iter_mut().zip(pairs) {
-            if next.is_some_and(|at| at < done) {
-                *next = find(word, done);
-            }
-        }
+        text = &text[word.len()..];
     }
-    result + &text[done..]
+    result
 }
 
 #[cfg(test)]

@@ -4,10 +4,13 @@ use serde_json::json;
 
 use super::*;
 use lockstep_cluster::testing::api::{ApiRequest, api_server, refusal};
-use lockstep_core::certs::{
-    lifetimes::{MAX_SLEEP, later},
-    secret::CaSet,
-    testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
+use lockstep_core::{
+    certs::{
+        lifetimes::MAX_SLEEP,
+        secret::CaSet,
+        testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
+    },
+    time::later,
 };
 
 /// What a test sends in place of the watches.
@@ -46,7 +49,8 @@ async fn readiness_and_metrics_follow_the_leaf() {
     let (mut task, senders) = task(unused());
     let readiness = task.readiness.clone();
     let start = Instant::now();
-    let reconcile = |task: &mut CertificateTask, ms| task.reconcile(Now { time: at(ms), instant: start }).1;
+    let reconcile =
+        |task: &mut CertificateTask, ms| task.reconcile(Moment { wall: at(ms), instant: start }).1;
     assert_eq!(reconcile(&mut task, 0), MAX_SLEEP);
     assert_eq!(readiness.unmet(), [Condition::Certificate, Condition::Bundle]);
 
@@ -105,12 +109,12 @@ async fn failed_secret_write_is_retried_with_backoff_until_another_replica_was_f
     let mut waits = Vec::new();
     for attempt in 0..4 {
         code.store(if attempt == 3 { 409 } else { 500 }, Ordering::SeqCst);
-        let (writes, _) = task.reconcile(Now { time: at(0), instant });
+        let (writes, _) = task.reconcile(Moment { wall: at(0), instant });
         let [write] = &writes[..] else { panic!("{} writes", writes.len()) };
         let (write, answer) = send(client.clone(), settings(), write.clone()).await;
         task.finish(&write, answer, instant);
         assert_eq!(task.problems[&Topic::SecretWrite].is_failing(), attempt < 3);
-        let (writes, wait) = task.reconcile(Now { time: at(0), instant });
+        let (writes, wait) = task.reconcile(Moment { wall: at(0), instant });
         assert!(writes.is_empty());
         waits.push(wait.as_millis());
         instant += wait;

@@ -8,13 +8,14 @@ use lockstep_core::{
     keys::Keys,
     lease::{
         decide::{LeaseAction, ObservedLease, RETRY_PERIOD, decide, next_record, sign_of_restore},
-        hold::{HoldAnnotations, MAX_HOLD, later, to_annotation},
+        hold::{HoldAnnotations, MAX_HOLD, to_annotation},
         record::LeaseMetadata,
         settings::PublishedSettings,
         state::LeaseState,
     },
     testing::{self, fuzz::Target},
-    writes::brake::{Brake, Moment},
+    time::{Moment, later},
+    writes::brake::Brake,
 };
 
 const WORDS: &[&str] = &[

@@ -23,10 +23,11 @@ use lockstep_cluster::client;
 use lockstep_core::{
     keys,
     lease::{
-        hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, to_annotation},
+        hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, to_annotation},
         record::LeaseRecord,
     },
     text::some_of,
+    time::later,
 };
 
 /// How many sources are listed, and how many namespaces of each are named.

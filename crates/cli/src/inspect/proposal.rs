@@ -24,7 +24,7 @@ use lockstep_core::{
     keys::Keys,
     object::{Kind, Object, ObjectKey, names},
     plan::{
-        TargetContext, Trouble, decide,
+        Trouble, decide,
         outcome::{self, Effect, Outcome, Verb},
     },
     policy::{Policy, Targets},
@@ -238,7 +238,7 @@ fn warnings(headers: &HeaderMap) -> Vec<String> {
 
 /// What the controller has left to do for a source as it is.
 pub async fn pending(client: &Client, snapshot: &mut Snapshot, key: &ObjectKey) -> Proposal {
-    let source = snapshot.world.read(|world| world.source(key).cloned());
+    let source = snapshot.world.read(|world| world.shared_source(key));
     let live = read_object(client, key).await.ok();
     let mut proposal = Proposal { is_source: true, ..Proposal::about(key) };
     proposal.plan(client, snapshot, source.as_deref(), live.as_ref()).await;
@@ -274,8 +274,7 @@ impl Proposal {
             // A create may meet an object that no list shows.
             outcome.complete(|at| {
                 let (source, found) = (source?, snapshot.read_of(at)?);
-                let context = TargetContext::of(world, source, at, found, None);
-                Some(Effect::of(&decide(source, at, found, context)))
+                Some(Effect::of(&decide(world, source, at, found, false)))
             });
         });
         let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));

@@ -149,7 +149,7 @@ impl Snapshot {
         let share = (MAX_LOOKUPS / sources.len().max(1)).max(MIN_LOOKUPS_PER_SOURCE);
         self.world.read(|world| {
             let missing = sources.iter().flat_map(|key| {
-                let source = world.source(key).map(|source| &**source);
+                let source = world.source(key);
                 let places = places(world, key, source, None, |at| world.companion(at));
                 let missing =
                     places.filter(|place| matches!(place.decision, Decision::Change(Action::Create { .. })));

@@ -245,7 +245,7 @@ pub fn statuses(snapshot: &Snapshot, held_until: Option<Timestamp>) -> Vec<Sourc
 /// The status of one source, which may be gone. `held_until`: until when deletes are held, if any are.
 fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timestamp>) -> SourceStatus {
     snapshot.world.read(|world| {
-        let source = world.source(&key).map(|source| &**source);
+        let source = world.source(&key);
         let companions = companions(snapshot, world, &key, source);
         let count = |is_counted: fn(&CompanionState) -> bool| {
             companions.iter().filter(|one| is_counted(&one.state)).count()

@@ -12,7 +12,7 @@ use super::{
 use lockstep_core::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
-    plan::{Action, Decision, TargetContext, decide, targets},
+    plan::{can_be_adopted, must_recreate, targets},
     policy::{self, pattern::Pattern},
     world::{Eligibility, ObservedCompanion, ObservedSource, Source, World},
 };
@@ -297,12 +297,14 @@ fn adoption(
     let found = observed.companion();
     let is_outdated = future.desired.as_ref().is_ok_and(|desired| desired.content != found.content);
     // `accept-adopt-from` is set before, and taken back afterwards.
-    let accepting = TargetContext { in_step: false, lost: false, accepts: true, first_in_line: false };
-    match decide(future, &at, Some(found), accepting) {
-        Decision::Change(Action::Update { .. }) if extra.is_empty() => Ok(is_outdated),
-        Decision::Change(Action::Update { .. }) => Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") }),
-        Decision::Change(_) => Err(NotMovable::Recreate { at }),
-        Decision::Trouble(_) | Decision::Nothing => Err(NotMovable::Bound { at }),
+    if !can_be_adopted(found) {
+        Err(NotMovable::Bound { at })
+    } else if must_recreate(future, found) {
+        Err(NotMovable::Recreate { at })
+    } else if !extra.is_empty() {
+        Err(NotMovable::ExtraKeys { at, keys: extra.join(", ") })
+    } else {
+        Ok(is_outdated)
     }
 }
 

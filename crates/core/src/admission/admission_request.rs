@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::authentication::v1::UserInfo;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
-use crate::object::{Kind, Meta, Object, ObjectKey, optional_map};
+use crate::object::{Kind, Meta, Object, ObjectKey, map, or_default};
 
 /// The users under which Kubernetes itself deletes and updates objects: the garbage collector, the namespace
 /// controller, and the identity of both where controllers do not use ServiceAccounts of their own. The match
@@ -23,18 +23,10 @@ pub struct User {
     #[serde(rename = "username")]
     pub name: String,
     pub uid: String,
-    #[serde(deserialize_with = "groups")]
+    #[serde(deserialize_with = "or_default")]
     pub groups: Vec<String>,
-    #[serde(deserialize_with = "extra")]
+    #[serde(deserialize_with = "map")]
     pub extra: BTreeMap<String, Vec<String>>,
-}
-
-fn groups<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-fn extra<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Vec<String>>, D::Error> {
-    Ok(optional_map(deserializer)?.unwrap_or_default())
 }
 
 impl From<UserInfo> for User {

@@ -7,13 +7,10 @@ use super::{admission_request::Request, review::Rules};
 use crate::{
     keys::Keys,
     object::{Object, patch},
-    policy::{Protect, Targets, defaults::Defaults, list::BadList, selector},
+    policy::{MAX_QUOTED_CHARS, Protect, Targets, defaults::Defaults, list::BadList, selector},
     text::shorten,
     world::World,
 };
-
-/// How much of a default a warning quotes: the API server may cut warnings to 256 characters.
-const MAX_QUOTED_CHARS: usize = 60;
 
 /// Rewrites every object unchanged. Its rights are not those that a changed default may need, and a migration that is
 /// refused never ends, so it does not bring changed defaults.
@@ -23,14 +20,16 @@ const STORAGE_MIGRATOR: &str = "system:serviceaccount:kube-system:storage-versio
 /// people wrote and from the defaults of now, never from its former value, so that the same manifest always gives the
 /// same companions. The patch is empty if the annotation is right already.
 pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch, Vec<String>) {
-    let (keys, home) = (&*rules.keys, &*request.namespace);
+    let keys = &*rules.keys;
+    let home = &*request.namespace;
     let (old, Some(new)) = request.objects() else { return Default::default() };
     let meta = &new.metadata;
     let is_migration = || request.user.name == STORAGE_MIGRATOR && request.changes_nothing();
     if !keys.is_source(&meta.labels) || keys.has_marks(meta) || meta.is_terminating() || is_migration() {
         return Default::default();
     }
-    let (targeted, protected) = (keys.sets_targets(meta), meta.annotations.contains_key(&keys.protect));
+    let targeted = keys.sets_targets(meta);
+    let protected = meta.annotations.contains_key(&keys.protect);
     let mut warnings = Vec::new();
     let mut defaults = Defaults::default();
     if !targeted || !protected {
@@ -58,8 +57,7 @@ pub fn stamp_defaults(rules: &Rules, world: &World, request: &Request) -> (Patch
 /// What is stamped on a source before an update; nothing on an object that was no source.
 fn stamped_before(keys: &Keys, old: Option<&Object>) -> Defaults {
     let old = old.map(|old| &old.metadata).filter(|old| keys.is_source(&old.labels));
-    let text = old.and_then(|old| old.annotations.get(&keys.defaults));
-    text.and_then(|text| Defaults::from_annotation(text).ok()).unwrap_or_default()
+    old.map(|old| Defaults::stamped(keys, old)).unwrap_or_default()
 }
 
 /// The author did not write these targets, and must see where the content goes.
@@ -109,7 +107,8 @@ impl ValidDefaults<'_> {
     }
 
     fn protect(&mut self) -> Option<String> {
-        let (key, text) = (&self.rules.keys.default_protect, self.of_namespace.protect.as_deref());
+        let key = &self.rules.keys.default_protect;
+        let text = self.of_namespace.protect.as_deref();
         let valid = self.valid(key, text, str::parse::<Protect>);
         let protect = valid.map_or(self.rules.default_protect, |(_, protect)| protect);
         (protect != Protect::default()).then(|| protect.as_str().to_owned())
@@ -138,15 +137,12 @@ impl ValidDefaults<'_> {
 fn patch_of(keys: &Keys, object: &Object, wanted: Option<String>) -> Patch {
     let annotations = &object.metadata.annotations;
     let path = ["metadata", "annotations", &keys.defaults];
-    Patch(match (annotations.get(&keys.defaults), wanted) {
-        (None, None) => Vec::new(),
-        (Some(found), Some(wanted)) if *found == wanted => Vec::new(),
-        (Some(_), None) => vec![patch::remove(&path)],
-        (_, Some(wanted)) => {
-            let create_map = annotations.is_empty().then(|| patch::add(&path[..2], json!({})));
-            create_map.into_iter().chain([patch::add(&path, json!(wanted))]).collect()
-        }
-    })
+    if annotations.get(&keys.defaults) == wanted.as_ref() {
+        return Patch::default();
+    }
+    let Some(wanted) = wanted else { return Patch(vec![patch::remove(&path)]) };
+    let create_map = annotations.is_empty().then(|| patch::add(&path[..2], json!({})));
+    Patch(create_map.into_iter().chain([patch::add(&path, json!(wanted))]).collect())
 }
 
 #[cfg(test)]

@@ -19,22 +19,22 @@ pub enum Denial {
     /// Somebody other than Lockstep would set a companion's label or annotations.
     Forged { at: ObjectKey },
     /// A new object would take the name of a companion that a source wants.
-    Squatting { at: ObjectKey, of: ObjectKey },
+    NameNeeded { at: ObjectKey, of: ObjectKey },
     /// A source is malformed or cannot be mirrored.
     Fault { at: ObjectKey, fault: Fault },
     /// A source of another namespace already has a companion of that name.
     Taken { at: ObjectKey, of: ObjectKey },
     /// The user may not do to the companion `name` themselves what the controller would do for them.
-    NoRight { user: String, verb: &'static str, name: String, source: ObjectKey, reach: Box<Reach> },
+    NoRight { user: String, verb: &'static str, name: String, source: ObjectKey, denied: Box<DeniedPlace> },
     /// A deputy writes a source that reaches namespaces which have not agreed.
-    Deputy { user: String, source: ObjectKey, reach: Box<Reach> },
+    Deputy { user: String, source: ObjectKey, denied: Box<DeniedPlace> },
     /// The user's access could not be checked.
     Unanswered(String),
 }
 
 /// Where a source is not allowed to have companions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
+pub struct DeniedPlace {
     pub place: Place,
     /// The source names no targets, so those of a default apply or applied.
     pub by_default: bool,
@@ -67,7 +67,7 @@ impl Denial {
             Self::Strip { .. } => "strip",
             Self::Delete { .. } => "delete",
             Self::Forged { .. } => "forged",
-            Self::Squatting { .. } => "squatting",
+            Self::NameNeeded { .. } => "squatting",
             Self::Fault { fault, .. } => fault.label(),
             Self::Taken { .. } => "taken",
             Self::NoRight { .. } => "no_right",
@@ -89,7 +89,7 @@ impl Denial {
                 render(messages::DELETE, at, of) + &render(allow, at, of)
             }
             Self::Forged { at } => messages::render(messages::FORGED, keys, at, None),
-            Self::Squatting { at, of } => render(messages::SQUATTING, at, of),
+            Self::NameNeeded { at, of } => render(messages::NAME_NEEDED, at, of),
             Self::Fault { at, fault } => {
                 format!("{} {at} cannot be a source: {fault}", messages::kind(at.kind))
             }
@@ -97,9 +97,9 @@ impl Denial {
                 "{at} is already the companion of {of}: choose another name with the annotation {}",
                 keys.companion_name
             ),
-            Self::NoRight { user, verb, name, source, reach } => {
+            Self::NoRight { user, verb, name, source, denied } => {
                 let forbidden = format!("{user} may not {verb} {} {name}", source.kind.plural());
-                let text = match &reach.place {
+                let text = match &denied.place {
                     Place::Namespace { name, .. } if **name == *source.namespace => format!(
                         "{forbidden} in namespace {name}, so Lockstep does not keep it there on their behalf. \
                          Ask for that right, or choose another {}",
@@ -116,11 +116,11 @@ impl Denial {
                         ask.hint(keys, source)
                     ),
                 };
-                reach.by_default(keys) + &text
+                denied.by_default(keys) + &text
             }
-            Self::Deputy { user, source, reach } => {
+            Self::Deputy { user, source, denied } => {
                 let deputy = format!("{user} writes on behalf of others, so its own rights do not count");
-                let text = match &reach.place {
+                let text = match &denied.place {
                     Place::Namespace { name, accept } => {
                         format!("{deputy}. Namespace {name} has to agree: {accept}")
                     }
@@ -131,7 +131,7 @@ impl Denial {
                         ask.hint(keys, source)
                     ),
                 };
-                reach.by_default(keys) + &text
+                denied.by_default(keys) + &text
             }
             Self::Unanswered(why) => {
                 format!("your rights could not be checked ({why}), so nothing was changed: try again")
@@ -140,7 +140,7 @@ impl Denial {
     }
 }
 
-impl Reach {
+impl DeniedPlace {
     /// The author wrote no targets, and would look for them in vain.
     fn by_default(&self, keys: &Keys) -> String {
         if !self.by_default {

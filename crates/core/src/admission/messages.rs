@@ -33,8 +33,8 @@ pub(crate) const OR_RENAME: &str = "; to allow deletes, let its name end with {s
     because nothing keeps other names free until Lockstep creates it again: \
     kubectl annotate {kind} {source name} -n {source namespace} {companion-name}-";
 
-/// [`Denial::Squatting`](super::denial::Denial::Squatting)
-pub(crate) const SQUATTING: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
+/// [`Denial::NameNeeded`](super::denial::Denial::NameNeeded)
+pub(crate) const NAME_NEEDED: &str = "the name {namespace}/{name} is needed for the companion of {source}. \
     Choose another name, or another for the companion: \
     kubectl annotate --overwrite {kind} {source name} -n {source namespace} {companion-name}=NAME";
 

@@ -4,8 +4,6 @@
 //! TRAP: whether such a write is allowed says whether its content is that of the source. So nothing is compared before
 //! it is known that the user may read the source: not even the time of an answer depends on it.
 
-use std::collections::BTreeMap;
-
 use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey, OwnerReference},
@@ -74,13 +72,8 @@ impl Restored {
 /// Whether an update changes nothing but what a restore changes on a companion that exists already. Any other edit is
 /// denied at once, without asking for the user's rights.
 fn is_restored_over(keys: &Keys, old: &Object, new: &Object) -> bool {
-    let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-        let counts =
-            |(key, _): &(&String, &String)| **key != keys.source_uid && !keys.is_left_by_restore(key);
-        old.iter().filter(counts).eq(new.iter().filter(counts))
-    };
-    same(&old.metadata.labels, &new.metadata.labels)
-        && same(&old.metadata.annotations, &new.metadata.annotations)
+    let counts = |key: &str| key != keys.source_uid && !keys.is_left_by_restore(key);
+    old.metadata.has_same_marks(&new.metadata, counts)
         && without_uids(&old.metadata.owner_references) == without_uids(&new.metadata.owner_references)
         && old.data == new.data
         && old.binary_data == new.binary_data

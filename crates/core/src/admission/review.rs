@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     admission_request::{Operation, Request, Subjects, User},
-    denial::{AskConsent, Denial, Place, Reach},
+    denial::{AskConsent, Denial, DeniedPlace, Place},
     required_access::{Access, AccessError, RequiredAccess, Verbs},
     restore::Restored,
 };
@@ -19,6 +19,7 @@ use crate::{
     object::{Meta, Object, ObjectKey},
     plan::{Decision, plan_companion, targets, unmatched},
     policy::{Fault, Policy, Protect, WhenRemoved, defaults::Defaults, list::MAX_ITEMS, mistake::Mistake},
+    text::some_of,
     world::{Eligibility, World},
 };
 
@@ -118,21 +119,22 @@ impl<'a> Review<'a> {
         let key = request.key(new.or(old)?);
         let policy = |object: &Object| Policy::of(keys, &rules.own_namespace, &key, object);
         let source = |object: &&Object| keys.is_source(&object.metadata.labels);
-        let (before, after) = (old.filter(source).map(policy), new.filter(source).map(policy));
+        let before = old.filter(source).map(policy);
+        let after = new.filter(source).map(policy);
         let (settings_changed, companions_unaffected) =
             match (old.zip(before.as_ref()), new.zip(after.as_ref())) {
                 (Some((old, before)), Some((new, after))) => (
-                    // What is stamped on a source that was and stays faulty is not a change by its author.
-                    !same_settings(keys, &old.metadata, &new.metadata, before.is_err() && after.is_err()),
+                    !old.metadata.has_same_marks(&new.metadata, |key| {
+                        // What is stamped on a source that was and stays faulty is not a change by its author.
+                        let is_stamped = key == keys.defaults && before.is_err() && after.is_err();
+                        keys.is_ours(key) && !is_stamped
+                    }),
                     same_companions(keys, (old, before), (new, after)),
                 ),
                 _ => (true, false),
             };
         let terminating = before.is_some() && old.is_some_and(|old| old.metadata.is_terminating());
-        let stamped = |object: &Object| {
-            let text = object.metadata.annotations.get(&keys.defaults);
-            text.is_some_and(|text| Defaults::from_annotation(text).is_ok_and(|found| found.has_targets()))
-        };
+        let stamped = |object: &Object| Defaults::stamped(keys, &object.metadata).has_targets();
         let default_targets = new.filter(source).is_some_and(|new| !keys.sets_targets(&new.metadata))
             && [old, new].into_iter().flatten().any(stamped);
         let restored = new
@@ -157,7 +159,8 @@ impl<'a> Review<'a> {
 
     /// What the author should know about the object as it will be.
     fn warnings_about(&self, new: &Meta) -> Vec<String> {
-        let (keys, key) = (self.keys(), &self.key);
+        let keys = self.keys();
+        let key = &self.key;
         match &self.after {
             Some(Ok(policy)) => {
                 let mistakes =
@@ -210,7 +213,7 @@ impl<'a> Review<'a> {
             return self.restore(world, None, Denial::Forged { at: at() });
         }
         if let Some(of) = world.competing_source(&self.key, None) {
-            return Err(Denial::Squatting { at: at(), of });
+            return Err(Denial::NameNeeded { at: at(), of });
         }
         self.change_of_source(world, Vec::new())
     }
@@ -243,7 +246,7 @@ impl<'a> Review<'a> {
         let denied = || Err(Denial::Delete { at: self.key.clone(), of: source.clone() });
         match self.protection(world, old, &source) {
             // The controller deletes it, too.
-            _ if world.is_barred(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
+            _ if world.is_refused(&source, &self.request.namespace) => Ok(Verdict::ALLOWED),
             Protect::All => denied(),
             // Without its source, the companion is not created again.
             _ if world.source(&source).is_none() => Ok(Verdict::ALLOWED),
@@ -263,7 +266,8 @@ impl<'a> Review<'a> {
     /// The source of an object that is a companion. An object with our label that names no source is no
     /// companion.
     fn companion_of(&self, world: &World, object: &Object) -> Option<ObjectKey> {
-        let (keys, meta) = (self.keys(), &object.metadata);
+        let keys = self.keys();
+        let meta = &object.metadata;
         if !meta.labels.contains_key(&keys.companion) {
             return None;
         }
@@ -309,9 +313,8 @@ impl<'a> Review<'a> {
     /// The source says how its companions are protected. The annotation on a companion is a copy of that, and
     /// counts only where the source is not known.
     fn protection(&self, world: &World, companion: &Object, source: &ObjectKey) -> Protect {
-        let policy = world.source(source).and_then(|source| source.desired.as_ref().ok());
         let copied = || companion.metadata.annotations.get(&self.keys().protect)?.parse().ok();
-        policy.map(|desired| desired.policy.protect).or_else(copied).unwrap_or_default()
+        world.policy(source).map(|policy| policy.protect).or_else(copied).unwrap_or_default()
     }
 
     /// Whether the request adds or changes a mark. Marks that the object already has do not excuse this: no
@@ -336,12 +339,9 @@ impl<'a> Review<'a> {
         if !self.is_about_a_source() || self.terminating {
             return Ok(Verdict::Allow { warnings });
         }
-        let new_policy = match &self.after {
-            Some(Err(fault)) if self.settings_changed => {
-                return Err(Denial::Fault { at: self.key.clone(), fault: fault.clone() });
-            }
-            Some(Ok(policy)) if self.settings_changed => Some(Box::new(policy.clone())),
-            Some(_) | None => None,
+        let new_policy = match self.after.clone().filter(|_| self.settings_changed).transpose() {
+            Ok(policy) => policy.map(Box::new),
+            Err(fault) => return Err(Denial::Fault { at: self.key.clone(), fault }),
         };
         let claims = Claims {
             key: self.key.clone(),
@@ -360,7 +360,7 @@ impl<'a> Review<'a> {
         if self.is_by_deputy() {
             return Err(Denial::Deputy {
                 user: self.request.user.name.clone(),
-                reach: claims.reach(world, required.first_namespace()),
+                denied: claims.denied_place(world, required.first_namespace()),
                 source: self.key.clone(),
             });
         }
@@ -447,7 +447,7 @@ impl Claims {
             Err(AccessError::Forbidden(Access { verb, namespace, name, .. })) => Err(Denial::NoRight {
                 user: user.name.clone(),
                 verb,
-                reach: self.reach(world, namespace.as_deref()),
+                denied: self.denied_place(world, namespace.as_deref()),
                 name,
                 source: self.key,
             }),
@@ -455,7 +455,7 @@ impl Claims {
     }
 
     /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
-    fn reach(&self, world: &World, namespace: Option<&str>) -> Box<Reach> {
+    fn denied_place(&self, world: &World, namespace: Option<&str>) -> Box<DeniedPlace> {
         let place = match namespace {
             None => Place::Everywhere(self.ask_consent),
             Some(name) => Place::Namespace {
@@ -463,25 +463,21 @@ impl Claims {
                 name: name.to_owned(),
             },
         };
-        Box::new(Reach { place, by_default: self.default_targets })
+        Box::new(DeniedPlace { place, by_default: self.default_targets })
     }
 
     /// Whether the names that a source wants for its companions are free. Returns warnings if they are. Without
     /// `patterns`, it looks only at the targets that are listed by name, at most [`MAX_ITEMS`], and at the source's own
     /// namespace.
     fn decide(mut self, world: &World, patterns: bool) -> Result<Vec<String>, Denial> {
-        let policy = match &self.new_policy {
-            Some(policy) => policy,
-            None => match world.source(&self.key).and_then(|source| source.active_policy()) {
-                Some(policy) => policy,
-                None => return Ok(self.warnings),
-            },
-        };
+        let known = || world.source(&self.key)?.active_policy();
+        let Some(policy) = self.new_policy.as_deref().or_else(known) else { return Ok(self.warnings) };
         // Anybody may ask for consent, so nothing is expanded for that here. An Event says later what matches nothing.
         let patterns = patterns && !policy.targets.needs_consent;
         let wanted = if patterns { policy.targets.clone() } else { policy.targets.listed_by_name() };
         let home = &*self.key.namespace;
-        let (mut warnings, mut conflicts) = (Vec::new(), Vec::new());
+        let mut warnings = Vec::new();
+        let mut conflicts = Vec::new();
         for target in targets(world, home, &wanted) {
             warnings.extend(target.trouble(world, home).map(|trouble| trouble.to_string()));
             let namespace = target.namespace;
@@ -524,15 +520,13 @@ impl Claims {
 
 /// About companions of other sources that have the name of this one's, where a pattern matches.
 fn warning_of_conflicts(conflicts: &[String]) -> Option<String> {
-    let (named, more) = conflicts.split_at(conflicts.len().min(MAX_NAMED_CONFLICTS));
-    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let named = some_of(conflicts, MAX_NAMED_CONFLICTS, ", ");
     let namespaces = if conflicts.len() == 1 { "namespace" } else { "namespaces" };
     (!conflicts.is_empty()).then(|| {
         format!(
             "{} {namespaces} that a pattern matches have a companion of this name from another source and keep it: \
-             {}{more}; all others get one of this source",
+             {named}; all others get one of this source",
             conflicts.len(),
-            named.join(", ")
         )
     })
 }
@@ -553,16 +547,6 @@ fn same_companions(
     old.metadata.owner_references == new.metadata.owner_references
         && old.metadata.finalizers == new.metadata.finalizers
         && same_copies()
-}
-
-/// Whether all labels and annotations of Lockstep's domain are the same, or all but the stamped defaults.
-fn same_settings(keys: &Keys, old: &Meta, new: &Meta, ignore_defaults: bool) -> bool {
-    let same = |old: &BTreeMap<String, String>, new: &BTreeMap<String, String>| {
-        let ours =
-            |(key, _): &(&String, &String)| keys.is_ours(key) && !(ignore_defaults && **key == keys.defaults);
-        old.iter().filter(ours).eq(new.iter().filter(ours))
-    };
-    same(&old.labels, &new.labels) && same(&old.annotations, &new.annotations)
 }
 
 #[cfg(test)]

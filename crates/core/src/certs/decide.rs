@@ -10,12 +10,17 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     issue::{Ca, Error, Leaf, SubjectNames},
     leaf::{Renewal, renewal},
-    lifetimes::{Due, Lifetimes, MAX_SLEEP, between},
-    rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
+    lifetimes::{Due, Lifetimes, MAX_SLEEP},
+    rotation::{Inputs, SecretChange},
     secret::{CaSet, ParsedSecret, SecretObject},
     webhooks::{BundleDiff, Published, WebhookConfiguration, WebhookKind, names},
 };
-use crate::{certs::write_history::WriteHistory, keys::Keys, object::watched::Observed};
+use crate::{
+    certs::write_history::WriteHistory,
+    keys::Keys,
+    object::watched::Observed,
+    time::{Moment, between},
+};
 
 #[derive(Debug, Clone)]
 pub struct CertSettings {
@@ -23,13 +28,6 @@ pub struct CertSettings {
     /// Lockstep's own namespace, which has the CA Secret.
     pub namespace: String,
     pub lifetimes: Lifetimes,
-}
-
-/// The time by both clocks: the wall clock for certificates, the monotonic one for delays between writes.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    pub time: Timestamp,
-    pub instant: Instant,
 }
 
 /// What the watches show.
@@ -61,6 +59,7 @@ pub struct ConfigurationMemory {
 }
 
 /// What to do now.
+#[derive(Default)]
 pub struct Actions {
     pub memory: Memory,
     /// Writes to send now; `memory` has them as in flight.
@@ -114,30 +113,23 @@ pub fn decide(
     snapshot: &Snapshot,
     memory: &Memory,
     leaf: Option<&Leaf>,
-    now: Now,
+    now: Moment,
 ) -> Actions {
-    let mut actions = Actions {
-        memory: memory.clone(),
-        writes: Vec::new(),
-        failure: None,
-        leaf: None,
-        is_published: false,
-        check_after: MAX_SLEEP,
-    };
+    let mut actions = Actions { memory: memory.clone(), check_after: MAX_SLEEP, ..Actions::default() };
     let all_known = !snapshot.configurations.iter().any(Observed::is_unknown);
     let configurations = || {
         let present = snapshot.configurations.iter().filter_map(Observed::present);
         present.map(AsRef::as_ref).filter(|_| all_known)
     };
     if all_known {
-        actions.memory.published = memory.published.updated(configurations(), now.time);
+        actions.memory.published = memory.published.updated(configurations(), now.wall);
     }
     let names = names(configurations(), &settings.namespace);
     actions.change_secret(settings, snapshot, leaf, &names, now);
     let Some(cas) = actions.memory.cas.clone() else { return actions };
     let published = &actions.memory.published;
     actions.is_published = published.contains(&cas.current.certificate) == Some(true);
-    match renewal(leaf, &cas, published, &names, now.time, &settings.lifetimes) {
+    match renewal(leaf, &cas, published, &names, now.wall, &settings.lifetimes) {
         Due::Now(reason) => actions.leaf = Some(LeafRequest { reason, ca: cas.current.clone(), names }),
         Due::At(at) => actions.check_at(at, now),
     }
@@ -156,7 +148,7 @@ impl Actions {
         Snapshot { secret: observed, request, .. }: &Snapshot,
         leaf: Option<&Leaf>,
         names: &SubjectNames,
-        now: Now,
+        now: Moment,
     ) {
         if observed.is_unknown() {
             return;
@@ -171,10 +163,12 @@ impl Actions {
             published: &published,
             names,
             request: *request,
-            serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.time)).map(|leaf| &leaf.issuer),
+            serving: leaf.filter(|leaf| leaf.certificate.is_valid(now.wall)).map(|leaf| &leaf.issuer),
+            now: now.wall,
+            lifetimes: &settings.lifetimes,
         };
-        let due = next_change(inputs, now.time, &settings.lifetimes);
-        if let Some(cas) = usable_cas(due, inputs, now.time) {
+        let due = inputs.next_change();
+        if let Some(cas) = inputs.usable_cas(due) {
             self.memory.cas = Some(Arc::new(cas));
         }
         let version = object.map_or("", |object| &object.metadata.resource_version);
@@ -186,17 +180,14 @@ impl Actions {
         let writes = &mut self.memory.secret_writes;
         match writes.wait("", version, change.may_recur(), now.instant) {
             None => {}
-            Some(Duration::ZERO) => {
-                let instance = &settings.keys.instance;
-                match contents_after(change, inputs, now.time, &settings.lifetimes, instance) {
-                    Ok(Some(cas)) => {
-                        writes.started("", change.may_recur(), now.instant);
-                        self.writes.push(CaWrite::Secret { change, cas, version: version.to_owned() });
-                    }
-                    Ok(None) => {}
-                    Err(error) => self.failure = Some(error),
+            Some(Duration::ZERO) => match inputs.contents_after(change, &settings.keys.instance) {
+                Ok(Some(cas)) => {
+                    writes.started("", change.may_recur(), now.instant);
+                    self.writes.push(CaWrite::Secret { change, cas, version: version.to_owned() });
                 }
-            }
+                Ok(None) => {}
+                Err(error) => self.failure = Some(error),
+            },
             Some(wait) => self.check_after = self.check_after.min(wait),
         }
     }
@@ -207,7 +198,7 @@ impl Actions {
         kind: WebhookKind,
         configuration: &Arc<WebhookConfiguration>,
         cas: &Arc<CaSet>,
-        now: Now,
+        now: Moment,
     ) {
         let memory = &mut self.memory.configurations[kind as usize];
         let diff = configuration.diff(cas);
@@ -224,7 +215,8 @@ impl Actions {
                 settings.lifetimes.removal_delay().saturating_sub(passed)
             }
         };
-        let (bundle, version) = (cas.bundle(), &configuration.metadata.resource_version);
+        let bundle = cas.bundle();
+        let version = &configuration.metadata.resource_version;
         let Some(wait) = memory.writes.wait(&bundle, version, true, now.instant) else { return };
         if wait.max(delay).is_zero() {
             memory.writes.started(&bundle, true, now.instant);
@@ -234,8 +226,8 @@ impl Actions {
         }
     }
 
-    fn check_at(&mut self, at: Timestamp, now: Now) {
-        self.check_after = self.check_after.min(between(now.time, at));
+    fn check_at(&mut self, at: Timestamp, now: Moment) {
+        self.check_after = self.check_after.min(between(now.wall, at));
     }
 }
 

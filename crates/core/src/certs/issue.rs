@@ -16,8 +16,12 @@ use rustls::{
 };
 use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 
-use super::lifetimes::{earlier, later, two_thirds};
-use crate::{object::names::is_subdomain, text};
+use super::lifetimes::two_thirds;
+use crate::{
+    object::names::is_subdomain,
+    text,
+    time::{earlier, later},
+};
 
 /// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of
 /// API servers and of other replicas.
@@ -47,7 +51,7 @@ pub struct Ca {
     key: KeyPair,
 }
 
-/// A serving certificate, its key and its issuer. `Debug` shows the subject only.
+/// A serving certificate, its key and its issuer. It has no `Debug`: it holds a key.
 pub struct Leaf {
     pub certificate: Certificate,
     pub issuer: Certificate,
@@ -58,7 +62,7 @@ pub struct Leaf {
 }
 
 /// Why a CA cannot be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableCa {
     #[error("it is missing")]
     Missing,
@@ -97,13 +101,15 @@ impl Certificate {
     pub fn parse(der: CertificateDer<'static>) -> Result<Self, UnusableCa> {
         let x509 = parse(&der)?;
         // `99991231235959Z`, by which a certificate has no end, is later than any Timestamp.
-        let time = |time: ASN1Time| match Timestamp::from_second(time.timestamp()) {
-            Ok(time) => time,
-            Err(_) if time.timestamp() > 0 => Timestamp::MAX,
-            Err(_) => Timestamp::MIN,
+        let time = |time: ASN1Time| {
+            let seconds = time.timestamp();
+            let bound = if seconds > 0 { Timestamp::MAX } else { Timestamp::MIN };
+            Timestamp::from_second(seconds).unwrap_or(bound)
         };
-        let (subject, validity) = (x509.subject().to_string(), x509.validity());
-        let (not_before, not_after) = (time(validity.not_before), time(validity.not_after));
+        let subject = x509.subject().to_string();
+        let validity = x509.validity();
+        let not_before = time(validity.not_before);
+        let not_after = time(validity.not_after);
         let usage = x509.extended_key_usage().map_err(|_| UnusableCa::Certificate)?;
         let for_servers = usage.is_none_or(|usage| usage.value.any || usage.value.server_auth);
         Ok(Self { der, subject, not_before, not_after, for_servers })
@@ -293,12 +299,6 @@ impl fmt::Debug for Certificate {
 }
 
 impl fmt::Debug for Ca {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.certificate.fmt(f)
-    }
-}
-
-impl fmt::Debug for Leaf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.certificate.fmt(f)
     }

@@ -4,10 +4,11 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     issue::{Leaf, SubjectNames},
-    lifetimes::{Due, Lifetimes, MAX_SLEEP, later},
+    lifetimes::{Due, Lifetimes, MAX_SLEEP},
     secret::CaSet,
     webhooks::Published,
 };
+use crate::time::later;
 
 /// Why a new leaf is issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

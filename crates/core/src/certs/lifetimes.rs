@@ -1,8 +1,10 @@
-//! PURE. How long certificates are valid, the delays that follow from that, and arithmetic with times.
+//! PURE. How long certificates are valid, and the delays that follow from that.
 
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+
+use crate::time::{between, later};
 
 /// Certificates are checked at least this often: timers of a machine that was suspended fire late.
 pub const MAX_SLEEP: Duration = Duration::from_mins(1);
@@ -43,19 +45,6 @@ impl Lifetimes {
 pub(crate) enum Due<T> {
     Now(T),
     At(Timestamp),
-}
-
-pub fn later(at: Timestamp, by: Duration) -> Timestamp {
-    at.saturating_add(by).unwrap_or(Timestamp::MAX)
-}
-
-pub fn earlier(at: Timestamp, by: Duration) -> Timestamp {
-    at.saturating_sub(by).unwrap_or(Timestamp::MIN)
-}
-
-/// The time from one timestamp to a later one; zero if it is not later.
-pub fn between(from: Timestamp, to: Timestamp) -> Duration {
-    Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
 pub(crate) fn two_thirds(from: Timestamp, to: Timestamp) -> Timestamp {

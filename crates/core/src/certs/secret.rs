@@ -74,12 +74,6 @@ pub struct Revocation {
     pub digests: Vec<String>,
 }
 
-impl Revocation {
-    pub fn covers(&self, certificate: &Certificate) -> bool {
-        !self.digests.is_empty() && self.digests.contains(&certificate.sha256())
-    }
-}
-
 /// What the Secret holds. Any field may be malformed.
 #[derive(Debug, Clone)]
 pub(crate) struct ParsedSecret {
@@ -135,7 +129,8 @@ impl CaSet {
     }
 
     pub(crate) fn revokes(&self, certificate: &Certificate) -> bool {
-        self.revocation.covers(certificate)
+        let digests = &self.revocation.digests;
+        !digests.is_empty() && digests.contains(&certificate.sha256())
     }
 
     /// Whether a requested rotation is under way: a CA that it revoked is still trusted.
@@ -250,7 +245,8 @@ impl<'a> Fields<'a> {
 
     fn next(&mut self) -> Option<NextCa> {
         let published = self.time(NEXT_PUBLISHED);
-        let (certificate, key) = (self.get(NEXT_CERTIFICATE), self.get(NEXT_KEY));
+        let certificate = self.get(NEXT_CERTIFICATE);
+        let key = self.get(NEXT_KEY);
         if certificate.is_none() && key.is_none() {
             self.malformed |= self.get(NEXT_PUBLISHED).is_some();
             return None;
@@ -280,7 +276,9 @@ impl ParsedSecret {
     /// Ignores keys that are not ours.
     pub(crate) fn parse(data: &SecretData) -> Self {
         let mut fields = Fields { data, malformed: false };
-        let (next, old, old_since) = (fields.next(), fields.old(), fields.time(OLD_SINCE));
+        let next = fields.next();
+        let old = fields.old();
+        let old_since = fields.time(OLD_SINCE);
         let revocation = Revocation {
             request: fields.time(ROTATION),
             digests: fields.parse(REVOKED, digests).unwrap_or_default(),

@@ -12,10 +12,12 @@ use serde_json::json;
 
 use super::{
     issue::{Certificate, SubjectNames, subject_name},
-    lifetimes::later,
     secret::CaSet,
 };
-use crate::object::{Meta, patch, watched::Watched};
+use crate::{
+    object::{Meta, patch, watched::Watched},
+    time::later,
+};
 
 /// The two kinds of webhook configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,7 +143,8 @@ impl WebhookConfiguration {
     }
 
     pub fn diff(&self, cas: &CaSet) -> BundleDiff {
-        let (trusted, bundle) = (cas.trusted(), cas.bundle());
+        let trusted = cas.trusted();
+        let bundle = cas.bundle();
         let lacks_one = |webhook: &Webhook| {
             let present = webhook.certificates();
             trusted.iter().any(|certificate| !present.contains(certificate))
@@ -406,10 +409,10 @@ mod tests {
         let expected = [
             "10.0.0.7",
             "2001:db8::7",
-            "webhook.example",
-            "webhook.home.svc",
             "localhost",
             "lockstep.lockstep-system.svc",
+            "webhook.example",
+            "webhook.home.svc",
         ];
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     }

@@ -10,7 +10,7 @@ pub const WATCH_LAG: Duration = Duration::from_secs(5);
 
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
 /// After this time without a counted attempt the next one is the first again. Longer than the longest delay.
-const QUIET_PERIOD: Duration = Duration::from_mins(1);
+const RESET_AFTER: Duration = Duration::from_mins(1);
 
 /// The writes to one object, as far as they decide when the next one may be sent.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +58,8 @@ impl WriteHistory {
 
     /// The write succeeded, or was refused because the object has changed: the watch shows its new state.
     pub fn answered(&mut self, version: &str, now: Instant) {
-        (self.in_flight, self.failing) = (false, false);
+        self.in_flight = false;
+        self.failing = false;
         self.answered = Some((version.to_owned(), now));
     }
 
@@ -69,7 +70,9 @@ impl WriteHistory {
     }
 
     pub fn failed(&mut self, may_recur: bool, now: Instant) {
-        (self.in_flight, self.failing, self.answered) = (false, true, None);
+        self.in_flight = false;
+        self.failing = true;
+        self.answered = None;
         // A write that may recur was counted when it started.
         if !may_recur {
             self.count(now);
@@ -79,14 +82,14 @@ impl WriteHistory {
     fn delay(&self, passed: Duration) -> Duration {
         match self.attempts {
             0 => Duration::ZERO,
-            _ if passed >= QUIET_PERIOD => Duration::ZERO,
+            _ if passed >= RESET_AFTER => Duration::ZERO,
             attempts => BACKOFF.delay(attempts - 1).saturating_sub(passed),
         }
     }
 
     fn count(&mut self, now: Instant) {
-        let quiet = self.last_attempt.is_none_or(|last| since(last, now) >= QUIET_PERIOD);
-        self.attempts = if quiet { 1 } else { self.attempts.saturating_add(1) };
+        let starts_over = self.last_attempt.is_none_or(|last| since(last, now) >= RESET_AFTER);
+        self.attempts = if starts_over { 1 } else { self.attempts.saturating_add(1) };
         self.last_attempt = Some(now);
     }
 }
@@ -116,7 +119,7 @@ mod tests {
         let wait = |writes: &WriteHistory, seconds| writes.wait("", "10", true, now + SECOND * seconds);
         assert_eq!(wait(&writes, 29), Some(SECOND), "never longer than 30 s");
         assert_eq!(wait(&writes, 45), Some(Duration::ZERO));
-        let later = now + QUIET_PERIOD;
+        let later = now + RESET_AFTER;
         writes.started("", true, later);
         writes.answered("10", later);
         assert_eq!(writes.wait("", "11", true, later), Some(BACKOFF.first), "the first attempt again");

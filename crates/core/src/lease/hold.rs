@@ -3,10 +3,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{keys::Keys, text};
+use crate::{
+    keys::Keys,
+    text,
+    time::{between, later},
+};
 
 /// How far in the future a hold may end: a mistyped extension does not keep companions for years.
 pub const MAX_HOLD: Duration = Duration::from_hours(24 * 30);
@@ -128,14 +132,9 @@ pub fn seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
-pub fn later(at: Timestamp, by: Duration) -> Timestamp {
-    at.saturating_add(by).unwrap_or(Timestamp::MAX)
-}
-
 /// The time from `now` until `at`; zero if it is over, and never more than [`MAX_HOLD`].
 pub(crate) fn time_left(now: Timestamp, at: Timestamp) -> Duration {
-    let left: SignedDuration = at.duration_since(now);
-    Duration::try_from(left).unwrap_or_default().min(MAX_HOLD)
+    between(now, at).min(MAX_HOLD)
 }
 
 #[cfg(test)]
@@ -184,7 +183,7 @@ mod tests {
             assert_eq!((seen.held, seen.malformed), (None, vec![key.clone()]), "{text:.20}");
         }
         // A later version may add fields.
-        let text = to_annotation(&hold()).replace('}', r#","more":true}"#);
+        let text = to_annotation(&hold()).replacen('{', r#"{"more":true,"#, 1);
         assert_eq!(read(key, &text).held, Some(hold()));
     }
 

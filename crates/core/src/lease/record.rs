@@ -95,7 +95,8 @@ impl From<LeaseRecord> for Wire {
             acquire_time: record.acquire_time,
             renew_time: record.renew_time,
         };
-        let (api_version, kind) = ("coordination.k8s.io/v1", "Lease");
+        let api_version = "coordination.k8s.io/v1";
+        let kind = "Lease";
         Self { api_version, kind, metadata: record.metadata, spec: Some(spec) }
     }
 }

@@ -1,7 +1,5 @@
 //! The naming rules of Kubernetes, checked before a request reaches the API server.
 
-use std::borrow::Cow;
-
 use ring::digest::{SHA256, digest};
 
 use crate::text::prefix;
@@ -49,29 +47,18 @@ pub fn is_annotation_key(text: &str) -> bool {
 
 /// Whether a text is the value of a label, which may be empty.
 pub fn is_label_value(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-    text.len() <= 63
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        && edge(text.chars().next())
-        && edge(text.chars().last())
+    text.is_empty() || (text.len() <= 63 && is_made_of(text, |c| c.is_ascii_alphanumeric(), &['-', '_', '.']))
 }
 
 /// The name of an object as the value of a label. A name may have 253 characters and the value of a label 63: of a longer
 /// one, the first 50 are kept, followed by `-` and the first 12 hex digits of its SHA-256.
-///
-/// ```
-/// use lockstep_core::object::names::label_value_of;
-///
-/// assert_eq!(label_value_of("colors"), "colors");
-/// assert!(label_value_of(&"x".repeat(64)).starts_with("xxxx"));
-/// ```
-pub(crate) fn label_value_of(name: &str) -> Cow<'_, str> {
+pub(crate) fn label_value_of(name: &str) -> String {
     if is_label_value(name) {
-        return Cow::Borrowed(name);
+        return name.to_owned();
     }
     let hash = digest(&SHA256, name.as_bytes());
     let hex: String = hash.as_ref().iter().take(HASH_BYTES).map(|byte| format!("{byte:02x}")).collect();
-    Cow::Owned(format!("{}-{hex}", prefix(name, KEPT_BYTES)))
+    format!("{}-{hex}", prefix(name, KEPT_BYTES))
 }
 
 /// Whether a text is a key in `data` of a ConfigMap or Secret.
@@ -83,10 +70,14 @@ pub fn is_data_key(text: &str) -> bool {
 }
 
 fn is_dns(text: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.'))
-        && edge(text.chars().next())
-        && edge(text.chars().last())
+    is_made_of(text, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), &['-', '.'])
+}
+
+/// Whether a text has only such letters, and these others between them.
+fn is_made_of(text: &str, is_letter: fn(char) -> bool, others: &[char]) -> bool {
+    text.starts_with(is_letter)
+        && text.ends_with(is_letter)
+        && text.chars().all(|c| is_letter(c) || others.contains(&c))
 }
 
 #[cfg(test)]

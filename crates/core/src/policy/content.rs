@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fmt};
 use ring::digest::{Context, SHA256};
 use serde_json::value::RawValue;
 
-use crate::object::{Meta, Object};
+use crate::{
+    object::{Meta, Object},
+    text::some_of,
+};
 
 /// The fields that a companion shares with its source. It has no `Debug`: values must not reach a log.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -85,7 +88,7 @@ impl Content {
 
     /// A digest of the type alone. Kubernetes does not limit the length of a Secret's type.
     pub(crate) fn type_digest(&self) -> Digest {
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.text("type", self.type_.as_deref().unwrap_or_default());
         hasher.finish()
     }
@@ -93,17 +96,16 @@ impl Content {
     /// The names of the first ten keys, for logs.
     pub fn key_names(&self) -> String {
         const MAX_KEY_NAMES: usize = 10;
-        let total = self.data.len() + self.binary.len();
-        let shown: Vec<&str> =
-            self.data.keys().chain(self.binary.keys()).take(MAX_KEY_NAMES).map(String::as_str).collect();
-        match total.saturating_sub(MAX_KEY_NAMES) {
-            0 => shown.join(","),
-            more => format!("{} and {more} more", shown.join(",")),
-        }
+        let names: Vec<&str> = self.data.keys().chain(self.binary.keys()).map(String::as_str).collect();
+        some_of(&names, MAX_KEY_NAMES, ",")
     }
 
     pub fn pack(&self) -> PackedContent {
-        let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
+        let json = |map: &BTreeMap<String, String>| {
+            serde_json::value::to_raw_value(map)
+                .unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
+        };
+        let raw = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| json(map));
         PackedContent {
             data: raw(&self.data),
             binary: raw(&self.binary),
@@ -113,18 +115,13 @@ impl Content {
     }
 }
 
-/// A map as JSON, to be spliced into requests.
-pub(crate) fn raw_json(map: &BTreeMap<String, String>) -> Box<RawValue> {
-    serde_json::value::to_raw_value(map).unwrap_or_else(|_| unreachable!("a map of strings is always JSON"))
-}
-
 fn digest(
     data: &BTreeMap<String, String>,
     binary: &BTreeMap<String, String>,
     type_: Option<&str>,
     immutable: bool,
 ) -> Digest {
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::default();
     hasher.map("data", data);
     hasher.map("binaryData", binary);
     hasher.text("type", type_.unwrap_or_default());
@@ -174,14 +171,10 @@ impl fmt::Debug for Digest {
 }
 
 impl PackedContent {
-    /// Length of its texts in bytes.
-    pub fn len(&self) -> usize {
+    /// How many bytes of text it has.
+    pub fn text_bytes(&self) -> usize {
         let maps = [&self.data, &self.binary].into_iter().flatten();
         maps.map(|raw| raw.get().len()).sum::<usize>() + self.type_.as_deref().map_or(0, str::len)
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -193,15 +186,11 @@ impl fmt::Debug for PackedContent {
 
 impl Default for Hasher {
     fn default() -> Self {
-        Self::new()
+        Self(Context::new(&SHA256))
     }
 }
 
 impl Hasher {
-    pub fn new() -> Self {
-        Self(Context::new(&SHA256))
-    }
-
     fn part(&mut self, bytes: &[u8]) {
         self.0.update(&(bytes.len() as u64).to_be_bytes());
         self.0.update(bytes);

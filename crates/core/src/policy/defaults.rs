@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::list::MAX_LIST_BYTES;
+use crate::{keys::Keys, object::Meta};
 
 /// The maximum length of the annotation: two lists, of which JSON may write each byte as six (`\u000b`), and `protect`.
 const MAX_BYTES: usize = 2 * 6 * MAX_LIST_BYTES + 256;
@@ -48,6 +49,12 @@ impl Defaults {
             return Err(BadDefaults::TooLong);
         }
         Ok(serde_json::from_str(text)?)
+    }
+
+    /// What is stamped on a source; nothing if it cannot be read.
+    pub(crate) fn stamped(keys: &Keys, meta: &Meta) -> Self {
+        let text = meta.annotations.get(&keys.defaults);
+        text.and_then(|text| Self::from_annotation(text).ok()).unwrap_or_default()
     }
 
     /// None if there is nothing to write.

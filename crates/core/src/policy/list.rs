@@ -22,6 +22,12 @@ pub enum BadList {
     OnlyExclusions,
 }
 
+impl From<BadList> for String {
+    fn from(error: BadList) -> Self {
+        error.to_string()
+    }
+}
+
 /// Fails for a text that is too long to be parsed.
 pub(crate) const fn check_length(text: &str) -> Result<(), BadList> {
     if text.len() > MAX_LIST_BYTES { Err(BadList::TooLong) } else { Ok(()) }

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use serde_json::value::RawValue;
-
 use crate::{
     keys::Keys,
     object::{Meta, ObjectKey, OwnerReference, names},
     policy::{
         self, Policy, WhenRemoved,
-        content::{Digest, Hasher, raw_json},
+        content::{Digest, Hasher},
         pattern::Patterns,
     },
 };
@@ -25,17 +23,10 @@ pub(crate) struct Marks {
 }
 
 /// Labels and annotations of a source that its companions have, too.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Copied {
+#[derive(Clone, Default)]
+pub struct Copied {
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
-}
-
-/// A [`Copied`], serialised as JSON, which takes less memory. Most sources copy none.
-#[derive(Clone)]
-pub struct PackedCopied {
-    labels: Option<Box<RawValue>>,
-    annotations: Option<Box<RawValue>>,
 }
 
 /// Keys on a companion that an update may have to remove: copied labels and annotations, and any other key under
@@ -62,7 +53,7 @@ impl Marks {
 
         labels.insert(keys.companion.clone(), "true".to_owned());
         labels.insert(keys.source_namespace.clone(), source.namespace.to_string());
-        labels.insert(keys.source_name.clone(), names::label_value_of(&source.name).into_owned());
+        labels.insert(keys.source_name.clone(), names::label_value_of(&source.name));
         annotations.insert(keys.source.clone(), source.to_string());
         annotations.insert(keys.source_uid.clone(), uid.to_owned());
         annotations.insert(keys.source_checksum.clone(), checksum);
@@ -99,7 +90,7 @@ impl Marks {
     }
 
     fn digest_with(&self, annotation: impl Fn(&str) -> bool) -> Digest {
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.map("labels", self.labels.iter());
         hasher.map("annotations", self.annotations.iter().filter(|(key, _)| annotation(key)));
         hasher.finish()
@@ -130,23 +121,12 @@ impl Copied {
         }
     }
 
-    pub(crate) fn pack(&self) -> PackedCopied {
-        let pack = |map: &BTreeMap<String, String>| (!map.is_empty()).then(|| raw_json(map));
-        PackedCopied { labels: pack(&self.labels), annotations: pack(&self.annotations) }
-    }
-}
-
-impl PackedCopied {
-    pub(crate) fn unpack(&self) -> serde_json::Result<Copied> {
-        let unpack = |raw: &Option<Box<RawValue>>| {
-            raw.as_ref().map_or_else(|| Ok(BTreeMap::new()), |raw| serde_json::from_str(raw.get()))
-        };
-        Ok(Copied { labels: unpack(&self.labels)?, annotations: unpack(&self.annotations)? })
-    }
-
-    /// How many bytes of text it has.
-    pub(crate) fn text_bytes(&self) -> usize {
-        [&self.labels, &self.annotations].into_iter().flatten().map(|raw| raw.get().len()).sum()
+    /// About how much memory it takes, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        /// What an entry takes besides its texts.
+        const OVERHEAD: usize = 96;
+        let entries = [&self.labels, &self.annotations].into_iter().flatten();
+        entries.map(|(key, value)| OVERHEAD + key.len() + value.len()).sum()
     }
 }
 
@@ -194,7 +174,7 @@ pub(crate) fn expected_owners(
 
 /// A digest of all ownerReferences. An absent `blockOwnerDeletion` and a false one are the same.
 pub(crate) fn owners_digest(owners: &[OwnerReference]) -> Digest {
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::default();
     for owner in owners {
         hasher.text(&owner.kind, &owner.name);
         hasher.text(&owner.api_version, &owner.uid);
@@ -228,11 +208,9 @@ mod tests {
         }
     }
 
-    /// With what is copied as it comes back from its packed form.
     fn expected_of(keys: &Keys, meta: &Meta, policy: &Policy) -> Marks {
         let key = ObjectKey::of(Kind::ConfigMap, meta);
         let copied = Copied::of(keys, meta, policy);
-        assert_eq!(copied.pack().unpack().unwrap(), copied);
         Marks::expected(keys, &key, &meta.uid, policy, "abc".to_owned(), copied)
     }
 

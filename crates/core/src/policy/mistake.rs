@@ -1,8 +1,6 @@
 //! PURE. What is probably a mistake on a source or a Namespace, although nothing is malformed.
 
-use std::collections::BTreeMap;
-
-use super::{MAX_QUOTED_CHARS, Policy, pattern::Patterns};
+use super::{MAX_QUOTED_CHARS, Policy, pattern::Pattern};
 use crate::{keys::Keys, object::Meta, text::shorten};
 
 /// How many mistakes of one object are kept and reported.
@@ -44,21 +42,17 @@ impl Mistake {
             others: &keys.left_on_source(),
         };
         let elsewhere = |key: &str| keys.on_namespace().contains(&key).then_some("for Namespaces");
-        let never_copied = |key: &str, patterns: &Patterns| {
-            let named = patterns.included.iter().filter(|pattern| pattern.is_name());
-            let never = named.filter(|pattern| !keys.may_copy(pattern.as_str()));
-            let mistake = |item: &super::Pattern| Self::NeverCopied {
-                key: key.to_owned(),
+        let lists =
+            [(&keys.copy_labels, &policy.copy_labels), (&keys.copy_annotations, &policy.copy_annotations)];
+        let never_copied = lists.into_iter().flat_map(|(key, patterns)| {
+            let is_never_copied = |item: &&Pattern| item.is_name() && !keys.may_copy(item.as_str());
+            let items = patterns.included.iter().filter(is_never_copied);
+            items.map(|item| Self::NeverCopied {
+                key: key.clone(),
                 item: shorten(item.as_str(), MAX_QUOTED_CHARS),
-            };
-            never.map(mistake).collect::<Vec<_>>()
-        };
-        let unknown = known.mistakes(keys, meta, elsewhere);
-        let copies = [
-            never_copied(&keys.copy_labels, &policy.copy_labels),
-            never_copied(&keys.copy_annotations, &policy.copy_annotations),
-        ];
-        unknown.chain(copies.into_iter().flatten()).take(MAX_MISTAKES).collect()
+            })
+        });
+        known.mistakes(keys, meta, elsewhere).chain(never_copied).take(MAX_MISTAKES).collect()
     }
 
     /// The first mistake on a Namespace.
@@ -86,34 +80,24 @@ impl Known<'_> {
         meta: &Meta,
         elsewhere: impl Fn(&str) -> Option<&'static str>,
     ) -> impl Iterator<Item = Mistake> {
-        let mistake = |place: &'static str, key: &String, here: &[&str], there: &[&str]| {
-            if here.contains(&key.as_str()) || self.others.contains(&key.as_str()) {
-                return None;
-            }
-            let swapped = match place {
-                "label" => "an annotation",
-                _ => "a label",
-            };
-            let belongs = there.contains(&key.as_str()).then_some(swapped).or_else(|| elsewhere(key));
-            let key = key.clone();
-            Some(match (belongs, nearest(&key, here)) {
-                (Some(belongs), _) => Mistake::Misplaced { place, key, belongs },
-                (None, Some(known)) => Mistake::Typo { place, key, known },
-                (None, None) => Mistake::Unknown { place, key },
-            })
-        };
-        let ours = |map: &BTreeMap<String, String>| {
-            map.keys()
-                .filter(|key| keys.is_ours(key))
-                .take(MAX_MISTAKES + self.annotations.len() + self.others.len())
-                .cloned()
-                .collect()
-        };
-        let (labels, annotations): (Vec<String>, Vec<String>) = (ours(&meta.labels), ours(&meta.annotations));
-        let labels = labels.iter().filter_map(|key| mistake("label", key, self.labels, self.annotations));
-        let annotations =
-            annotations.iter().filter_map(|key| mistake("annotation", key, self.annotations, self.labels));
-        labels.chain(annotations).collect::<Vec<_>>().into_iter()
+        let mut mistakes = Vec::new();
+        for (place, found, here, there, swapped) in [
+            ("label", &meta.labels, self.labels, self.annotations, "an annotation"),
+            ("annotation", &meta.annotations, self.annotations, self.labels, "a label"),
+        ] {
+            let is_known = |key: &&str| here.contains(key) || self.others.contains(key);
+            let ours = found.keys().map(String::as_str).filter(|key| keys.is_ours(key) && !is_known(key));
+            mistakes.extend(ours.take(MAX_MISTAKES).map(|key| {
+                let belongs = there.contains(&key).then_some(swapped).or_else(|| elsewhere(key));
+                let key = key.to_owned();
+                match (belongs, nearest(&key, here)) {
+                    (Some(belongs), _) => Mistake::Misplaced { place, key, belongs },
+                    (None, Some(known)) => Mistake::Typo { place, key, known },
+                    (None, None) => Mistake::Unknown { place, key },
+                }
+            }));
+        }
+        mistakes.into_iter()
     }
 }
 

@@ -12,7 +12,7 @@ use super::list::{BadList, MAX_ITEMS, items};
 /// let pattern = Pattern::new("team-*-prod");
 /// assert!(pattern.matches("team-a-prod") && !pattern.matches("team-prod"));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern(String);
 
 /// A comma-separated list of patterns. It matches a name that any of them matches, unless the name also matches one

@@ -56,7 +56,8 @@ pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     if parser.peek().is_none() {
         return Err(BadSelector::Empty);
     }
-    let (mut requirements, mut found) = (Vec::new(), 0);
+    let mut requirements = Vec::new();
+    let mut found = 0;
     loop {
         let requirement = parser.requirement()?;
         found += 1;
@@ -118,6 +119,17 @@ impl<'a> Parser<'a> {
         Some(token)
     }
 
+    /// The next token, if it is a word; otherwise an empty one.
+    fn word(&mut self) -> &'a str {
+        match self.split() {
+            Some((Token::Word(word), rest)) => {
+                self.rest = rest;
+                word
+            }
+            _ => "",
+        }
+    }
+
     /// One requirement, which a comma or the end must follow.
     fn requirement(&mut self) -> Result<Expression, BadSelector> {
         let start = self.rest;
@@ -127,7 +139,7 @@ impl<'a> Parser<'a> {
             self.next();
         }
         let key = match self.next() {
-            Some(Token::Word(key)) => label_key(key)?,
+            Some(Token::Word(key)) => valid(key, names::is_label_key, BadSelector::Key)?,
             None | Some(COMMA) if !excluded => return Err(BadSelector::Nothing),
             _ => return Err(bad()),
         };
@@ -137,14 +149,7 @@ impl<'a> Parser<'a> {
             token if ends(token) => Expression::Exists(key),
             Some(Token::Symbol(operator @ ("=" | "==" | "!="))) => {
                 self.next();
-                let value = match self.peek() {
-                    token if ends(token) => String::new(),
-                    Some(Token::Word(value)) => {
-                        self.next();
-                        label_value(value)?
-                    }
-                    _ => return Err(bad()),
-                };
+                let value = valid(self.word(), names::is_label_value, BadSelector::Value)?;
                 match operator {
                     "!=" => Expression::NotEqual(key, value),
                     _ => Expression::Equal(key, value),
@@ -170,15 +175,9 @@ impl<'a> Parser<'a> {
             return Ok(None);
         }
         loop {
-            let value = match self.peek() {
-                Some(Token::Word(value)) => {
-                    self.next();
-                    value
-                }
-                _ => "",
-            };
+            let value = self.word();
             self.values_left = self.values_left.checked_sub(1).ok_or(BadSelector::TooManyValues)?;
-            values.insert(label_value(value)?);
+            values.insert(valid(value, names::is_label_value, BadSelector::Value)?);
             match self.next() {
                 Some(COMMA) => {}
                 Some(CLOSE) => return Ok(Some(values)),
@@ -202,18 +201,12 @@ fn up_to_comma(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-fn label_key(text: &str) -> Result<String, BadSelector> {
-    match names::is_label_key(text) {
-        true => Ok(text.to_owned()),
-        false => Err(BadSelector::Key(shorten(text, MAX_QUOTED_CHARS))),
-    }
-}
-
-fn label_value(text: &str) -> Result<String, BadSelector> {
-    match names::is_label_value(text) {
-        true => Ok(text.to_owned()),
-        false => Err(BadSelector::Value(shorten(text, MAX_QUOTED_CHARS))),
-    }
+fn valid(
+    text: &str,
+    is_valid: fn(&str) -> bool,
+    bad: fn(String) -> BadSelector,
+) -> Result<String, BadSelector> {
+    if is_valid(text) { Ok(text.to_owned()) } else { Err(bad(shorten(text, MAX_QUOTED_CHARS))) }
 }
 
 #[cfg(test)]

@@ -297,7 +297,7 @@ impl Cluster {
                 Err(ApplyError::StaleCache) => panic!("{at}: the write met a stale cache"),
             }
         }
-        if let Some(source) = self.world.read(|world| world.source(key).cloned()) {
+        if let Some(source) = self.world.read(|world| world.shared_source(key)) {
             self.in_step.insert(key.clone(), source.digest);
         }
         failed

@@ -70,7 +70,7 @@ pub struct ObservedCompanion {
 
 /// UIDs are compared as digests: there are as many as companions.
 pub(crate) fn uid_digest(uid: &str) -> Digest {
-    let mut hasher = Hasher::new();
+    let mut hasher = Hasher::default();
     hasher.text("uid", uid);
     hasher.finish()
 }

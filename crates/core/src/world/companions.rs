@@ -21,8 +21,8 @@ pub struct Companions {
     hasher: RandomState,
     by_source: HashMap<ObjectKey, OfSource>,
     /// How many are in other namespaces than their source, and how many sources have any there.
-    away: usize,
-    sources_away: usize,
+    cross_namespace: usize,
+    cross_namespace_sources: usize,
 }
 
 /// A position in [`Companions::slots`]: half as large as the `usize` that the slab has.
@@ -34,7 +34,7 @@ struct OfSource {
     /// In order of namespace and name. All have the kind of the source.
     slots: Vec<Slot>,
     /// How many of them are in other namespaces.
-    away: usize,
+    cross_namespace: usize,
 }
 
 impl Companions {
@@ -54,7 +54,8 @@ impl Companions {
     pub fn set_epochs(&mut self, key: &ObjectKey, epoch: u32, written_epoch: u32) {
         if let Some(slot) = self.find(key) {
             let companion = &mut self.slots[slot as usize].1;
-            (companion.epoch, companion.written_epoch) = (epoch, written_epoch);
+            companion.epoch = epoch;
+            companion.written_epoch = written_epoch;
         }
     }
 
@@ -83,13 +84,13 @@ impl Companions {
     }
 
     /// How many companions are in other namespaces than their source, and how many sources have any there.
-    pub const fn away(&self) -> (usize, usize) {
-        (self.away, self.sources_away)
+    pub const fn cross_namespace(&self) -> (usize, usize) {
+        (self.cross_namespace, self.cross_namespace_sources)
     }
 
     /// Whether a source has companions in other namespaces.
-    pub fn has_any_away(&self, source: &ObjectKey) -> bool {
-        self.by_source.get(source).is_some_and(|of| of.away > 0)
+    pub fn crosses_namespaces(&self, source: &ObjectKey) -> bool {
+        self.by_source.get(source).is_some_and(|of| of.cross_namespace > 0)
     }
 
     /// Adds a companion, or replaces the one that has its name.
@@ -148,16 +149,16 @@ impl Companions {
     }
 
     fn join(&mut self, source: ObjectKey, slot: Slot) {
-        let is_away = self.slots[slot as usize].0.namespace != source.namespace;
+        let crosses = self.slots[slot as usize].0.namespace != source.namespace;
         let of = self.by_source.entry(source).or_default();
         let place = Self::position(&self.slots, of, slot);
         debug_assert!(place.is_err(), "it is there already");
         let (Ok(position) | Err(position)) = place;
         of.slots.insert(position, slot);
-        if is_away {
-            self.away += 1;
-            self.sources_away += usize::from(of.away == 0);
-            of.away += 1;
+        if crosses {
+            self.cross_namespace += 1;
+            self.cross_namespace_sources += usize::from(of.cross_namespace == 0);
+            of.cross_namespace += 1;
         }
     }
 
@@ -168,9 +169,9 @@ impl Companions {
         let Some((position, of)) = place else { return };
         of.slots.remove(position);
         if self.slots[slot as usize].0.namespace != source.namespace {
-            self.away -= 1;
-            of.away -= 1;
-            self.sources_away -= usize::from(of.away == 0);
+            self.cross_namespace -= 1;
+            of.cross_namespace -= 1;
+            self.cross_namespace_sources -= usize::from(of.cross_namespace == 0);
         }
         if of.slots.is_empty() {
             self.by_source.remove(source);
@@ -232,10 +233,10 @@ mod tests {
                     prop_assert!(companions.of(&source_key).map(|(key, _)| key).eq(of_source()), "in order");
                     prop_assert_eq!(companions.has_any(&source_key), of_source().next().is_some());
                     let in_others = of_source().filter(|key| *key.namespace != *home).count();
-                    prop_assert_eq!(companions.has_any_away(&source_key), in_others > 0);
+                    prop_assert_eq!(companions.crosses_namespaces(&source_key), in_others > 0);
                     away = (away.0 + in_others, away.1 + usize::from(in_others > 0));
                 }
-                prop_assert_eq!(companions.away(), away);
+                prop_assert_eq!(companions.cross_namespace(), away);
                 for namespace in NAMESPACES {
                     let in_here = expected.iter().filter(|(key, of)| *key.namespace == *namespace && !of.is_empty());
                     let expected: BTreeSet<String> = in_here.map(|(_, of)| (*of).to_owned()).collect();

@@ -32,6 +32,17 @@ pub struct LostCompanion {
     pub(super) aged: bool,
 }
 
+/// What there is to do about a lost companion.
+#[derive(PartialEq, Eq)]
+pub enum LostTask {
+    /// Its source wants one there, or nothing may be done now.
+    None,
+    /// It was to stay when its source does not want it any more.
+    Forget,
+    /// It has to be looked for, and deleted.
+    Find,
+}
+
 /// How it became known that a companion is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeenBy {
@@ -46,8 +57,8 @@ pub enum SeenBy {
 pub struct LostCompanions {
     by_name: HashMap<ObjectKey, LostCompanion>,
     by_source: HashMap<ObjectKey, BTreeSet<ObjectKey>>,
-    /// How many of each source are in other namespaces and were found by a live read.
-    found_away: HashMap<ObjectKey, usize>,
+    /// Sources with companions in other namespaces that a live read has found, and these.
+    found_cross_namespace: BTreeSet<(ObjectKey, ObjectKey)>,
 }
 
 impl LostCompanion {
@@ -55,29 +66,20 @@ impl LostCompanion {
     pub fn of(source: &ObjectKey, companion: &Companion, seen_by: SeenBy) -> Self {
         let keep = companion.keep;
         Self {
-            source: source.clone(),
             uid: Some(companion.uid.clone()),
-            source_uid: companion.source_uid,
             keep,
             maybe_released: keep || seen_by == SeenBy::List,
-            found: false,
-            aged: false,
+            ..Self::unseen(source.clone(), companion.source_uid)
         }
     }
 
     /// A place at which a source with this UID wanted a companion, and none was seen.
-    pub const fn unseen(source: ObjectKey, source_uid: Digest) -> Self {
-        let source_uid = Some(source_uid);
+    pub const fn unseen(source: ObjectKey, source_uid: Option<Digest>) -> Self {
         Self { source, uid: None, source_uid, keep: false, maybe_released: false, found: false, aged: false }
     }
 
     pub const fn is_found(&self) -> bool {
         self.found
-    }
-
-    /// Whether its place is in another namespace than its source.
-    fn is_outside_home(&self, at: &ObjectKey) -> bool {
-        self.source.namespace != at.namespace
     }
 
     /// Whether it is about the same companion of the same source, whatever has been learned of it since.
@@ -143,9 +145,9 @@ impl LostCompanions {
         MAX_PLACES.saturating_sub(places.count())
     }
 
-    /// The sources with companions in other namespaces that a live read has found, and how many each has.
-    pub fn found_away(&self) -> impl Iterator<Item = (&ObjectKey, usize)> {
-        self.found_away.iter().map(|(source, count)| (source, *count))
+    /// The source of each companion in another namespace that a live read has found, in order.
+    pub fn found_cross_namespace(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.found_cross_namespace.iter().map(|(source, _)| source)
     }
 
     pub fn remove(&mut self, at: &ObjectKey) {
@@ -156,23 +158,15 @@ impl LostCompanions {
                 self.by_source.remove(&lost.source);
             }
         }
-        if lost.found
-            && lost.is_outside_home(at)
-            && let Some(count) = self.found_away.get_mut(&lost.source)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.found_away.remove(&lost.source);
-            }
-        }
+        self.found_cross_namespace.remove(&(lost.source, at.clone()));
     }
 
     /// Marks a lost companion as found, unless another one has taken its place since it was read.
     pub fn set_found(&mut self, at: &ObjectKey, read: &LostCompanion) {
         if let Some(lost) = self.by_name.get_mut(at).filter(|lost| lost.is_same(read) && !lost.found) {
             lost.found = true;
-            if lost.is_outside_home(at) {
-                *self.found_away.entry(lost.source.clone()).or_default() += 1;
+            if lost.source.namespace != at.namespace {
+                self.found_cross_namespace.insert((lost.source.clone(), at.clone()));
             }
         }
     }

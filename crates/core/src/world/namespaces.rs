@@ -13,7 +13,7 @@ use crate::{
     keys::Keys,
     object::Meta,
     policy::{
-        self, Fault, Targets,
+        self, Targets,
         defaults::Defaults,
         list::MAX_LIST_BYTES,
         mistake::Mistake,
@@ -38,17 +38,17 @@ pub struct Namespaces {
 }
 
 /// A namespace, reduced to what decides whether it is a target.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Namespace {
     labels: BTreeMap<String, String>,
     deletion_timestamp: Option<String>,
     excluded: bool,
     accept_from: Patterns,
     accept_adopt_from: Patterns,
-    /// What is wrong with one of these two, if anything.
-    fault: Option<Fault>,
-    /// What has no effect although somebody probably meant something by it.
-    mistake: Option<Mistake>,
+    /// One of these two is malformed.
+    malformed: bool,
+    /// What is wrong with its annotations, or has no effect although somebody probably meant something by it.
+    complaint: Option<String>,
     /// What its `default-…` annotations say, valid or not.
     defaults: Defaults,
     /// The list, or the watch after it, that showed it last.
@@ -68,6 +68,13 @@ pub enum Eligibility {
     /// It is a `kube-*` namespace or excluded by a flag, or the source needs its consent, and its `accept-from` does not
     /// name the source's namespace.
     NotAccepted,
+}
+
+impl Eligibility {
+    /// The namespace takes no companions of the source, whatever the source says.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::NotAccepted | Self::Never)
+    }
 }
 
 /// What the watch showed of a namespace.
@@ -164,13 +171,10 @@ impl Namespaces {
         }
         let is_candidate = |name: &&str| !any_matches(&targets.excluded, name);
         // Found once for all patterns: anybody may write a source that needs consent.
-        let accepting: Option<BTreeSet<&str>> =
+        let accepting: Option<Vec<&str>> =
             targets.needs_consent.then(|| self.accepting(home).filter(is_candidate).collect());
         let any = |prefix: &str, matches: &dyn Fn(&str) -> bool| match &accepting {
-            Some(names) => {
-                let names = names.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-                names.take_while(|name| name.starts_with(prefix)).any(|name| matches(name))
-            }
+            Some(names) => names.iter().any(|name| matches(name)),
             None => self.starting_with(prefix).any(|name| matches(name) && is_candidate(&name)),
         };
         let matches_none = |pattern: &&Pattern| !any(pattern.prefix(), &|name| pattern.matches(name));
@@ -194,7 +198,7 @@ impl Namespaces {
     fn how_to_add(&self, key: &str, of: impl Fn(&Namespace) -> &Patterns, home: &str, name: &str) -> String {
         let known = self.get(name);
         let accepted = known.map(|known| of(known).to_string()).unwrap_or_default();
-        let malformed = known.is_some_and(|known| known.fault.is_some());
+        let malformed = known.is_some_and(|known| known.malformed);
         let excluded = known.is_some_and(|known| any_matches(&of(known).excluded, home));
         if malformed || excluded || accepted.len() > MAX_REPEATED_BYTES {
             return format!("let its annotation {key} match {home}, with kubectl edit namespace {name}");
@@ -242,18 +246,20 @@ impl Namespaces {
     /// Takes in a namespace that the watch shows; none if nothing that we use has changed.
     pub fn apply(&mut self, meta: &Meta, epoch: u32) -> Option<NamespaceChange> {
         let namespace = Namespace::read(&self.keys, meta, epoch);
-        let fault = namespace.fault.as_ref();
-        let complaint = fault
-            .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
-            .or_else(|| namespace.mistake.as_ref().map(ToString::to_string));
-        let same = self.get(&meta.name).is_some_and(|before| before.is_same(&namespace));
+        if let Some(known) = self.namespaces.get_mut(&meta.name) {
+            known.epoch = epoch;
+            if *known == namespace {
+                return None;
+            }
+        }
+        let complaint = namespace.complaint.clone();
         if namespace.accept_from.is_empty() {
             self.accepting.remove(&meta.name);
         } else {
             self.accepting.insert(meta.name.clone());
         }
         let before = self.namespaces.insert(meta.name.clone(), namespace);
-        (!same).then_some(NamespaceChange { before, complaint })
+        Some(NamespaceChange { before, complaint })
     }
 
     pub fn delete(&mut self, name: &str) {
@@ -280,8 +286,12 @@ impl Namespace {
                     Patterns::default()
                 }
             };
-        let (accept_from, accept_adopt_from) =
-            (patterns(&keys.accept_from), patterns(&keys.accept_adopt_from));
+        let accept_from = patterns(&keys.accept_from);
+        let accept_adopt_from = patterns(&keys.accept_adopt_from);
+        let malformed = fault.is_some();
+        let complaint = fault
+            .map(|fault| format!("{fault}; this annotation has no effect until it is corrected"))
+            .or_else(|| Mistake::on_namespace(keys, meta).map(|mistake| mistake.to_string()));
         // One byte more than a list may have: a default that is too long stays invalid, and costs no more than that.
         let default = |key: &str| {
             meta.annotations.get(key).map(|text| text::prefix(text, MAX_LIST_BYTES + 1).to_owned())
@@ -293,8 +303,8 @@ impl Namespace {
             excluded: meta.labels.get(&keys.exclude).is_some_and(|value| value == "true"),
             accept_from,
             accept_adopt_from,
-            fault,
-            mistake: Mistake::on_namespace(keys, meta),
+            malformed,
+            complaint,
             defaults: Defaults {
                 target_namespaces: default(&keys.default_target_namespaces),
                 target_selector: default(&keys.default_target_selector),
@@ -316,22 +326,5 @@ impl Namespace {
 
     const fn is_terminating(&self) -> bool {
         self.deletion_timestamp.is_some()
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        let Self {
-            labels,
-            deletion_timestamp,
-            excluded,
-            accept_from,
-            accept_adopt_from,
-            fault,
-            mistake,
-            defaults,
-            epoch: _,
-        } = self;
-        (labels, deletion_timestamp, *excluded) == (&other.labels, &other.deletion_timestamp, other.excluded)
-            && (accept_from, accept_adopt_from) == (&other.accept_from, &other.accept_adopt_from)
-            && (fault, mistake, defaults) == (&other.fault, &other.mistake, &other.defaults)
     }
 }

@@ -20,7 +20,7 @@ const MIN_VALUES: usize = 64;
 /// assert_eq!(uid.to_string(), "0f8fad5b-d9cb-469f-a165-70867728950e");
 /// assert_eq!(Uid::from("any other text").to_string(), "any other text");
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Uid {
     /// A UUID in lower case with four hyphens.
     Uuid([u8; 16]),
@@ -35,7 +35,7 @@ pub enum Uid {
 /// assert_eq!(Version::from("4711").to_string(), "4711");
 /// assert_eq!(Version::from("04711").to_string(), "04711");
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Version {
     /// A number as `to_string` writes it: without a sign or leading zeros.
     Number(u64),
@@ -50,30 +50,18 @@ pub struct Interner<T: ?Sized> {
     limit: usize,
 }
 
-/// Where the hyphens of a UUID are.
-const fn is_hyphen(position: usize) -> bool {
-    matches!(position, 8 | 13 | 18 | 23)
-}
-
 /// The bytes of a UUID, if this is just the text that [`Uid`] writes for them.
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let text = text.as_bytes();
-    if text.len() != 36 {
+    let is_canonical = |(position, letter): (usize, u8)| match position {
+        8 | 13 | 18 | 23 => letter == b'-',
+        _ => matches!(letter, b'0'..=b'9' | b'a'..=b'f'),
+    };
+    if text.len() != 36 || !text.bytes().enumerate().all(is_canonical) {
         return None;
     }
-    let (mut bytes, mut digits) = ([0_u8; 16], 0_usize);
-    for (position, letter) in text.iter().enumerate() {
-        let digit = match letter {
-            b'-' if is_hyphen(position) => continue,
-            b'0'..=b'9' if !is_hyphen(position) => letter - b'0',
-            b'a'..=b'f' if !is_hyphen(position) => letter - b'a' + 10,
-            _ => return None,
-        };
-        let byte = bytes.get_mut(digits / 2)?;
-        *byte = *byte << 4 | digit;
-        digits += 1;
-    }
-    Some(bytes)
+    let digits =
+        |number: u128, group: &str| Some(number << (4 * group.len()) | u128::from_str_radix(group, 16).ok()?);
+    text.split('-').try_fold(0, digits).map(u128::to_be_bytes)
 }
 
 impl From<&str> for Uid {
@@ -93,23 +81,11 @@ impl PartialEq<str> for Uid {
 
 impl fmt::Display for Uid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = match self {
-            Self::Uuid(bytes) => bytes,
+        let hex = match self {
+            Self::Uuid(bytes) => format!("{:032x}", u128::from_be_bytes(*bytes)),
             Self::Text(text) => return f.write_str(text),
         };
-        for (position, byte) in bytes.iter().enumerate() {
-            if matches!(position, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Uid({self})")
+        write!(f, "{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 }
 
@@ -125,12 +101,9 @@ impl Version {
 
 impl From<&str> for Version {
     fn from(text: &str) -> Self {
-        let is_canonical = match text.as_bytes() {
-            [b'0'] => true,
-            [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
-            _ => false,
-        };
-        let number = text.parse().ok().filter(|_| is_canonical);
+        // Without a sign and leading zeros, it has as many letters as the number has digits.
+        let is_canonical = |number: &u64| number.checked_ilog10().unwrap_or(0) as usize + 1 == text.len();
+        let number = text.parse().ok().filter(is_canonical);
         number.map_or_else(|| Self::Text(text.into()), Self::Number)
     }
 }
@@ -141,12 +114,6 @@ impl fmt::Display for Version {
             Self::Number(number) => write!(f, "{number}"),
             Self::Text(text) => f.write_str(text),
         }
-    }
-}
-
-impl fmt::Debug for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Version({self})")
     }
 }
 

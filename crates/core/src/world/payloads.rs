@@ -13,14 +13,14 @@ use crate::{
     object::ObjectKey,
     policy::{
         content::{Digest, PackedContent},
-        marks::PackedCopied,
+        marks::Copied,
     },
 };
 
 /// What is written to every companion of a source, and is not known from [`super::Source`].
 pub struct Payload {
     pub content: PackedContent,
-    pub copied: PackedCopied,
+    pub copied: Copied,
 }
 
 pub struct Payloads {
@@ -28,8 +28,6 @@ pub struct Payloads {
     bytes: usize,
     kept: HashMap<ObjectKey, Kept>,
     shares: HashMap<Arc<str>, Share>,
-    /// The namespaces by how much they hold.
-    by_bytes: BTreeSet<(usize, Arc<str>)>,
 }
 
 struct Kept {
@@ -51,7 +49,7 @@ impl Payload {
     pub fn bytes(&self) -> usize {
         /// What a payload takes besides its texts.
         const OVERHEAD: usize = 256;
-        OVERHEAD + self.content.len() + self.copied.text_bytes()
+        OVERHEAD + self.content.text_bytes() + self.copied.bytes()
     }
 }
 
@@ -64,7 +62,7 @@ impl fmt::Debug for Payload {
 impl Payloads {
     /// Keeps at most `budget` bytes.
     pub fn new(budget: usize) -> Self {
-        Self { budget, bytes: 0, kept: HashMap::new(), shares: HashMap::new(), by_bytes: BTreeSet::new() }
+        Self { budget, bytes: 0, kept: HashMap::new(), shares: HashMap::new() }
     }
 
     /// How many bytes are kept.
@@ -86,10 +84,9 @@ impl Payloads {
         }
         self.kept.insert(source.clone(), Kept { digest, payload, bytes });
         self.bytes += bytes;
-        self.change_share(&source.namespace, |share| {
-            share.bytes += bytes;
-            share.by_bytes.insert((bytes, source.clone()));
-        });
+        let share = self.shares.entry(source.namespace.clone()).or_default();
+        share.bytes += bytes;
+        share.by_bytes.insert((bytes, source.clone()));
         while self.bytes > self.budget
             && let Some(largest) = self.largest().cloned()
         {
@@ -100,26 +97,18 @@ impl Payloads {
     pub fn remove(&mut self, source: &ObjectKey) {
         let Some(Kept { bytes, .. }) = self.kept.remove(source) else { return };
         self.bytes -= bytes;
-        self.change_share(&source.namespace, |share| {
-            share.bytes -= bytes;
-            share.by_bytes.remove(&(bytes, source.clone()));
-        });
+        let Some(share) = self.shares.get_mut(&source.namespace) else { return };
+        share.bytes -= bytes;
+        share.by_bytes.remove(&(bytes, source.clone()));
+        if share.by_bytes.is_empty() {
+            self.shares.remove(&source.namespace);
+        }
     }
 
     /// The largest payload of the namespace that holds most.
     fn largest(&self) -> Option<&ObjectKey> {
-        let (_, namespace) = self.by_bytes.last()?;
-        self.shares.get(namespace)?.by_bytes.last().map(|(_, source)| source)
-    }
-
-    fn change_share(&mut self, namespace: &Arc<str>, change: impl FnOnce(&mut Share)) {
-        let mut share = self.shares.remove(namespace).unwrap_or_default();
-        self.by_bytes.remove(&(share.bytes, namespace.clone()));
-        change(&mut share);
-        if !share.by_bytes.is_empty() {
-            self.by_bytes.insert((share.bytes, namespace.clone()));
-            self.shares.insert(namespace.clone(), share);
-        }
+        let (_, share) = self.shares.iter().max_by_key(|(namespace, share)| (share.bytes, *namespace))?;
+        share.by_bytes.last().map(|(_, source)| source)
     }
 }
 
@@ -130,16 +119,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        policy::{content::Content, marks::Copied},
-        testing::configmap,
-    };
+    use crate::{policy::content::Content, testing::configmap};
 
     const BUDGET: usize = 10_000;
 
     fn payload(bytes: usize) -> Arc<Payload> {
         let content = Content { data: [("k".to_owned(), "x".repeat(bytes))].into(), ..Content::default() };
-        Arc::new(Payload { content: content.pack(), copied: Copied::default().pack() })
+        Arc::new(Payload { content: content.pack(), copied: Copied::default() })
     }
 
     fn put(payloads: &mut Payloads, namespace: &str, name: &str, bytes: usize) {
@@ -212,7 +198,6 @@ mod tests {
                 prop_assert!(payloads.bytes() <= BUDGET);
                 prop_assert_eq!(payloads.bytes(), payloads.kept.values().map(|kept| kept.bytes).sum::<usize>());
                 prop_assert_eq!(payloads.bytes(), payloads.shares.values().map(|share| share.bytes).sum::<usize>());
-                prop_assert_eq!(payloads.shares.len(), payloads.by_bytes.len());
             }
             for (namespace, held) in all.iter().filter(|(namespace, _)| most[*namespace] <= BUDGET / 4) {
                 for name in held.keys() {

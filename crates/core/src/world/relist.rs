@@ -43,17 +43,17 @@ impl WatchProgress {
         }
     }
 
-    pub fn list_ends(&mut self, watch: WatchId) {
+    /// A list as of `version` has ended.
+    pub fn list_ends(&mut self, watch: WatchId, version: u64) {
         self.listing.remove(&watch);
+        if let WatchId::Companions(kind) = watch {
+            self.last_seen_version.insert(kind, version);
+            self.tombstones.retain(|key, _| key.kind != kind);
+        }
     }
 
     pub fn is_listing(&self, watch: WatchId) -> bool {
         self.listing.contains(&watch)
-    }
-
-    pub fn list_of_companions_ends(&mut self, kind: Kind, version: u64) {
-        self.last_seen_version.insert(kind, version);
-        self.tombstones.retain(|key, _| key.kind != kind);
     }
 
     pub fn saw_version(&mut self, kind: Kind, version: u64) {

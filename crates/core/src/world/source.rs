@@ -7,7 +7,7 @@ use crate::{
     keys::Keys,
     object::{Kind, Meta, Object, ObjectKey, OwnerReference},
     policy::{
-        Fault, Policy, WhenRemoved,
+        Fault, Policy,
         content::{Content, Digest, Hasher},
         marks::{self, Copied, Marks},
         mistake::Mistake,
@@ -67,7 +67,7 @@ impl ObservedSource {
             }
             Err(fault) => (Err(fault), None),
         };
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.text("uid", &meta.uid);
         match &desired {
             Ok(desired) => {
@@ -95,15 +95,14 @@ impl ObservedSource {
 }
 
 impl Source {
-    /// What it asks for, unless nothing may be written for it now: it is malformed, being deleted, or paused.
-    pub fn active_policy(&self) -> Option<&Policy> {
-        let policy = &self.desired.as_ref().ok()?.policy;
-        (!self.terminating && !policy.paused).then_some(policy)
+    /// What it asks for, unless it is malformed.
+    pub fn policy(&self) -> Option<&Policy> {
+        self.desired.as_ref().ok().map(|desired| &desired.policy)
     }
 
-    /// What becomes of its companions when they are removed. A malformed source does not say.
-    pub fn when_removed(&self) -> Option<WhenRemoved> {
-        self.desired.as_ref().ok().map(|desired| desired.policy.when_removed)
+    /// What it asks for, unless nothing may be written for it now: it is malformed, being deleted, or paused.
+    pub fn active_policy(&self) -> Option<&Policy> {
+        self.policy().filter(|policy| !self.terminating && !policy.paused)
     }
 
     /// The marks that its companions must have. A malformed source has none.
@@ -114,7 +113,8 @@ impl Source {
 
     /// The ownerReferences that its companion in a namespace must have.
     pub(crate) fn expected_owners(&self, namespace: &str) -> Vec<OwnerReference> {
-        marks::expected_owners(&self.key, &self.uid, self.when_removed().unwrap_or_default(), namespace)
+        let when_removed = self.policy().map(|policy| policy.when_removed).unwrap_or_default();
+        marks::expected_owners(&self.key, &self.uid, when_removed, namespace)
     }
 
     /// A digest of [`Self::expected_owners`].
@@ -143,8 +143,9 @@ impl Desired {
         let content = content.select(&policy.keys);
         let digest = content.digest();
         let copied = Copied::of(keys, meta, &policy);
-        let packed = Payload { content: content.pack(), copied: copied.pack() };
-        let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), copied);
+        let payload = Payload { content: content.pack(), copied };
+        let marks = &payload.copied;
+        let marks = Marks::expected(keys, key, &meta.uid, &policy, digest.checksum(), marks.clone());
         let desired = Self {
             policy,
             content: digest,
@@ -152,9 +153,9 @@ impl Desired {
             immutable: content.immutable,
             marks: marks.digest(),
             marks_without_uid: marks.digest_without_uid(keys),
-            payload_bytes: packed.bytes(),
+            payload_bytes: payload.bytes(),
             key_names: content.key_names(),
         };
-        (desired, packed)
+        (desired, payload)
     }
 }

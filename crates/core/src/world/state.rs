@@ -9,7 +9,7 @@ use super::{
     NamespaceRules, WatchId,
     companion::{Companion, CompanionState, ObservedCompanion, uid_digest},
     companions::Companions,
-    lost::{LostCompanion, LostCompanions, SeenBy},
+    lost::{LostCompanion, LostCompanions, LostTask, SeenBy},
     namespaces::{Eligibility, Namespaces},
     packed::{Interner, Uid},
     payloads::{Payload, Payloads},
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     keys::Keys,
     object::{Kind, Meta, ObjectKey},
-    policy::{Targets, WhenRemoved, content::Digest},
+    policy::{Policy, Targets, WhenRemoved, content::Digest},
 };
 
 /// What happened to a source.
@@ -77,8 +77,17 @@ impl World {
         &self.namespaces
     }
 
-    pub fn source(&self, key: &ObjectKey) -> Option<&Arc<Source>> {
-        self.sources.get(key)
+    pub fn source(&self, key: &ObjectKey) -> Option<&Source> {
+        self.sources.get(key).map(|source| &**source)
+    }
+
+    pub fn shared_source(&self, key: &ObjectKey) -> Option<Arc<Source>> {
+        self.sources.get(key).cloned()
+    }
+
+    /// What a source asks for; none if it does not exist or is malformed.
+    pub fn policy(&self, source: &ObjectKey) -> Option<&Policy> {
+        self.source(source)?.policy()
     }
 
     /// What is written to the companions of a source, if it is kept.
@@ -126,7 +135,7 @@ impl World {
 
     /// The lost companion of a source at a place that the source does not want, or not any more.
     pub(crate) fn unwanted_lost_at(&self, source: &ObjectKey, at: &ObjectKey) -> Option<&LostCompanion> {
-        self.lost.get(at).filter(|lost| lost.source == *source && self.is_looked_for(at, lost))
+        self.lost.get(at).filter(|lost| lost.source == *source && self.task(at, lost) == LostTask::Find)
     }
 
     /// The places at which a source had a companion that may still exist, without our label.
@@ -134,62 +143,57 @@ impl World {
         self.lost.of(source).filter(|(_, lost)| lost.uid.is_some()).map(|(at, _)| at)
     }
 
-    fn is_unwanted(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
+    /// What there is to do about a lost companion.
+    fn task(&self, at: &ObjectKey, lost: &LostCompanion) -> LostTask {
+        let source = self.source(&lost.source);
+        let is_refused = self.is_refused(&lost.source, &at.namespace);
         let is_former = |source: &Source| lost.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid));
-        let unwanted = match self.sources.get(&lost.source) {
+        let is_unwanted = match source {
             None => true,
             Some(source) if source.terminating => false,
             // A recreated source wants companions under the same names. This one may have been released before, and
             // then it does not belong to the new source. If it still has its marks, these say so.
             Some(source) if lost.keep && is_former(source) => true,
-            Some(source) => match &source.desired {
-                _ if self.is_barred(&lost.source, &at.namespace) => true,
+            _ if is_refused => true,
+            Some(source) => match source.policy() {
                 // A source that becomes malformed keeps its companions. Another UID is another source.
-                Err(_) => is_former(source),
-                Ok(desired) if desired.policy.paused => false,
-                Ok(_) => !self.wants_at(&lost.source, at),
+                None => is_former(source),
+                Some(policy) => !policy.paused && !self.wants_at(&lost.source, at),
             },
         };
-        unwanted && !self.namespaces.is_gone_or_terminating(&at.namespace)
+        if !is_unwanted || self.namespaces.is_gone_or_terminating(&at.namespace) {
+            LostTask::None
+        } else if !is_refused && Self::is_kept(source, lost.source_uid, lost.keep) {
+            LostTask::Forget
+        } else {
+            LostTask::Find
+        }
     }
 
     /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
     /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
     pub(crate) fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
         let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
-        let present = source.filter(same).and_then(Source::when_removed);
-        present.map_or(marked, |when_removed| when_removed == WhenRemoved::Keep)
-    }
-
-    /// Whether a lost companion has to be looked for, and deleted.
-    fn is_looked_for(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        self.is_unwanted(at, lost) && !self.may_stay(at, lost)
-    }
-
-    /// Whether a lost companion is left alone: its source does not want it any more, and it was to stay.
-    fn is_left_alone(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        self.is_unwanted(at, lost) && self.may_stay(at, lost)
-    }
-
-    fn may_stay(&self, at: &ObjectKey, lost: &LostCompanion) -> bool {
-        let source = self.sources.get(&lost.source).map(|source| &**source);
-        !self.is_barred(&lost.source, &at.namespace) && Self::is_kept(source, lost.source_uid, lost.keep)
+        let present = source.filter(same).and_then(Source::policy);
+        present.map_or(marked, |policy| policy.when_removed == WhenRemoved::Keep)
     }
 
     /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
     /// said about consent is not known.
-    pub(crate) fn is_barred(&self, source: &ObjectKey, namespace: &str) -> bool {
-        let known = self.sources.get(source).map(|source| &**source);
-        self.bars(&source.namespace, known, namespace)
+    pub(crate) fn is_refused(&self, source: &ObjectKey, namespace: &str) -> bool {
+        self.eligibility(source, self.source(source), namespace).is_refusal()
     }
 
-    /// As [`Self::is_barred`], for a source of namespace `home` in this state.
-    pub(crate) fn bars(&self, home: &str, source: Option<&Source>, namespace: &str) -> bool {
-        let eligibility = match source {
-            Some(source) => self.eligibility(source, namespace),
-            None => self.namespaces.eligibility(home, namespace, &Targets::default()),
-        };
-        matches!(eligibility, Eligibility::NotAccepted | Eligibility::Never)
+    /// Whether a source in this state may have a companion in a namespace. A malformed source keeps those that it has.
+    pub(crate) fn eligibility(
+        &self,
+        key: &ObjectKey,
+        source: Option<&Source>,
+        namespace: &str,
+    ) -> Eligibility {
+        let unknown = Targets::default();
+        let targets = source.and_then(Source::policy).map_or(&unknown, |policy| &policy.targets);
+        self.namespaces.eligibility(&key.namespace, namespace, targets)
     }
 
     /// Whether the sources are being listed again and the list has not shown this one yet. It may be gone, after a
@@ -211,13 +215,13 @@ impl World {
 
     /// How many companions are in other namespaces than their source, lost ones that were found included, and how many
     /// sources have any there, whether they still exist or not.
-    pub fn away_counts(&self) -> (usize, usize) {
-        let (mut companions, mut sources) = self.companions.away();
-        for (source, found) in self.lost.found_away() {
-            companions += found;
-            sources += usize::from(!self.companions.has_any_away(source));
-        }
-        (companions, sources)
+    pub fn cross_namespace_counts(&self) -> (usize, usize) {
+        let (companions, sources) = self.companions.cross_namespace();
+        let mut found: Vec<&ObjectKey> = self.lost.found_cross_namespace().collect();
+        let companions = companions + found.len();
+        found.dedup();
+        found.retain(|source| !self.companions.crosses_namespaces(source));
+        (companions, sources + found.len())
     }
 
     pub fn companion_count(&self) -> usize {
@@ -228,9 +232,7 @@ impl World {
     /// is being deleted does not count.
     pub(crate) fn competing_source(&self, at: &ObjectKey, asking: Option<&ObjectKey>) -> Option<ObjectKey> {
         let counts = |source: &&ObjectKey| {
-            self.sources.get(*source).is_some_and(|source| {
-                !source.terminating && self.eligibility(source, &at.namespace) == Eligibility::Eligible
-            })
+            self.source(source).is_some_and(|source| !source.terminating && self.is_eligible(source, at))
         };
         let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
         match holder.filter(counts) {
@@ -246,51 +248,40 @@ impl World {
 
     /// Whether a source is the first, by name, of those that want this companion. Only the first may take over an
     /// object that belongs to none of them.
-    pub(crate) fn is_first_in_line(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        self.first_wanting(at, |source| !self.is_barred(source, &at.namespace)) == Some(source)
-    }
-
-    /// Whether a source may have a companion in a namespace. A malformed source keeps those that it has.
-    fn eligibility(&self, source: &Source, namespace: &str) -> Eligibility {
-        let (home, malformed) = (&source.key.namespace, Targets::default());
-        let targets = source.desired.as_ref().map_or(&malformed, |desired| &desired.policy.targets);
-        self.namespaces.eligibility(home, namespace, targets)
-    }
-
-    /// Whether a source wants a companion in a namespace.
-    pub fn wants(&self, source: &ObjectKey, namespace: &str) -> bool {
-        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
-        desired.is_some_and(|desired| {
-            self.namespaces.is_wanted(&source.namespace, &desired.policy.targets, namespace)
-        })
+    pub(crate) fn is_first_wanting(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
+        self.first_wanting(at, |source| !self.is_refused(source, &at.namespace)) == Some(source)
     }
 
     /// Whether a source wants its companion under just this name in just this namespace.
     pub fn wants_at(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
-        let desired = self.sources.get(source).and_then(|source| source.desired.as_ref().ok());
-        desired.is_some_and(|desired| *desired.policy.companion == *at.name)
-            && self.wants(source, &at.namespace)
+        self.policy(source).is_some_and(|policy| {
+            *policy.companion == *at.name
+                && self.namespaces.is_wanted(&source.namespace, &policy.targets, &at.namespace)
+        })
     }
 
     /// The first, by name, of the sources that want a companion and that count.
     fn first_wanting(&self, at: &ObjectKey, counts: impl Fn(&ObjectKey) -> bool) -> Option<&ObjectKey> {
         // Anybody may write sources with many patterns, so these are asked last.
-        let counts = |source: &&ObjectKey| counts(source) && self.wants(source, &at.namespace);
+        let counts = |source: &&ObjectKey| counts(source) && self.wants_at(source, at);
         self.wanted.sources_by_name(at).into_iter().filter_map(|mut sources| sources.find(&counts)).min()
     }
 
     /// Whether the controller writes this companion for this source.
     pub(crate) fn is_written_for(&self, source: &ObjectKey, at: &ObjectKey) -> bool {
         self.wants_at(source, at)
-            && self.sources.get(source).is_some_and(|source| {
-                source.active_policy().is_some()
-                    && self.eligibility(source, &at.namespace) == Eligibility::Eligible
-            })
+            && self
+                .source(source)
+                .is_some_and(|source| source.active_policy().is_some() && self.is_eligible(source, at))
     }
 
-    /// The source to reconcile when no object has the name of a companion any more: its owner if that source writes it
-    /// again, otherwise also the next in line. If all that wait were reconciled, all but one would just fail again.
-    fn heirs(&self, at: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
+    fn is_eligible(&self, source: &Source, at: &ObjectKey) -> bool {
+        self.eligibility(&source.key, Some(source), &at.namespace) == Eligibility::Eligible
+    }
+
+    /// The sources to reconcile when no object has the name of a companion any more: its owner, and unless that writes it
+    /// again, the first of the others that want it. If all that wait were reconciled, all but one would just fail again.
+    fn affected_by_removal(&self, at: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
         let next = match owner {
             Some(owner) if self.is_written_for(owner, at) => None,
             _ => self.first_wanting(at, |source| Some(source) != owner && self.is_written_for(source, at)),
@@ -307,7 +298,7 @@ impl World {
             |former: &Companion| former.source.is_none() && former.availability() == now.availability();
         if now.source.is_none() && !former.is_some_and(same) {
             let wanting = self.wanted.sources_by_name(at).into_iter().flatten();
-            affected.extend(wanting.filter(|source| self.wants(source, &at.namespace)));
+            affected.extend(wanting.filter(|source| self.wants_at(source, at)));
         }
         affected.into_iter().cloned().collect()
     }
@@ -322,7 +313,7 @@ impl World {
     /// A list as of `version` has ended. Removes objects that it did not show, except those we wrote after it.
     pub fn list_ends(&mut self, watch: WatchId, version: u64) -> Effect {
         let epoch = self.progress.epoch(watch);
-        self.progress.list_ends(watch);
+        self.progress.list_ends(watch, version);
         let mut effect = Effect::default();
         match watch {
             WatchId::Sources(kind) => {
@@ -334,7 +325,6 @@ impl World {
                 }
             }
             WatchId::Companions(kind) => {
-                self.progress.list_of_companions_ends(kind, version);
                 let stale = |(key, companion): (&ObjectKey, &Companion)| {
                     let newer = companion.written_epoch == epoch && companion.version() > version;
                     (key.kind == kind && companion.epoch != epoch && !newer).then(|| key.clone())
@@ -347,7 +337,7 @@ impl World {
                 self.namespaces.retain_epoch(epoch);
                 self.lost.retain(|at, _| self.namespaces.get(&at.namespace).is_some());
                 self.namespaces_listed = true;
-                effect.requeue.extend(self.leave_alone(None));
+                effect.requeue.extend(self.forget_lost_not_looked_for(None));
             }
         }
         effect
@@ -363,12 +353,11 @@ impl World {
             // Nothing is planned before everything is listed, and then every source is enqueued.
             return (Effect::default(), change.complaint);
         }
+        let known = self.namespaces.get(&meta.name);
         let wanting = |source: &&Arc<Source>| {
-            source.desired.as_ref().is_ok_and(|desired| {
-                let (home, targets) = (&*source.key.namespace, &desired.policy.targets);
-                let known = self.namespaces.get(&meta.name);
-                let mut states = known.into_iter().chain(&change.before);
-                states.any(|namespace| namespace.matters_to(targets, home, &meta.name))
+            let mut states = known.into_iter().chain(&change.before);
+            source.policy().is_some_and(|policy| {
+                states.any(|state| state.matters_to(&policy.targets, &source.key.namespace, &meta.name))
             })
         };
         let mut requeue: BTreeSet<ObjectKey> =
@@ -377,8 +366,8 @@ impl World {
         // before the namespace was known, or must be now that it is excluded.
         let in_here = self.companions.sources_in(&meta.name);
         requeue.extend(in_here.chain(self.lost.sources_with_places_in(&meta.name)).cloned());
-        requeue.extend(self.leave_alone(None));
-        (Effect { requeue: requeue.into_iter().collect(), ..Effect::default() }, change.complaint)
+        requeue.extend(self.forget_lost_not_looked_for(None));
+        (Vec::from_iter(requeue).into(), change.complaint)
     }
 
     /// A namespace was deleted. Its companions are deleted with it, and their watch shows that.
@@ -430,27 +419,27 @@ impl World {
             Some(payload) => self.payloads.put(&key, source.digest, payload),
             None => self.payloads.remove(&key),
         }
-        let known = self.sources.get(&key);
-        let event = match known {
-            None => SourceEvent::Added,
-            Some(known) if known.digest == source.digest && known.terminating == source.terminating => {
+        let source = Arc::new(source);
+        let former = self.sources.insert(key.clone(), source.clone());
+        if let Some(former) = &former {
+            if former.digest == source.digest && former.terminating == source.terminating {
                 // Only the version changed. The live read before deletes compares it.
-                let confirmed = known.epoch != source.epoch;
-                self.sources.insert(key.clone(), Arc::new(source));
-                let requeue = if confirmed { vec![key] } else { Vec::new() };
-                return Effect { requeue, ..Effect::default() };
+                let is_confirmed = former.epoch != source.epoch;
+                return if is_confirmed { vec![key].into() } else { Effect::default() };
             }
-            Some(_) => SourceEvent::Changed,
-        };
-        if let Some(known) = known {
-            self.wanted.remove_source(known);
+            self.wanted.remove_source(former);
         }
         self.wanted.add_source(&source);
-        if let Some(former) = self.sources.insert(key.clone(), Arc::new(source)) {
+        let event = if former.is_some() { SourceEvent::Changed } else { SourceEvent::Added };
+        self.source_changed(key, former, event)
+    }
+
+    fn source_changed(&mut self, key: ObjectKey, former: Option<Arc<Source>>, event: SourceEvent) -> Effect {
+        if let Some(former) = former {
             self.remember_places(&former);
         }
         let mut requeue = vec![key.clone()];
-        requeue.extend(self.leave_alone(Some(&key)));
+        requeue.extend(self.forget_lost_not_looked_for(Some(&key)));
         Effect { requeue, events: vec![(key, event)] }
     }
 
@@ -464,48 +453,42 @@ impl World {
     }
 
     fn forget_source(&mut self, key: &ObjectKey) -> Effect {
-        if let Some(source) = self.sources.remove(key) {
-            self.wanted.remove_source(&source);
-            self.remember_places(&source);
+        let former = self.sources.remove(key);
+        if let Some(former) = &former {
+            self.wanted.remove_source(former);
         }
         self.payloads.remove(key);
-        let mut requeue = vec![key.clone()];
-        requeue.extend(self.leave_alone(Some(key)));
-        Effect { requeue, events: vec![(key.clone(), SourceEvent::Removed)] }
+        self.source_changed(key.clone(), former, SourceEvent::Removed)
     }
 
     /// Remembers the places at which a former state of a source wanted a companion, the present one does not, and none
     /// is known: one that lost its label before this process started may be there. At most `MAX_PLACES` are kept for a
     /// source, and none if its companions were to stay.
     fn remember_places(&mut self, former: &Source) {
-        let Ok(desired) = &former.desired else { return };
-        let (key, policy) = (&former.key, &desired.policy);
-        if let Some(present) = self.sources.get(key) {
-            let same_targets = present.desired.as_ref().is_ok_and(|present| {
-                (&present.policy.targets, &present.policy.companion) == (&policy.targets, &policy.companion)
-            });
-            if same_targets || (present.desired.is_err() && present.uid == former.uid) {
-                return;
-            }
-        }
+        let (key, Some(policy)) = (&former.key, former.policy()) else { return };
+        let present = self.source(key);
+        let has_same_places = present.is_some_and(|present| match present.policy() {
+            Some(now) => (&now.targets, &now.companion) == (&policy.targets, &policy.companion),
+            None => present.uid == former.uid,
+        });
         let keep = policy.when_removed == WhenRemoved::Keep;
         let left = self.lost.places_left(key);
-        let present = self.sources.get(key).map(|source| &**source);
-        if left == 0 || Self::is_kept(present, Some(uid_digest(&former.uid)), keep) {
+        let former_uid = Some(uid_digest(&former.uid));
+        if has_same_places || left == 0 || Self::is_kept(present, former_uid, keep) {
             return;
         }
         let is_missing = |at: &ObjectKey| {
             at != key
                 && self.lost.get(at).is_none()
                 && self.companions.get(at).is_none_or(|found| found.source.is_none())
-                && self.eligibility(former, &at.namespace) == Eligibility::Eligible
+                && self.is_eligible(former, at)
                 && !self.wants_at(key, at)
         };
         let wanted = self.namespaces.wanted(&key.namespace, &policy.targets).into_iter();
         let wanted = wanted.map(|namespace| ObjectKey::new(key.kind, namespace, &policy.companion));
         let missing: Vec<ObjectKey> = wanted.filter(is_missing).take(left).collect();
         for at in missing {
-            self.lost.insert(at, LostCompanion::unseen(key.clone(), uid_digest(&former.uid)));
+            self.lost.insert(at, LostCompanion::unseen(key.clone(), former_uid));
         }
     }
 
@@ -522,29 +505,26 @@ impl World {
         if self.lost.get(at).is_some_and(|known| known.is_same(lost)) {
             self.lost.remove(at);
         }
-        let free = self.companions.get(at).is_none();
-        Effect { requeue: if free { self.heirs(at, None) } else { Vec::new() }, ..Effect::default() }
+        let is_free = self.companions.get(at).is_none();
+        if is_free { self.affected_by_removal(at, None).into() } else { Effect::default() }
     }
 
     /// Forgets lost companions, of one source or of all, that are not looked for. One that another replica has released
     /// looks lost, too: it must not be taken for a companion when its source is created again. Returns the sources that
     /// may have the names now.
-    fn leave_alone(&mut self, source: Option<&ObjectKey>) -> Vec<ObjectKey> {
+    fn forget_lost_not_looked_for(&mut self, source: Option<&ObjectKey>) -> Vec<ObjectKey> {
         let of_source = source.into_iter().flat_map(|source| self.lost.of(source));
         let of_all = source.is_none().then(|| self.lost.iter()).into_iter().flatten();
-        let left_alone: Vec<ObjectKey> = of_source
-            .chain(of_all)
-            .filter(|(at, lost)| self.is_left_alone(at, lost))
-            .map(|(at, _)| at.clone())
-            .collect();
-        left_alone.iter().for_each(|at| self.lost.remove(at));
-        left_alone.iter().flat_map(|at| self.heirs(at, None)).collect()
+        let forgotten = of_source.chain(of_all).filter(|(at, lost)| self.task(at, lost) == LostTask::Forget);
+        let forgotten: Vec<ObjectKey> = forgotten.map(|(at, _)| at.clone()).collect();
+        forgotten.iter().for_each(|at| self.lost.remove(at));
+        forgotten.iter().flat_map(|at| self.affected_by_removal(at, None)).collect()
     }
 
     /// A standby forgets lost companions that nobody wants, some time after the leader has looked for them.
     pub fn forget_unwanted_lost(&mut self) {
         let mut lost = std::mem::take(&mut self.lost);
-        lost.retain_young(|at, lost| !self.is_unwanted(at, lost));
+        lost.retain_young(|at, lost| self.task(at, lost) == LostTask::None);
         self.lost = lost;
     }
 
@@ -603,7 +583,7 @@ impl World {
             self.lose(&key, &companion, SeenBy::Watch);
         }
         if deleted || !companion.labelled {
-            return Effect { requeue: companion.source.iter().cloned().collect(), ..Effect::default() };
+            return Vec::from_iter(companion.source.clone()).into();
         }
         self.put_companion(key, companion)
     }
@@ -622,14 +602,15 @@ impl World {
                 self.companions.set_epochs(&key, seen, written);
                 return Effect::default();
             }
-            (companion.epoch, companion.written_epoch) = (seen, written);
+            companion.epoch = seen;
+            companion.written_epoch = written;
         }
         self.lost.remove(&key);
         let requeue = self.affected(&key, self.companions.get(&key), &companion);
         let key = self.intern_key(key);
         companion.state = self.intern_state(companion.state);
         self.companions.put(key, companion);
-        Effect { requeue, ..Effect::default() }
+        requeue.into()
     }
 
     fn intern_key(&mut self, ObjectKey { kind, namespace, name }: ObjectKey) -> ObjectKey {
@@ -669,22 +650,18 @@ impl World {
 
     /// We took our marks off the companion. The watch shows that as a deletion, because it selects by our label.
     pub(crate) fn companion_released(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
-        self.companion_removed(key, uid, |_| None)
+        self.companion_removed(key, uid, false)
     }
 
     /// We deleted the companion ourselves.
     pub(crate) fn companion_deleted(&mut self, key: &ObjectKey, uid: &Uid) -> Effect {
-        self.companion_removed(key, uid, |known| known.source.clone())
+        self.companion_removed(key, uid, true)
     }
 
-    fn companion_removed(
-        &mut self,
-        key: &ObjectKey,
-        uid: &Uid,
-        still_of: impl Fn(&Companion) -> Option<ObjectKey>,
-    ) -> Effect {
+    fn companion_removed(&mut self, key: &ObjectKey, uid: &Uid, deleted: bool) -> Effect {
         if let Some(known) = self.companions.get(key).filter(|known| known.uid == *uid) {
-            let tombstone = Tombstone { uid: uid.clone(), source: still_of(known), keep: known.keep };
+            let source = known.source.clone().filter(|_| deleted);
+            let tombstone = Tombstone { uid: uid.clone(), source, keep: known.keep };
             self.progress.add_tombstone(key, tombstone);
         }
         let effect = self.companion_vanished(key, uid);
@@ -695,7 +672,7 @@ impl World {
     fn forget_companion(&mut self, key: &ObjectKey, seen_by: SeenBy) -> Effect {
         let Some(companion) = self.companions.remove(key) else { return Effect::default() };
         self.lose(key, &companion, seen_by);
-        Effect { requeue: self.heirs(key, companion.source.as_ref()), ..Effect::default() }
+        self.affected_by_removal(key, companion.source.as_ref()).into()
     }
 
     /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before all
@@ -704,10 +681,16 @@ impl World {
         let Some(source) = &companion.source else { return };
         if !self.namespaces_listed || !self.namespaces.is_gone_or_terminating(&key.namespace) {
             let lost = LostCompanion::of(source, companion, seen_by);
-            if !self.is_left_alone(key, &lost) {
+            if self.task(key, &lost) != LostTask::Forget {
                 self.lost.insert(key.clone(), lost);
             }
         }
+    }
+}
+
+impl From<Vec<ObjectKey>> for Effect {
+    fn from(requeue: Vec<ObjectKey>) -> Self {
+        Self { requeue, events: Vec::new() }
     }
 }
 

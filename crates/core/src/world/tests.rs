@@ -255,9 +255,9 @@ fn resync_includes_the_missing_source_of_a_companion() {
     world.list_ends(WatchId::Namespaces, 8);
     see(&mut world, synced());
     assert_eq!(world.all_sources(), [colors_key()]);
-    assert_eq!((world.away_counts(), world.source_count()), ((1, 1), 0));
+    assert_eq!((world.cross_namespace_counts(), world.source_count()), ((1, 1), 0));
     see(&mut world, companion("home", "colors-synced").of("home/colors"));
-    assert_eq!(world.away_counts(), (1, 1), "the other one is beside its source");
+    assert_eq!(world.cross_namespace_counts(), (1, 1), "the other one is beside its source");
     see_deleted(&mut world, &companion("home", "colors-synced").of("home/colors"));
     see_deleted(&mut world, &synced());
     assert_eq!(world.all_sources(), []);
@@ -579,13 +579,13 @@ fn read_of_a_lost_companion_changes_nothing_about_a_newer_one_of_another_source(
 fn lost_companion_counts_among_all_companions_once_it_is_found() {
     let mut world = known();
     let lost = lose_unwanted(&mut world);
-    assert_eq!(world.away_counts(), (0, 0));
+    assert_eq!(world.cross_namespace_counts(), (0, 0));
     (0..2).for_each(|_| world.lost_found(&synced_key(), &lost));
-    assert_eq!(world.away_counts(), (1, 1));
+    assert_eq!(world.cross_namespace_counts(), (1, 1));
     see(&mut world, companion("third", "colors-synced").of("home/colors").version(12));
-    assert_eq!(world.away_counts(), (2, 1));
+    assert_eq!(world.cross_namespace_counts(), (2, 1));
     world.lost_gone(&synced_key(), &lost);
-    assert_eq!(world.away_counts(), (1, 1));
+    assert_eq!(world.cross_namespace_counts(), (1, 1));
 }
 
 /// A world with 200 namespaces.

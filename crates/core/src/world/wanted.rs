@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::source::{Desired, Source};
+use super::source::Source;
 use crate::object::{Kind, ObjectKey};
 
 /// Sources by the companion they want. One set for all: a set for each name, with one source in it, takes 600 bytes.
@@ -39,7 +39,7 @@ impl Wanted {
 }
 
 fn desired_names(source: &Source) -> Vec<DesiredName> {
-    let Ok(Desired { policy, .. }) = &source.desired else { return Vec::new() };
+    let Some(policy) = source.policy() else { return Vec::new() };
     let name = |namespace| (source.key.kind, namespace, Arc::from(policy.companion.as_str()));
     let targets = &policy.targets;
     if targets.has_patterns() {

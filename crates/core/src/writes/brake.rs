@@ -10,7 +10,7 @@
 
 mod lease;
 
-pub use lease::{HoldUpdate, Moment};
+pub use lease::HoldUpdate;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +23,7 @@ use crate::{keys::Keys, lease::hold::HeldDeletes, object::ObjectKey};
 /// Deletes that become due within this time count together.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Where there are enough sources for an accident, a delete waits until no other has become due for this long.
-const QUIET: Duration = Duration::from_secs(1);
+const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// No delete waits for others longer than this.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Deletes of so many sources, or fewer, are never held.
@@ -37,7 +37,7 @@ pub struct Brake {
     /// How long deletes are held; zero turns the brake off.
     grace: Duration,
     /// By source and companion, while this replica leads: those that the brake covers.
-    deletes: HashMap<ObjectKey, HashMap<ObjectKey, DeleteState>>,
+    deletes: HashMap<ObjectKey, Deletes>,
     /// The sums over `deletes`, kept up to date because every source asks for them.
     count: Count,
     /// When the last of them became due.
@@ -67,6 +67,9 @@ struct Hold {
     /// The annotation has shown it.
     shown: bool,
 }
+
+/// Those of one source, by companion.
+type Deletes = HashMap<ObjectKey, DeleteState>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeleteState {
@@ -180,7 +183,7 @@ impl Brake {
             _ => None,
         };
         let first = states.iter().filter_map(since).min().unwrap_or(now);
-        let wait_until = (self.last_due.unwrap_or(now) + QUIET).min(first + MAX_WAIT);
+        let wait_until = (self.last_due.unwrap_or(now) + SETTLE_TIME).min(first + MAX_WAIT);
         let waits = totals.sources > MAX_UNHELD_SOURCES && now < wait_until;
         let decide = |state| match state {
             Some(DeleteState::Held { until, .. }) => {
@@ -219,7 +222,7 @@ impl Brake {
     /// Starts to hold every delete that is due. While others have just been held, adds those of one source.
     fn hold_due(&mut self, now: Instant, source: &ObjectKey) {
         let until = now + self.grace;
-        let hold = |deletes: &mut HashMap<ObjectKey, DeleteState>| {
+        let hold = |deletes: &mut Deletes| {
             for state in deletes.values_mut() {
                 if let DeleteState::Due(due) = *state {
                     *state = DeleteState::Held { until, due: Some(due) };
@@ -238,7 +241,9 @@ impl Brake {
     pub fn deleted(&mut self, now: Instant, source: &ObjectKey, companion: &ObjectKey) {
         self.change(source, |deletes| match deletes.get_mut(companion) {
             None => {}
-            Some(DeleteState::Released) => drop(deletes.remove(companion)),
+            Some(DeleteState::Released) => {
+                deletes.remove(companion);
+            }
             // Perhaps it was under way when the others began to be held.
             Some(state) => *state = DeleteState::Gone(now),
         });
@@ -310,7 +315,7 @@ impl Brake {
     }
 
     /// Changes the deletes of one source, and the sums with them.
-    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut HashMap<ObjectKey, DeleteState>)) {
+    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut Deletes)) {
         let deletes = self.deletes.entry(source.clone()).or_default();
         let before = Count::of(deletes);
         change(deletes);
@@ -344,7 +349,7 @@ impl DeleteState {
 }
 
 impl Count {
-    fn of(deletes: &HashMap<ObjectKey, DeleteState>) -> Self {
+    fn of(deletes: &Deletes) -> Self {
         let mut count = Self::default();
         for state in deletes.values() {
             *match state {
@@ -408,8 +413,8 @@ mod tests {
     /// A delete that nothing holds up: it happens as soon as it may.
     fn delete(brake: &mut Brake, now: Instant, n: usize, total: usize) {
         ask(brake, now, n, total);
-        assert_eq!(ask(brake, now + QUIET, n, total), BrakeDecision::Proceed, "{n}");
-        brake.deleted(now + QUIET, &source(n), &companion(n));
+        assert_eq!(ask(brake, now + SETTLE_TIME, n, total), BrakeDecision::Proceed, "{n}");
+        brake.deleted(now + SETTLE_TIME, &source(n), &companion(n));
     }
 
     #[test]
@@ -423,8 +428,8 @@ mod tests {
     #[test]
     fn with_many_sources_a_delete_waits_a_moment_for_others_to_follow() {
         let (mut brake, now) = (brake(), Instant::now());
-        assert_eq!(ask(&mut brake, now, 0, 100), BrakeDecision::Wait(now + QUIET));
-        assert_eq!(ask(&mut brake, now + QUIET, 0, 100), BrakeDecision::Proceed);
+        assert_eq!(ask(&mut brake, now, 0, 100), BrakeDecision::Wait(now + SETTLE_TIME));
+        assert_eq!(ask(&mut brake, now + SETTLE_TIME, 0, 100), BrakeDecision::Proceed);
     }
 
     #[test]
@@ -447,14 +452,14 @@ mod tests {
         }
         let until = now + GRACE;
         assert!(
-            matches!(ask(&mut brake, now + QUIET, 0, 40), BrakeDecision::Hold { until: held, .. } if held == until)
+            matches!(ask(&mut brake, now + SETTLE_TIME, 0, 40), BrakeDecision::Hold { until: held, .. } if held == until)
         );
         assert!(brake.is_holding());
         for n in 0..30 {
             assert_eq!(ask(&mut brake, until, n, 40), BrakeDecision::Proceed);
         }
         // The next one starts from scratch.
-        assert_eq!(ask(&mut brake, until, 31, 40), BrakeDecision::Wait(until + QUIET));
+        assert_eq!(ask(&mut brake, until, 31, 40), BrakeDecision::Wait(until + SETTLE_TIME));
     }
 
     #[test]
@@ -463,7 +468,7 @@ mod tests {
         for n in 0..30 {
             ask(&mut brake, now, n, 60);
         }
-        assert_eq!(ask(&mut brake, now + QUIET, 0, 60), BrakeDecision::Proceed);
+        assert_eq!(ask(&mut brake, now + SETTLE_TIME, 0, 60), BrakeDecision::Proceed);
     }
 
     #[test]
@@ -474,7 +479,7 @@ mod tests {
             delete(&mut brake, now, n, 40 - n);
         }
         assert!(!brake.is_holding());
-        ask(&mut brake, now + QUIET, 20, 20);
+        ask(&mut brake, now + SETTLE_TIME, 20, 20);
         assert!(brake.is_holding(), "21 of 40");
     }
 
@@ -505,7 +510,7 @@ mod tests {
         brake.forget_all_but(&source(29), &[], false);
         assert!(!brake.is_holding());
         ask(&mut brake, now, 0, 30);
-        assert_eq!(ask(&mut brake, now + QUIET, 0, 30), BrakeDecision::Proceed);
+        assert_eq!(ask(&mut brake, now + SETTLE_TIME, 0, 30), BrakeDecision::Proceed);
     }
 
     #[test]
@@ -518,8 +523,8 @@ mod tests {
             brake.forget_all_but(&source(n), &[], false);
         }
         ask(&mut brake, now, 35, 40);
-        assert_eq!(ask(&mut brake, now + QUIET, 35, 40), BrakeDecision::Proceed);
-        assert!(matches!(ask(&mut brake, now + QUIET, 0, 40), BrakeDecision::Hold { .. }));
+        assert_eq!(ask(&mut brake, now + SETTLE_TIME, 35, 40), BrakeDecision::Proceed);
+        assert!(matches!(ask(&mut brake, now + SETTLE_TIME, 0, 40), BrakeDecision::Hold { .. }));
     }
 
     #[test]
@@ -543,7 +548,7 @@ mod tests {
             ask(&mut brake, now, n, 400);
         }
         for n in 600..1000 {
-            let decision = ask(&mut brake, now + QUIET, n, 400);
+            let decision = ask(&mut brake, now + SETTLE_TIME, n, 400);
             assert!(matches!(decision, BrakeDecision::Hold { companions: 400.., .. }), "{n}: {decision:?}");
         }
     }
@@ -581,7 +586,7 @@ mod tests {
         let now = Instant::now();
         let mut brake = hold_thirty_of(40, now);
         for n in 0..30 {
-            ask(&mut brake, now + 30 * QUIET, n, 40);
+            ask(&mut brake, now + 30 * SETTLE_TIME, n, 40);
         }
         assert_eq!(brake.held_until(), Some(now + GRACE));
     }
@@ -591,9 +596,12 @@ mod tests {
         let now = Instant::now();
         let mut brake = hold_thirty_of(40, now);
         let late = now + WINDOW;
-        assert_eq!(ask(&mut brake, late, 35, 40), BrakeDecision::Wait(late + QUIET));
-        assert_eq!(ask(&mut brake, late + QUIET, 35, 40), BrakeDecision::Proceed);
-        assert!(matches!(ask(&mut brake, late + QUIET, 0, 40), BrakeDecision::Hold { companions: 30, .. }));
+        assert_eq!(ask(&mut brake, late, 35, 40), BrakeDecision::Wait(late + SETTLE_TIME));
+        assert_eq!(ask(&mut brake, late + SETTLE_TIME, 35, 40), BrakeDecision::Proceed);
+        assert!(matches!(
+            ask(&mut brake, late + SETTLE_TIME, 0, 40),
+            BrakeDecision::Hold { companions: 30, .. }
+        ));
     }
 
     #[test]
@@ -605,7 +613,7 @@ mod tests {
             ask(&mut brake, now, n, 59);
         }
         for n in 30..51 {
-            let decision = ask(&mut brake, now + QUIET, n, 59);
+            let decision = ask(&mut brake, now + SETTLE_TIME, n, 59);
             let held = matches!(decision, BrakeDecision::Hold { until, .. } if until >= now + GRACE);
             assert!(held, "{n}: {decision:?}");
         }

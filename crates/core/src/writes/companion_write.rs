@@ -13,8 +13,8 @@ use crate::{
     keys::Keys,
     object::{Meta, Object, ObjectKey},
     plan::{
-        Action, Decision, DeleteReason, Heal, Removal, TargetContext, Trouble, WriteReason, decide,
-        first_difference, plan_companion,
+        Action, Decision, DeleteReason, Heal, Removal, Trouble, WriteReason, decide, first_difference,
+        plan_companion,
     },
     policy::content::Digest,
     world::{
@@ -245,20 +245,18 @@ impl CompanionWrite {
             return Ok(Start::Nothing);
         }
         let mut content = None;
-        if let Some(source) = world.source(key).filter(|_| action.has_content()) {
+        if action.write_reason().is_some() {
+            let Some(source) = world.shared_source(key) else { return Ok(Start::Nothing) };
             if read.as_ref().is_some_and(|read| read.digest != source.digest) {
                 return Err(ApplyError::StaleCache);
             }
-            if permits_for(source, max_permits) > *permits {
+            if permits_for(&source, max_permits) > *permits {
                 return Ok(Start::Nothing);
             }
-            let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(source)) else {
-                return Ok(Start::ReadSource(source.clone()));
+            let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(&source)) else {
+                return Ok(Start::ReadSource(source));
             };
-            content = Content::new(keys, source.clone(), payload).map_err(|failure| error(key, failure))?;
-        }
-        if content.is_none() && action.has_content() {
-            return Ok(Start::Nothing);
+            content = Content::new(keys, source, payload);
         }
         Ok(Start::Write(Box::new(Self {
             source: key.clone(),
@@ -280,26 +278,25 @@ impl CompanionWrite {
             Step::DeleteLost { found, .. } => return Ok(CompanionRequest::delete(found)),
             Step::Act(action) => action,
         };
-        let request = match (action, &self.content) {
-            (Action::DeleteLost { .. }, _) => Ok(CompanionRequest::GetMetadata),
+        Ok(match (action, &self.content) {
+            (Action::DeleteLost { .. }, _) => CompanionRequest::GetMetadata,
             (Action::Delete { known, .. } | Action::Recreate { known, .. }, _) => {
-                Ok(CompanionRequest::delete(known))
+                CompanionRequest::delete(known)
             }
             (Action::Release { known, .. }, _) if known.keep => {
-                Ok(CompanionRequest::Patch(write_request::release(keys, known)))
+                CompanionRequest::Patch(write_request::release(keys, known))
             }
             (Action::Release { known, .. }, _) => {
-                Ok(CompanionRequest::Patch(write_request::mark_to_stay(keys, known)))
+                CompanionRequest::Patch(write_request::mark_to_stay(keys, known))
             }
             (Action::Create { .. }, Some(content)) => {
-                write_request::create(content, &self.at).map(CompanionRequest::Create)
+                CompanionRequest::Create(write_request::create(content, &self.at))
             }
             (Action::Update { known, .. }, Some(content)) => {
-                write_request::update(content, &self.at, known).map(CompanionRequest::Patch)
+                CompanionRequest::Patch(write_request::update(content, &self.at, known))
             }
             (Action::Create { .. } | Action::Update { .. }, None) => return Err(ApplyError::StaleCache),
-        };
-        request.map_err(|failure| error(&self.at, failure))
+        })
     }
 
     /// Takes the answer to the last request: the object as it is stored, unless it was deleted.
@@ -310,15 +307,15 @@ impl CompanionWrite {
                 let manager = self.manager.take();
                 Some(Ok(applied.map(|applied| Done { applied, manager })))
             }
-            Ok(Next::Step(step)) => {
-                self.step = step;
-                None
+            Ok(Next::Step(Step::Act(_))) if self.attempts == MAX_ATTEMPTS => {
+                Some(Err(ApplyError::StaleCache))
             }
-            Ok(Next::Try(_)) if self.attempts == MAX_ATTEMPTS => Some(Err(ApplyError::StaleCache)),
-            Ok(Next::Try(action)) => {
-                self.attempts += 1;
-                self.manager = action.other_manager().map(str::to_owned).or(self.manager.take());
-                self.step = Step::Act(action);
+            Ok(Next::Step(step)) => {
+                if let Step::Act(action) = &step {
+                    self.attempts += 1;
+                    self.manager = action.other_manager().map(str::to_owned).or(self.manager.take());
+                }
+                self.step = step;
                 None
             }
             Err(error) => Some(Err(error)),
@@ -332,39 +329,48 @@ impl CompanionWrite {
         answer: Result<ObservedCompanion, Failure>,
         requeue: &mut Vec<ObjectKey>,
     ) -> Result<Next, ApplyError> {
-        let (own, at, sent) = (&self.source, &self.at, self.sent);
+        let step = std::mem::replace(&mut self.step, Step::Inspect);
+        let own = &self.source;
+        let at = &self.at;
+        let sent = self.sent;
+        let creates = matches!(step, Step::Act(Action::Create { .. }));
+        let found = match answer {
+            Ok(found) => Some(found),
+            Err(Failure::NotFound) => None,
+            // As if it did not exist (404): its watch shows when it exists again.
+            Err(Failure::NamespaceTerminating) if creates => None,
+            Err(Failure::AlreadyExists) if creates => return Ok(Next::Step(Step::Inspect)),
+            Err(failure) => return Err(error(at, failure)),
+        };
         // The writer's own source is reconciled again only if need be.
         let mut requeue_others = |effect: Effect| {
             requeue.extend(effect.requeue.into_iter().filter(|key| key != own));
         };
-        let step = std::mem::replace(&mut self.step, Step::Inspect);
         let action = match step {
             Step::Act(action) => action,
-            Step::Inspect => return self.decide_on_found(world, answer),
+            Step::Inspect => return self.decide_on_found(world, found.ok_or(ApplyError::StaleCache)?),
             Step::DeleteLost { reason, lost, .. } => {
-                deleted(at, answer)?;
                 requeue_others(world.lost_gone(at, &lost));
                 return Ok(Next::Done(Some(Applied::Deleted(reason))));
             }
         };
-        let (written, reason) = match action {
-            Action::Delete { reason, known } => {
-                deleted(at, answer)?;
+        let (written, reason) = match (action, found) {
+            (Action::Create { reason } | Action::Update { reason, .. }, Some(written)) => (written, reason),
+            (Action::Create { .. }, None) => return Ok(Next::Done(None)),
+            (Action::Update { known, .. }, None) => {
+                requeue_others(sent.record(world, |world| world.companion_vanished(at, &known.uid)));
+                return Ok(Next::act(Action::Create { reason: WriteReason::Healed(Heal::Deleted) }));
+            }
+            (Action::Recreate { reason, known }, _) => {
+                requeue_others(sent.record(world, |world| world.companion_deleted(at, &known.uid)));
+                return Ok(Next::act(Action::Create { reason }));
+            }
+            (Action::Delete { reason, known }, _) => {
                 requeue_others(sent.record(world, |world| world.companion_deleted(at, &known.uid)));
                 return Ok(Next::Done(Some(Applied::Deleted(reason))));
             }
-            Action::Recreate { reason, known } => {
-                deleted(at, answer)?;
-                sent.record(world, |world| world.companion_deleted(at, &known.uid));
-                return Ok(Next::Try(Action::Create { reason }));
-            }
-            Action::DeleteLost { reason, lost } => {
-                let found = match answer {
-                    Ok(found) => Some(found.companion().clone()).filter(|found| lost.is(found)),
-                    Err(Failure::NotFound) => None,
-                    Err(failure) => return Err(error(at, failure)),
-                };
-                match found {
+            (Action::DeleteLost { reason, lost }, found) => {
+                match found.map(|found| found.companion().clone()).filter(|found| lost.is(found)) {
                     Some(_) if !lost.is_found() => {
                         world.lost_found(at, &lost);
                         requeue.push(own.clone());
@@ -376,53 +382,31 @@ impl CompanionWrite {
                 }
                 return Ok(Next::Done(None));
             }
+            (Action::Release { known, .. }, None) => {
+                requeue_others(sent.record(world, |world| world.companion_vanished(at, &known.uid)));
+                return Ok(Next::Done(None));
+            }
             // Its marks say that it stays before they are taken off, so that other replicas see this: otherwise they would
             // take it for a companion that somebody else took the marks off, and delete it when they lead.
-            Action::Release { reason, known } if !known.keep => {
-                let marked = answer.map_err(|failure| error(at, failure))?;
+            (Action::Release { reason, known }, Some(marked)) if !known.keep => {
                 let stays = marked.companion().keep;
                 requeue_others(sent.record(world, |world| world.companion_written(marked)));
                 return match world.companion(at).cloned() {
                     _ if !stays => Err(rewritten(at, Heal::Marks)),
-                    Some(found) => Ok(Next::Try(Action::Release { reason, known: Box::new(found) })),
+                    Some(found) => Ok(Next::act(Action::Release { reason, known: Box::new(found) })),
                     None => Err(ApplyError::StaleCache),
                 };
             }
-            // From now on it is a foreign object.
-            Action::Release { reason, known } => {
-                let (effect, applied) = match answer {
-                    Ok(released) if released.companion().labelled => {
-                        // An admission plugin has put our label back. The companion is known by its UID until it is gone.
-                        sent.record(world, |world| world.companion_written(released));
-                        return Err(rewritten(at, Heal::Label));
-                    }
-                    Ok(_) => (
-                        sent.record(world, |world| world.companion_released(at, &known.uid)),
-                        Some(Applied::Released(reason)),
-                    ),
-                    Err(Failure::NotFound) => {
-                        (sent.record(world, |world| world.companion_vanished(at, &known.uid)), None)
-                    }
-                    Err(failure) => return Err(error(at, failure)),
-                };
-                requeue_others(effect);
-                return Ok(Next::Done(applied));
+            // An admission plugin has put our label back. The companion is known by its UID until it is gone.
+            (Action::Release { .. }, Some(released)) if released.companion().labelled => {
+                sent.record(world, |world| world.companion_written(released));
+                return Err(rewritten(at, Heal::Label));
             }
-            Action::Create { reason } => match answer {
-                Ok(written) => (written, reason),
-                Err(Failure::AlreadyExists) => return Ok(Next::Step(Step::Inspect)),
-                // The namespace does not exist or is terminating. Its watch shows when it exists again.
-                Err(Failure::NotFound | Failure::NamespaceTerminating) => return Ok(Next::Done(None)),
-                Err(failure) => return Err(error(at, failure)),
-            },
-            Action::Update { reason, known } => match answer {
-                Ok(written) => (written, reason),
-                Err(Failure::NotFound) => {
-                    sent.record(world, |world| world.companion_vanished(at, &known.uid));
-                    return Ok(Next::Try(Action::Create { reason: WriteReason::Healed(Heal::Deleted) }));
-                }
-                Err(failure) => return Err(error(at, failure)),
-            },
+            // From now on it is a foreign object.
+            (Action::Release { reason, known }, Some(_)) => {
+                requeue_others(sent.record(world, |world| world.companion_released(at, &known.uid)));
+                return Ok(Next::Done(Some(Applied::Released(reason))));
+            }
         };
         let stored = written.companion();
         let source = self.content.as_ref().map(|content| &content.source);
@@ -436,29 +420,15 @@ impl CompanionWrite {
     }
 
     /// Decides again, now that the object is known that a create has met.
-    fn decide_on_found(
-        &self,
-        world: &mut World,
-        answer: Result<ObservedCompanion, Failure>,
-    ) -> Result<Next, ApplyError> {
+    fn decide_on_found(&self, world: &mut World, found: ObservedCompanion) -> Result<Next, ApplyError> {
         let at = &self.at;
-        let found = match answer {
-            Ok(found) => found,
-            Err(Failure::NotFound) => return Err(ApplyError::StaleCache),
-            Err(failure) => return Err(error(at, failure)),
-        };
         let Some(Content { source, .. }) = &self.content else { return Err(ApplyError::StaleCache) };
         let (_, companion) = world.identify(found.clone());
-        let mut context = TargetContext::of(world, source, at, Some(&companion), self.in_step);
         // A lost companion that still exists was changed by somebody else: its label was removed.
-        context.in_step |= context.lost;
-        match decide(source, at, Some(&companion), context) {
-            Decision::Change(action) => Ok(Next::Try(action)),
-            Decision::Trouble(trouble) => Err(ApplyError::Retry {
-                trouble: Some(Box::new(trouble)),
-                policy: RetryPolicy::Conflict,
-                failure: None,
-            }),
+        let in_step = self.in_step == Some(source.digest) || world.was_lost(at);
+        match decide(world, source, at, Some(&companion), in_step) {
+            Decision::Change(action) => Ok(Next::act(action)),
+            Decision::Trouble(trouble) => Err(conflict(trouble)),
             Decision::Nothing if companion.terminating => {
                 Err(ApplyError::Retry { trouble: None, policy: RetryPolicy::Error, failure: None })
             }
@@ -475,21 +445,21 @@ impl CompanionWrite {
 enum Next {
     Done(Option<Applied>),
     Step(Step),
-    Try(Action),
 }
 
-/// That an object is gone already counts as success.
-fn deleted(at: &ObjectKey, answer: Result<ObservedCompanion, Failure>) -> Result<(), ApplyError> {
-    match answer {
-        Ok(_) | Err(Failure::NotFound) => Ok(()),
-        Err(failure) => Err(error(at, failure)),
+impl Next {
+    const fn act(action: Action) -> Self {
+        Self::Step(Step::Act(action))
     }
 }
 
 /// The API server stored something else than it was sent. Without a pace this would never end.
 fn rewritten(at: &ObjectKey, what: Heal) -> ApplyError {
-    let trouble = Some(Box::new(Trouble::Rewritten { at: at.clone(), what }));
-    ApplyError::Retry { trouble, policy: RetryPolicy::Conflict, failure: None }
+    conflict(Trouble::Rewritten { at: at.clone(), what })
+}
+
+fn conflict(trouble: Trouble) -> ApplyError {
+    ApplyError::Retry { trouble: Some(Box::new(trouble)), policy: RetryPolicy::Conflict, failure: None }
 }
 
 /// What a failed call means for the retry.

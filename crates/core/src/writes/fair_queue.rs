@@ -59,8 +59,8 @@ pub struct FairQueue<T> {
     /// Sources with items that wait or run.
     sources: HashMap<ObjectKey, SourceItems<T>>,
     namespaces: HashMap<Arc<str>, NamespaceItems<T>>,
-    small_changes: Turns<T>,
-    fan_outs: Turns<T>,
+    /// Of small changes, and of fan-outs.
+    turns: [Turns<T>; 2],
     last_small_change: Option<Instant>,
 }
 
@@ -131,8 +131,7 @@ impl<T: QueuedRequest> FairQueue<T> {
             slow: 0,
             sources: HashMap::new(),
             namespaces: HashMap::new(),
-            small_changes: Turns::default(),
-            fan_outs: Turns::default(),
+            turns: Default::default(),
             last_small_change: None,
         }
     }
@@ -148,7 +147,7 @@ impl<T: QueuedRequest> FairQueue<T> {
     /// Drops every item that is not running, and takes none.
     pub fn close(&mut self) {
         self.open = false;
-        for turns in [&mut self.small_changes, &mut self.fan_outs] {
+        for turns in &mut self.turns {
             turns.sources.clear();
             for item in turns.unblocked.drain(..) {
                 if let Some(namespace) = self.namespaces.get_mut(item.namespace()) {
@@ -173,7 +172,8 @@ impl<T: QueuedRequest> FairQueue<T> {
             return;
         };
         let source = self.sources.entry(key.clone()).or_default();
-        let (is_new, is_waiting) = (source.permits == 0, !source.waiting.is_empty());
+        let is_new = source.permits == 0;
+        let is_waiting = !source.waiting.is_empty();
         source.permits += items.iter().map(QueuedRequest::permits).sum::<usize>();
         source.waiting.extend(items);
         let grows = !source.is_fan_out && source.permits > small_change_permits(self.permits);
@@ -182,11 +182,10 @@ impl<T: QueuedRequest> FairQueue<T> {
             self.last_small_change = Some(now);
         }
         if is_waiting && grows {
-            self.small_changes.sources.retain(|small| *small != key);
+            self.turns[0].sources.retain(|small| *small != key);
         }
         if !is_waiting || grows {
-            let turns = if source.is_fan_out { &mut self.fan_outs } else { &mut self.small_changes };
-            turns.sources.push_back(key);
+            self.turns[usize::from(source.is_fan_out)].sources.push_back(key);
         }
     }
 
@@ -203,7 +202,7 @@ impl<T: QueuedRequest> FairQueue<T> {
 
     /// Whether there are permits for the next item of a small change, or of a fan-out.
     fn has_room(&self, is_fan_out: bool, now: Instant) -> bool {
-        let turns = if is_fan_out { &self.fan_outs } else { &self.small_changes };
+        let turns = &self.turns[usize::from(is_fan_out)];
         let waiting = || self.sources.get(turns.sources.front()?)?.waiting.front();
         let Some(permits) = turns.unblocked.front().or_else(waiting).map(QueuedRequest::permits) else {
             return false;
@@ -218,7 +217,7 @@ impl<T: QueuedRequest> FairQueue<T> {
 
     /// Takes the item whose turn it is, with a share of its namespace; none if it has to wait for that.
     fn take_turn(&mut self, is_fan_out: bool) -> Option<T> {
-        let turns = if is_fan_out { &mut self.fan_outs } else { &mut self.small_changes };
+        let turns = &mut self.turns[usize::from(is_fan_out)];
         if let Some(item) = turns.unblocked.pop_front() {
             return Some(item);
         }
@@ -230,7 +229,8 @@ impl<T: QueuedRequest> FairQueue<T> {
         }
         let namespace = self.namespaces.entry(item.namespace().clone()).or_default();
         // None overtakes one that waits, or a large one would wait as long as small ones arrive.
-        if !namespace.blocked.is_empty() || !namespace.fits(&item, self.permits) {
+        let fits = fits(namespace.held, item.permits(), namespace_limit(self.permits));
+        if !namespace.blocked.is_empty() || !fits {
             namespace.blocked.push_back(item);
             return None;
         }
@@ -239,7 +239,9 @@ impl<T: QueuedRequest> FairQueue<T> {
     }
 
     fn start(&mut self, item: T, is_fan_out: bool) -> (T, Running) {
-        let (source, namespace, permits) = (item.source().clone(), item.namespace().clone(), item.permits());
+        let source = item.source().clone();
+        let namespace = item.namespace().clone();
+        let permits = item.permits();
         self.held += permits;
         if is_fan_out {
             self.held_by_fan_outs += permits;
@@ -278,7 +280,7 @@ impl<T: QueuedRequest> FairQueue<T> {
         self.unblock(&namespace, permits);
         if self.is_idle() {
             self.sources.shrink_to(IDLE_CAPACITY);
-            for turns in [&mut self.small_changes, &mut self.fan_outs] {
+            for turns in &mut self.turns {
                 turns.sources.shrink_to(IDLE_CAPACITY);
             }
         }
@@ -288,12 +290,13 @@ impl<T: QueuedRequest> FairQueue<T> {
     fn unblock(&mut self, key: &Arc<str>, permits: usize) {
         let Some(namespace) = self.namespaces.get_mut(key) else { return };
         namespace.held -= permits;
-        while namespace.blocked.front().is_some_and(|first| namespace.fits(first, self.permits)) {
-            let Some(item) = namespace.blocked.pop_front() else { break };
+        while let Some(first) = namespace.blocked.front()
+            && fits(namespace.held, first.permits(), namespace_limit(self.permits))
+            && let Some(item) = namespace.blocked.pop_front()
+        {
             namespace.held += item.permits();
             let is_fan_out = self.sources.get(item.source()).is_some_and(|source| source.is_fan_out);
-            let turns = if is_fan_out { &mut self.fan_outs } else { &mut self.small_changes };
-            turns.unblocked.push_back(item);
+            self.turns[usize::from(is_fan_out)].unblocked.push_back(item);
         }
         if namespace.held == 0 {
             self.namespaces.remove(key);
@@ -302,20 +305,13 @@ impl<T: QueuedRequest> FairQueue<T> {
 
     /// How many sources wait for a turn, and how many items for their namespace.
     pub fn depth(&self) -> usize {
-        let turns = [&self.small_changes, &self.fan_outs];
-        turns.into_iter().map(|turns| turns.sources.len() + turns.unblocked.len()).sum::<usize>()
+        self.turns.iter().map(|turns| turns.sources.len() + turns.unblocked.len()).sum::<usize>()
             + self.namespaces.values().map(|namespace| namespace.blocked.len()).sum::<usize>()
     }
 
     /// Whether nothing runs and nothing waits.
     pub fn is_idle(&self) -> bool {
         self.sources.is_empty()
-    }
-}
-
-impl<T: QueuedRequest> NamespaceItems<T> {
-    fn fits(&self, item: &T, permits: usize) -> bool {
-        fits(self.held, item.permits(), namespace_limit(permits))
     }
 }
 

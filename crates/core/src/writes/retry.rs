@@ -208,7 +208,7 @@ impl RetryState {
     }
 
     /// Whether nothing is in flight, no write has failed, and no heal is remembered. A heal is until it counts no longer.
-    pub fn is_quiet(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.failed.is_empty() && self.heals.is_empty()
     }
 
@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn digest(text: &str) -> Digest {
-        let mut hasher = Hasher::new();
+        let mut hasher = Hasher::default();
         hasher.text("", text);
         hasher.finish()
     }

@@ -12,7 +12,6 @@ use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
 
 use crate::{
-    failure::Failure,
     keys::Keys,
     object::{Kind, ObjectKey, OwnerReference, patch},
     policy::{
@@ -57,10 +56,9 @@ pub struct Content {
 
 impl Content {
     /// `None` if the source is malformed: then no plan writes its companions.
-    pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Result<Option<Self>, Failure> {
-        let copied = payload.copied.unpack().map_err(unserialisable)?;
-        let marks = source.expected_marks(keys, copied);
-        Ok(marks.map(|marks| Self { source, payload, marks }))
+    pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Option<Self> {
+        let marks = source.expected_marks(keys, payload.copied.clone())?;
+        Some(Self { source, payload, marks })
     }
 }
 
@@ -93,7 +91,7 @@ struct BodyMeta<'a> {
 }
 
 /// The companion of a source, for a create.
-pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> Result<Vec<u8>, Failure> {
+pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> Vec<u8> {
     let content = &payload.content;
     let Marks { labels, annotations } = marks;
     serde_json::to_vec(&Body {
@@ -111,32 +109,25 @@ pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> R
         type_: content.type_.as_deref(),
         immutable: content.immutable.then_some(true),
     })
-    .map_err(unserialisable)
+    .unwrap_or_else(|_| unreachable!("it is JSON"))
 }
 
 /// Replaces content and marks of a companion in a known state; what others added stays.
 ///
 /// `add` replaces what is there; a null value removes a field.
-pub fn update(
-    Content { source, payload, marks }: &Content,
-    at: &ObjectKey,
-    known: &Companion,
-) -> Result<Operations, Failure> {
+pub fn update(Content { source, payload, marks }: &Content, at: &ObjectKey, known: &Companion) -> Operations {
     let content = &payload.content;
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if known.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
     }
     if known.terminating {
-        return Ok(Operations(ops));
+        return Operations(ops);
     }
-    let raw = |raw: Option<&RawValue>| match raw {
-        Some(raw) => serde_json::from_str::<Value>(raw.get()).map_err(unserialisable),
-        None => Ok(Value::Null),
-    };
-    ops.push(patch::add(&["data"], raw(content.data.as_deref())?));
+    let raw = |raw: Option<&RawValue>| json!(raw);
+    ops.push(patch::add(&["data"], raw(content.data.as_deref())));
     if at.kind == Kind::ConfigMap {
-        ops.push(patch::add(&["binaryData"], raw(content.binary.as_deref())?));
+        ops.push(patch::add(&["binaryData"], raw(content.binary.as_deref())));
     }
     let immutable = if content.immutable { json!(true) } else { Value::Null };
     ops.push(patch::add(&["immutable"], immutable));
@@ -147,7 +138,7 @@ pub fn update(
     let extras = known.extras.as_deref().unwrap_or(&none);
     set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
     set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
-    Ok(Operations(ops))
+    Operations(ops)
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
@@ -210,12 +201,6 @@ fn set_map(
     ops.extend(wanted.iter().map(|(key, value)| patch::add(&["metadata", map, key], json!(value))));
 }
 
-/// Our own types always serialise; if one does not, the error must not quote its content.
-#[allow(clippy::needless_pass_by_value)]
-fn unserialisable(_: serde_json::Error) -> Failure {
-    Failure::Unavailable("a request could not be written as JSON".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,7 +214,7 @@ mod tests {
         let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
         let (known, keys) = (known.companion(), testing::keys());
         let content = Content::new(&keys, observed.source.into(), observed.payload.unwrap());
-        let update = update(&content.unwrap().expect("a well-formed source"), &at, known).unwrap();
+        let update = update(&content.expect("a well-formed source"), &at, known);
         let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
         for operations in [update, release(&keys, known)] {
             assert_eq!(json!(operations)[0], only_this_version);

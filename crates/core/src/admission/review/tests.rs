@@ -849,9 +849,10 @@ fn refused_pattern_names_consent_as_the_way_out_where_it_is_one() {
     let everywhere = |name: &str| source("home", name).annotate("target-namespaces", "*");
     let hint = |cluster: &Cluster, verdict: &Verdict| match verdict {
         Verdict::CheckAccess { then, .. } => {
-            let reach = cluster.world.read(|world| then.reach(world, None));
+            let place = cluster.world.read(|world| then.denied_place(world, None));
             let (user, source) = ("alice".to_owned(), then.key.clone());
-            let denial = Denial::NoRight { user, verb: "create", name: "c-synced".to_owned(), source, reach };
+            let denial =
+                Denial::NoRight { user, verb: "create", name: "c-synced".to_owned(), source, denied: place };
             denial.message(&crate::testing::keys())
         }
         other => panic!("{other:?}"),

@@ -34,7 +34,7 @@ impl Replica {
     }
 
     fn decide(&mut self, time: Timestamp, ms: u64) -> (Vec<CaWrite>, Duration) {
-        let now = Now { time, instant: self.start + Duration::from_millis(ms) };
+        let now = Moment { wall: time, instant: self.start + Duration::from_millis(ms) };
         let actions = decide(&settings(), &self.snapshot, &self.memory, self.leaf.as_ref(), now);
         self.memory = actions.memory;
         if let Some(request) = actions.leaf {

@@ -125,8 +125,7 @@ fn key_in_the_certificate_field_is_not_published() {
     let mixed = format!("{}{}", ca.key_pem(), ca.certificate.pem());
     let read = Ca::parse(Some(mixed.as_bytes()), Some(ca.key_pem().as_bytes())).unwrap();
     assert_eq!(read.certificate.pem(), ca.certificate.pem());
-    let leaf = ca.issue(&names(&["x.example"]), HOUR, at(0)).unwrap();
-    for shown in [format!("{ca:?}"), format!("{leaf:?}"), format!("{:?}", ca.certificate)] {
+    for shown in [format!("{ca:?}"), format!("{:?}", ca.certificate)] {
         assert!(shown.starts_with("CN=") && shown.len() < 150, "{shown}");
     }
 }

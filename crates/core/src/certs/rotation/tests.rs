@@ -69,12 +69,12 @@ impl Scenario {
             names: &self.names,
             request: self.request,
             serving: self.serving.as_ref(),
+            now: at(now),
+            lifetimes: &self.lifetimes,
         };
-        let due = next_change(inputs, at(now), &self.lifetimes);
+        let due = inputs.next_change();
         let contents = match due {
-            Due::Now(change) => {
-                contents_after(change, inputs, at(now), &self.lifetimes, "lockstep.workshop.io").unwrap()
-            }
+            Due::Now(change) => inputs.contents_after(change, "lockstep.workshop.io").unwrap(),
             Due::At(_) => None,
         };
         (due, contents)

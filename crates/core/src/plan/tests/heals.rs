@@ -115,10 +115,9 @@ fn stripped_label_is_restored_because_other_marks_identify_the_companion() {
         });
         assert!(cluster.companion(&away()).is_none());
         let stripped = testing::read_companion(key.kind, cluster.object(&away()).unwrap());
-        let context = TargetContext { in_step: true, lost: true, accepts: false, first_in_line: true };
         let decision = cluster.world.read(|world| {
             let (_, found) = world.identify(stripped);
-            decide(world.source(&key).unwrap(), &away(), Some(&found), context)
+            decide(world, world.source(&key).unwrap(), &away(), Some(&found), true)
         });
         let Decision::Change(Action::Update { reason, .. }) = decision else { panic!("{decision:?}") };
         assert_eq!(reason, WriteReason::Healed(Heal::Label));

@@ -195,7 +195,7 @@ proptest! {
                     _ if uid.is_none() => continue,
                     _ => says_keep(&found),
                 };
-                let barred = cluster.world.read(|world| world.is_barred(key, &at.namespace));
+                let barred = cluster.world.read(|world| world.is_refused(key, &at.namespace));
                 assert_eq!(released, says && !barred, "{key} at {at}");
             }
         };

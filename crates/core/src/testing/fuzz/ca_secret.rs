@@ -9,7 +9,7 @@ use super::{Target, fields};
 use crate::certs::{
     issue::{Certificate, SubjectNames},
     lifetimes::Due,
-    rotation::{Inputs, SecretChange, contents_after, next_change, usable_cas},
+    rotation::{Inputs, SecretChange},
     secret::{CaSet, ParsedSecret, SecretData},
     testing::{LIFETIMES, at, ca, ca_pem, cas, published},
     webhooks::Published,
@@ -150,16 +150,16 @@ fn repaired(data: &SecretData, known: Option<&CaSet>, now: Timestamp) -> (CaSet,
             names: &names,
             serving: None,
             request: None,
+            now,
+            lifetimes: &LIFETIMES,
         };
-        let due = next_change(inputs, now, &LIFETIMES);
-        let usable = usable_cas(due, inputs, now);
+        let due = inputs.next_change();
+        let usable = inputs.usable_cas(due);
         let next = match due {
             Due::Now(change) => {
                 changes.push(change);
                 assert!(changes.len() <= MAX_CHANGES, "{changes:?}");
-                contents_after(change, inputs, now, &LIFETIMES, "lockstep.workshop.io")
-                    .unwrap()
-                    .expect("it fits")
+                inputs.contents_after(change, "lockstep.workshop.io").unwrap().expect("it fits")
             }
             Due::At(time) => {
                 assert!(time > now, "{time} is over: it would be checked again at once");

@@ -15,21 +15,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Brake, Count, DeleteState, Hold, WINDOW};
 use crate::{
-    lease::hold::{
-        HeldDeletes, HoldAnnotations, MAX_HOLD, Release, later, seconds, time_left, to_annotation,
-    },
+    lease::hold::{HeldDeletes, HoldAnnotations, MAX_HOLD, Release, seconds, time_left, to_annotation},
     object::ObjectKey,
+    time::{Moment, later},
 };
 
 /// Who released a hold that ended before its time.
 const BY_LOCKSTEP: &str = "lockstep: nothing was left to hold";
-
-/// The same moment on both clocks: holds of this process are measured, those of others are known by their time.
-#[derive(Debug, Clone, Copy)]
-pub struct Moment {
-    pub instant: Instant,
-    pub wall: Timestamp,
-}
 
 /// What follows for the Lease, the queue and the log.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,10 +55,13 @@ impl Brake {
     pub fn take_over(&mut self, annotations: &BTreeMap<String, String>, now: Moment) -> HoldUpdate {
         let mut update = self.follow(annotations, now);
         self.deletes.clear();
-        (self.count, self.last_due, self.leads) = (Count::default(), None, true);
+        self.count = Count::default();
+        self.last_due = None;
+        self.leads = true;
         let joined_until = (!self.grace.is_zero()).then(|| now.instant + WINDOW);
         if let Some(hold) = &mut self.hold {
-            (hold.joined_until, hold.missing) = (joined_until, hold.facts.companions);
+            hold.joined_until = joined_until;
+            hold.missing = hold.facts.companions;
             update.notes.push(Note::TakenOver(hold.facts));
         }
         update
@@ -142,7 +137,9 @@ impl Brake {
 
     /// Makes the hold that of the deletes which are held.
     fn show_what_is_held(&mut self, now: Moment, update: &mut HoldUpdate) {
-        let (until, companions, sources) = (self.held_until(), self.count.held(), self.count.held_sources);
+        let until = self.held_until();
+        let companions = self.count.held();
+        let sources = self.count.held_sources;
         let known = self.hold.take();
         // A takeover finds the deletes one by one: until then, their count is that of the leader before.
         let is_joined = known.is_some_and(|hold| hold.is_joined(now.instant));
@@ -156,9 +153,11 @@ impl Brake {
                     Hold { facts, until, released: false, joined_until: None, missing: 0, shown: false }
                 });
                 if hold.until != until {
-                    (hold.until, hold.facts.until) = (until, wall_time(until, now));
+                    hold.until = until;
+                    hold.facts.until = wall_time(until, now);
                 }
-                (hold.facts.companions, hold.facts.sources) = (companions, sources);
+                hold.facts.companions = companions;
+                hold.facts.sources = sources;
                 Some(hold)
             }
             (None, Some(hold)) if hold.released => Some(hold).filter(|_| self.count.released > 0),
@@ -200,7 +199,8 @@ impl Brake {
             return;
         };
         let end = now.instant + time_left(now.wall, extension.until);
-        (hold.until, hold.facts.until) = (end, extension.until);
+        hold.until = end;
+        hold.facts.until = extension.until;
         for state in self.deletes.values_mut().flat_map(HashMap::values_mut) {
             if let DeleteState::Held { until, .. } = state {
                 *until = end;
