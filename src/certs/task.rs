@@ -35,8 +35,8 @@ use lockstep_core::{
         webhooks::{WebhookConfiguration, WebhookKind},
     },
     failure::{Failure, backoff::LogOnce},
+    object::time::Moment,
     object::watched::Observed,
-    time::Moment,
 };
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -30,9 +30,9 @@ use crate::{
 use lockstep_core::{
     failure::{Failure, backoff::LogOnce},
     object::ObjectKey,
+    object::time::Moment,
     plan::{Decision, Plan, Removal, Trouble, plan, plan_companion},
     policy::content::Digest,
-    time::Moment,
     world::{SharedWorld, Source, World},
     writes::{
         brake::{Brake, BrakeDecision, HoldUpdate, Totals},

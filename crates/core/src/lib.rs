@@ -25,6 +25,5 @@ pub mod policy;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
-pub mod time;
 pub mod world;
 pub mod writes;

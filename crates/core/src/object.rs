@@ -9,6 +9,7 @@ use serde::{
 
 pub mod names;
 pub mod patch;
+pub mod time;
 pub mod watched;
 
 /// The most that etcd stores for one object.

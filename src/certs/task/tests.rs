@@ -10,7 +10,7 @@ use lockstep_core::{
         secret::CaSet,
         testing::{LIFETIMES, at, ca_at, configuration, data, secret, service, settings},
     },
-    time::later,
+    object::time::later,
 };
 
 /// What a test sends in place of the watches.

@@ -13,8 +13,8 @@ use lockstep_core::{
         settings::PublishedSettings,
         state::LeaseState,
     },
+    object::time::{Moment, later},
     testing::{self, fuzz::Target},
-    time::{Moment, later},
     writes::brake::Brake,
 };
 

@@ -26,8 +26,8 @@ use lockstep_core::{
         hold::{Extension, HeldDeletes, HoldAnnotations, MAX_HOLD, Release, to_annotation},
         record::LeaseRecord,
     },
+    object::time::later,
     text::some_of,
-    time::later,
 };
 
 /// How many sources are listed, and how many namespaces of each are named.

@@ -18,8 +18,8 @@ use super::{
 use crate::{
     certs::write_history::WriteHistory,
     keys::Keys,
+    object::time::{Moment, between},
     object::watched::Observed,
-    time::{Moment, between},
 };
 
 #[derive(Debug, Clone)]

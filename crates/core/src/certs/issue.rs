@@ -19,8 +19,8 @@ use x509_parser::{certificate::X509Certificate, time::ASN1Time};
 use super::lifetimes::two_thirds;
 use crate::{
     object::names::is_subdomain,
+    object::time::{earlier, later},
     text,
-    time::{earlier, later},
 };
 
 /// CAs are valid from this long before they are issued, and their leaves with them: our clock may be ahead of those of

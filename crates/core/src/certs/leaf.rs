@@ -8,7 +8,7 @@ use super::{
     secret::CaSet,
     webhooks::Published,
 };
-use crate::time::later;
+use crate::object::time::later;
 
 /// Why a new leaf is issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::time::{between, later};
+use crate::object::time::{between, later};
 
 /// Certificates are checked at least this often: timers of a machine that was suspended fire late.
 pub const MAX_SLEEP: Duration = Duration::from_mins(1);

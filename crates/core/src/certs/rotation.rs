@@ -13,7 +13,7 @@ use super::{
     secret::{CaSet, ParsedSecret},
     webhooks::Published,
 };
-use crate::time::later;
+use crate::object::time::later;
 
 /// The most that the clock of a client may be ahead of that of a replica.
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);

@@ -15,8 +15,8 @@ use super::{
     secret::CaSet,
 };
 use crate::{
+    object::time::later,
     object::{Meta, patch, watched::Watched},
-    time::later,
 };
 
 /// The two kinds of webhook configurations.

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     keys::Keys,
+    object::time::{between, later},
     text,
-    time::{between, later},
 };
 
 /// How far in the future a hold may end: a mistyped extension does not keep companions for years.

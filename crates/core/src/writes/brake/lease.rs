@@ -17,7 +17,7 @@ use super::{Brake, Count, DeleteState, Hold, WINDOW};
 use crate::{
     lease::hold::{HeldDeletes, HoldAnnotations, MAX_HOLD, Release, seconds, time_left, to_annotation},
     object::ObjectKey,
-    time::{Moment, later},
+    object::time::{Moment, later},
 };
 
 /// Who released a hold that ended before its time.
