@@ -3,7 +3,7 @@
 //!
 //! | module | what it decides or holds |
 //! | --- | --- |
-//! | [`keys`], [`object`], [`text`], [`time`] | our labels and annotations; objects as they are sent; texts of bounded length; times |
+//! | [`keys`], [`object`], [`text`] | our labels and annotations; objects as they are sent; texts of bounded length |
 //! | [`policy`] | what a source asks for, what is copied, and how a companion is marked |
 //! | [`world`] | what the watches have shown |
 //! | [`plan`] | what is missing for a source |

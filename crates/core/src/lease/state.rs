@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 
 use super::record::LeaseRecord;
-use crate::{keys::Keys, lease::settings::PublishedSettings, time::later};
+use crate::{keys::Keys, lease::settings::PublishedSettings, object::time::later};
 
 #[derive(Debug, Clone)]
 pub struct LeaseState {
