@@ -82,7 +82,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
         webhook = webhook_address,
         "lockstep starts"
     );
-    let mut replica = Replica {
+    let mut replica = Process {
         world: SharedWorld::new(&scope, settings.source_cache),
         settings,
         scope,
@@ -125,7 +125,7 @@ pub async fn run(settings: config::Run) -> anyhow::Result<()> {
 }
 
 /// What the parts of this process share.
-struct Replica {
+struct Process {
     settings: config::Run,
     scope: Scope,
     client: Client,
@@ -140,7 +140,7 @@ struct Replica {
     stop: watch::Receiver<bool>,
 }
 
-impl Replica {
+impl Process {
     /// Returns the queue to which the watches add the sources that have to be reconciled.
     fn start_watches(&mut self) -> Arc<Queue> {
         let queue: Arc<Queue> = Arc::default();
@@ -348,7 +348,7 @@ mod tests {
         let cli = Cli::try_parse_from(["lockstep", "run", "--no-leader-elect"]).unwrap();
         let Command::Run(settings) = cli.command else { panic!("not run") };
         let scope = settings.scope();
-        let replica = Replica {
+        let replica = Process {
             world: SharedWorld::new(&scope, 0),
             settings: *settings,
             scope,

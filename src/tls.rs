@@ -29,7 +29,7 @@ use crate::ops::{
     health::{Condition, Readiness},
     metrics::Metrics,
 };
-use limiter::{Connection, ConnectionLimiter, TrackedBody};
+use limiter::{ConnectionLimiter, PeerConnection, TrackedBody};
 
 pub mod client_ca;
 mod limiter;
@@ -123,7 +123,7 @@ impl Server {
                     Ok((stream, peer)) => {
                         let peer = peer.ip().to_canonical();
                         if limiter.admit(peer) {
-                            let connection = Arc::new(Connection::new(peer));
+                            let connection = Arc::new(PeerConnection::new(peer));
                             let serve = server.clone().serve_connection(stream, connection.clone());
                             limiter.add(connection, tasks.spawn(serve));
                         }
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    async fn serve_connection(self: Arc<Self>, stream: TcpStream, connection: Arc<Connection>) {
+    async fn serve_connection(self: Arc<Self>, stream: TcpStream, connection: Arc<PeerConnection>) {
         let _ = stream.set_nodelay(true);
         let mut peer = Peer { address: connection.peer(), verified: false };
         let Some(tls) = &self.tls else { return self.serve_http(stream, false, peer, connection).await };
@@ -157,7 +157,7 @@ impl Server {
         self.serve_http(stream, http2, peer, connection).await;
     }
 
-    async fn serve_http<S>(&self, stream: S, http2: bool, peer: Peer, connection: Arc<Connection>)
+    async fn serve_http<S>(&self, stream: S, http2: bool, peer: Peer, connection: Arc<PeerConnection>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

@@ -16,7 +16,7 @@ use lockstep_core::{
     plan::plan,
     policy::{Protect, pattern::Patterns, selector},
     world::{NamespaceRules, ObservedCompanion, ObservedSource, World},
-    writes::write_request::{self, Content},
+    writes::write_request::{self, WriteContent},
 };
 
 pub(crate) fn run() {
@@ -64,7 +64,7 @@ fn world(companions: usize) -> (World, ObjectKey) {
     let key = ObjectKey::new(Kind::ConfigMap, "home", "colors");
     let known = world.shared_source(&key).expect("the source");
     let payload = world.payload(&known).expect("its content");
-    let content = Content::new(&keys, known, payload).expect("a well-formed source");
+    let content = WriteContent::new(&keys, known, payload).expect("a well-formed source");
     for (n, change) in plan(&world, &key, None).changes.into_iter().enumerate() {
         let body = write_request::create(&content, &change.at);
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::resolver::{Resolver, certified_key};
 use crate::ops::{
     health::{Condition, Readiness},
-    metrics::{Metrics, Role},
+    metrics::{CertificateRole, Metrics},
 };
 use lockstep_core::certs::issue::Certificate;
 
@@ -85,7 +85,7 @@ impl Reloader {
                 if self.resolver.chain().as_ref() != Some(&pair.cert) {
                     self.resolver.serve(pair);
                     self.leaf = leaf;
-                    self.metrics.certificate_rotations.of(Role::Leaf).inc();
+                    self.metrics.certificate_rotations.of(CertificateRole::Leaf).inc();
                     tracing::info!(
                         file = %self.files.certificate.display(),
                         expires = %self.leaf.not_after,
@@ -108,7 +108,7 @@ impl Reloader {
     }
 
     fn report(&self, now: Timestamp) {
-        self.metrics.certificate_expiry.of(Role::Leaf).set(self.leaf.not_after.as_second());
+        self.metrics.certificate_expiry.of(CertificateRole::Leaf).set(self.leaf.not_after.as_second());
         if self.leaf.is_valid(now) {
             self.readiness.mark_true(Condition::Certificate);
         } else {

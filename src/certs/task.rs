@@ -19,15 +19,15 @@ use tokio::{sync::watch as channel, task::JoinSet};
 use super::resolver::{Resolver, certified_key};
 use crate::ops::{
     health::{Condition, Readiness},
-    metrics::{Metrics, Role},
+    metrics::{CertificateRole, Metrics},
 };
 use lockstep_cluster::{
     client,
-    watch::{Restores, object::watch_object},
+    watch::{Restores, single_object::watch_object},
 };
 use lockstep_core::{
     certs::{
-        decide::{CaWrite, CertSettings, LeafRequest, Memory, Snapshot, decide},
+        decide::{CaWrite, CertSettings, CertSnapshot, LeafRequest, Memory, decide},
         issue::{Error, Leaf},
         leaf::Renewal,
         rotation::{SecretChange, is_plausible},
@@ -124,7 +124,7 @@ impl CertificateTask {
     /// Decides what to do and does all of it but the writes, which it returns together with how long to sleep.
     fn reconcile(&mut self, now: Moment) -> (Vec<CaWrite>, Duration) {
         let request = self.request(now.wall);
-        let snapshot = Snapshot {
+        let snapshot = CertSnapshot {
             secret: self.secret.borrow_and_update().clone(),
             configurations: self.configurations.each_mut().map(|one| one.borrow_and_update().clone()),
             request,
@@ -138,7 +138,10 @@ impl CertificateTask {
             tracing::error!("no CA could be generated: {error}");
         }
         if let Some(cas) = &self.memory.cas {
-            self.metrics.certificate_expiry.of(Role::Ca).set(cas.current.certificate.not_after.as_second());
+            self.metrics
+                .certificate_expiry
+                .of(CertificateRole::Ca)
+                .set(cas.current.certificate.not_after.as_second());
         }
         let issued = actions.leaf.map(|request| self.issue(&request, now.wall));
         let wait = match &issued {
@@ -197,9 +200,9 @@ impl CertificateTask {
     fn issue(&mut self, request: &LeafRequest, now: Timestamp) -> Result<(), Error> {
         let leaf = request.ca.issue(&request.names, self.settings.lifetimes.leaf_validity, now)?;
         self.resolver.serve(certified_key(vec![leaf.certificate.der().clone()], leaf.key_der())?);
-        self.metrics.certificate_expiry.of(Role::Leaf).set(leaf.certificate.not_after.as_second());
+        self.metrics.certificate_expiry.of(CertificateRole::Leaf).set(leaf.certificate.not_after.as_second());
         if request.reason != Renewal::First {
-            self.metrics.certificate_rotations.of(Role::Leaf).inc();
+            self.metrics.certificate_rotations.of(CertificateRole::Leaf).inc();
         }
         tracing::info!(
             reason = ?request.reason,
@@ -253,7 +256,7 @@ impl CertificateTask {
             }
             CaWrite::Secret { change, cas, .. } => {
                 if matches!(change, SecretChange::ReplaceCa(_) | SecretChange::PromoteNextCa) {
-                    self.metrics.certificate_rotations.of(Role::Ca).inc();
+                    self.metrics.certificate_rotations.of(CertificateRole::Ca).inc();
                 }
                 let secret = secret_name(&self.settings);
                 let current = &cas.current.certificate;

@@ -148,11 +148,11 @@ struct Reconcile {
     permits: usize,
     /// What the plan said.
     figures: SourceFigures,
-    progress: Mutex<Progress>,
+    progress: Mutex<WriteProgress>,
 }
 
 #[derive(Default)]
-struct Progress {
+struct WriteProgress {
     /// Companions that it writes.
     writes: usize,
     /// Companions whose writes have not ended.
@@ -440,7 +440,7 @@ impl<A: CompanionApi> Reconciler<A> {
         state: &mut SourceState,
         plan: Plan,
         deletable: HashSet<ObjectKey>,
-    ) -> (Vec<Job>, Progress) {
+    ) -> (Vec<Job>, WriteProgress) {
         let key = &reconcile.source;
         let now = reconcile.started;
         let digest = reconcile.digest.unwrap_or_default();
@@ -465,7 +465,7 @@ impl<A: CompanionApi> Reconciler<A> {
             }
         }
         let writes = jobs.len() + removals.len();
-        let progress = Progress { writes, unfinished: writes, ..Progress::default() };
+        let progress = WriteProgress { writes, unfinished: writes, ..WriteProgress::default() };
         if !removals.is_empty() {
             jobs.push(Job::ConfirmRemovals(removals));
         }
@@ -564,7 +564,7 @@ impl<A: CompanionApi> Reconciler<A> {
         at: &ObjectKey,
         mut done: Done,
         state: &mut SourceState,
-        progress: &mut Progress,
+        progress: &mut WriteProgress,
     ) {
         let key = &reconcile.source;
         let now = clock::now();
@@ -598,7 +598,7 @@ impl<A: CompanionApi> Reconciler<A> {
         at: &ObjectKey,
         outcome: &WriteOutcome,
         state: &SourceState,
-        progress: &Progress,
+        progress: &WriteProgress,
     ) -> bool {
         if reconcile.number == state.reconciles && !state.closed {
             // The watch may have shown already that the companion is gone again.
@@ -615,10 +615,10 @@ impl<A: CompanionApi> Reconciler<A> {
     }
 
     /// All writes of a reconcile have ended: remembers and reports the outcome.
-    fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: Progress) {
+    fn reconcile_ended(&self, reconcile: &Reconcile, state: &mut SourceState, progress: WriteProgress) {
         let key = &reconcile.source;
         let now = clock::now();
-        let Progress { writes, in_step, summary, stale_cache, failure, .. } = progress;
+        let WriteProgress { writes, in_step, summary, stale_cache, failure, .. } = progress;
         if let Some((at, failure)) = &failure {
             if state.failing.is_new(&failure.kind()) {
                 tracing::warn!(source = %key, companion = %at, "the companion could not be written: {failure}; retrying");

@@ -23,7 +23,7 @@ use lockstep_cluster::{
 use lockstep_core::{
     failure::{Failure, backoff::LogOnce},
     lease::{
-        decide::{
+        election::{
             LeaseAction, ObservedLease, conflict_pause, decide, failure_pause, next_record, renew_deadline,
             sign_of_restore,
         },

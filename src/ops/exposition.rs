@@ -2,7 +2,7 @@
 
 /// A format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ExpositionFormat {
     OpenMetrics,
     /// Version 0.0.4 of Prometheus' own format.
     Text,
@@ -10,7 +10,7 @@ pub enum Format {
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 
-impl Format {
+impl ExpositionFormat {
     /// The format that a client prefers, by the values of its `Accept` headers. OpenMetrics is only for those that name
     /// it: `*/*` means that a client does not know either.
     pub fn accepted<'a>(accept: impl IntoIterator<Item = &'a str>) -> Self {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn open_metrics_is_sent_only_to_clients_that_prefer_it() {
-        use Format::{OpenMetrics, Text};
+        use ExpositionFormat::{OpenMetrics, Text};
         // As Prometheus 2 and 3 send it.
         let prometheus2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;\
                            q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
@@ -87,7 +87,7 @@ mod tests {
             (&[prometheus2], OpenMetrics),
             (&[prometheus3], OpenMetrics),
         ] {
-            assert_eq!(Format::accepted(accept.iter().copied()), format, "{accept:?}");
+            assert_eq!(ExpositionFormat::accepted(accept.iter().copied()), format, "{accept:?}");
         }
     }
 

@@ -16,7 +16,7 @@ use axum::{
 };
 use tokio::sync::watch;
 
-use super::{exposition::Format, metrics::Metrics};
+use super::{exposition::ExpositionFormat, metrics::Metrics};
 use crate::clock;
 
 const LEASE_WARNING: &str =
@@ -142,7 +142,7 @@ pub fn routes(metrics: Metrics, readiness: Readiness) -> Router {
             metrics.ready.set(readiness.unmet().is_empty().into());
             metrics.lease_failing.set(readiness.is_lease_failing().into());
             let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-            let format = Format::accepted(accept);
+            let format = ExpositionFormat::accepted(accept);
             ([(CONTENT_TYPE, format.content_type())], metrics.render_as(format))
         }),
     )

@@ -16,7 +16,7 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
-use super::{exposition::Format, process::ProcessMetrics};
+use super::{exposition::ExpositionFormat, process::ProcessMetrics};
 use crate::ops::exposition;
 
 /// The field managers of fights beyond a maximum.
@@ -102,16 +102,16 @@ pub enum ReviewResult {
 
 /// What a certificate is for.
 #[derive(Clone, Copy)]
-pub enum Role {
+pub enum CertificateRole {
     Ca,
     Leaf,
 }
 
-impl From<Role> for Cow<'static, str> {
-    fn from(role: Role) -> Self {
+impl From<CertificateRole> for Cow<'static, str> {
+    fn from(role: CertificateRole) -> Self {
         match role {
-            Role::Ca => "ca",
-            Role::Leaf => "leaf",
+            CertificateRole::Ca => "ca",
+            CertificateRole::Leaf => "leaf",
         }
         .into()
     }
@@ -237,7 +237,7 @@ impl Metrics {
         for result in ["allowed", "denied"] {
             metrics.access_reviews.of(result);
         }
-        for role in [Role::Ca, Role::Leaf] {
+        for role in [CertificateRole::Ca, CertificateRole::Leaf] {
             metrics.certificate_rotations.of(role);
         }
         for result in ["done", "failed"] {
@@ -301,17 +301,17 @@ impl Metrics {
 
     /// The response body of `/metrics` for clients that ask for no other format.
     pub fn render(&self) -> String {
-        self.render_as(Format::Text)
+        self.render_as(ExpositionFormat::Text)
     }
 
     /// The response body of `/metrics` in this format.
-    pub(crate) fn render_as(&self, format: Format) -> String {
+    pub(crate) fn render_as(&self, format: ExpositionFormat) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         match format {
-            Format::OpenMetrics => text,
-            Format::Text => exposition::as_plain_text(&text),
+            ExpositionFormat::OpenMetrics => text,
+            ExpositionFormat::Text => exposition::as_plain_text(&text),
         }
     }
 }
@@ -351,7 +351,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.review(ReviewResult::Denied("edit"));
         metrics.leader.set(1);
-        metrics.certificate_expiry.of(Role::Leaf).set(1_900_000_000);
+        metrics.certificate_expiry.of(CertificateRole::Leaf).set(1_900_000_000);
         let text = metrics.render();
         for line in include_str!("../../crates/cli/src/ui/testing/replica_metrics.txt").lines() {
             assert!(text.lines().any(|rendered| rendered == line), "{line}: {text}");
@@ -363,8 +363,8 @@ mod tests {
         let metrics = Metrics::new();
         metrics.api_call("create", Some(StatusCode::CREATED));
         metrics.heals.of("deleted").inc();
-        metrics.certificate_expiry.of(Role::Ca).set(1_700_000_000);
-        metrics.certificate_rotations.of(Role::Leaf).inc();
+        metrics.certificate_expiry.of(CertificateRole::Ca).set(1_700_000_000);
+        metrics.certificate_rotations.of(CertificateRole::Leaf).inc();
         metrics.bundle_writes.inc();
         metrics
             .source_figures(SourceFigures::default(), SourceFigures { wanted: 3, in_step: 2, paused: true });

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::metrics::{Metrics, ReviewResult, Role};
+use super::metrics::{CertificateRole, Metrics, ReviewResult};
 
 const RULES: &str = include_str!("../../deploy/components/monitoring/rules.yaml");
 const DASHBOARD: &str = include_str!("../../deploy/components/monitoring/dashboard.json");
@@ -26,7 +26,7 @@ fn every_series() -> String {
     metrics.watch_restarts.of("namespaces");
     metrics.api_call("create", None);
     metrics.review(ReviewResult::Denied("edit"));
-    for role in [Role::Ca, Role::Leaf] {
+    for role in [CertificateRole::Ca, CertificateRole::Leaf] {
         metrics.certificate_expiry.of(role);
         metrics.certificate_rotations.of(role);
     }

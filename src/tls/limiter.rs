@@ -27,14 +27,14 @@ pub struct ConnectionLimiter {
 }
 
 struct OpenConnection {
-    connection: Arc<Connection>,
+    connection: Arc<PeerConnection>,
     task: AbortHandle,
     /// It no longer counts as one of `max_connections`.
     closing: bool,
 }
 
 /// What a connection is doing.
-pub struct Connection {
+pub struct PeerConnection {
     peer: IpAddr,
     accepted: Instant,
     last_request: Mutex<Option<Instant>>,
@@ -92,7 +92,7 @@ impl ConnectionLimiter {
         true
     }
 
-    pub fn add(&mut self, connection: Arc<Connection>, task: AbortHandle) {
+    pub fn add(&mut self, connection: Arc<PeerConnection>, task: AbortHandle) {
         self.open.insert(task.id(), OpenConnection { connection, task, closing: false });
     }
 
@@ -107,7 +107,7 @@ impl ConnectionLimiter {
 
     /// Closes connections that were unused or idle for too long.
     pub fn close_expired(&mut self) {
-        let expired = |connection: &Connection| match connection.phase() {
+        let expired = |connection: &PeerConnection| match connection.phase() {
             Phase::Unused => connection.last_active().elapsed() >= self.limits.first_request_timeout,
             Phase::Idle => connection.last_active().elapsed() >= self.limits.idle_timeout,
             Phase::Receiving | Phase::Answering => false,
@@ -144,7 +144,7 @@ impl ConnectionLimiter {
     }
 }
 
-impl Connection {
+impl PeerConnection {
     pub fn new(peer: IpAddr) -> Self {
         Self {
             peer,

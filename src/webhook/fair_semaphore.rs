@@ -20,13 +20,13 @@ pub enum Caller {
 }
 
 #[derive(Clone)]
-pub struct FairSemaphore(Arc<Mutex<State>>);
+pub struct FairSemaphore(Arc<Mutex<SemaphoreState>>);
 
-struct State {
+struct SemaphoreState {
     free: usize,
     next_id: u64,
     /// Callers that hold permits or wait for some.
-    callers: HashMap<Caller, Share>,
+    callers: HashMap<Caller, CallerShare>,
     /// The request whose permits were revoked and are not given back yet. There is one at a time, so no more are revoked
     /// than needed.
     revoked: Option<u64>,
@@ -36,7 +36,7 @@ struct State {
 type Rank = (usize, u64);
 
 #[derive(Default)]
-struct Share {
+struct CallerShare {
     held: usize,
     waiting: BTreeMap<Rank, Waiting>,
     revocable: BTreeMap<Rank, AbortHandle>,
@@ -59,7 +59,7 @@ pub struct Permits {
 
 impl FairSemaphore {
     pub fn new(permits: usize) -> Self {
-        let state = State { free: permits, next_id: 0, callers: HashMap::new(), revoked: None };
+        let state = SemaphoreState { free: permits, next_id: 0, callers: HashMap::new(), revoked: None };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -89,13 +89,13 @@ impl FairSemaphore {
         self.state().free
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SemaphoreState> {
         self.0.lock()
     }
 }
 
-impl State {
-    fn share(&mut self, caller: &Caller) -> &mut Share {
+impl SemaphoreState {
+    fn share(&mut self, caller: &Caller) -> &mut CallerShare {
         self.callers.entry(caller.clone()).or_default()
     }
 

@@ -14,7 +14,7 @@ use lockstep_core::{
     object::{Kind, ObjectKey},
     plan::{
         Holder,
-        outcome::{Effect, Outcome, Verb, WARNING},
+        outcome::{Outcome, PlaceEffect, Verb, WARNING},
     },
     text::{shorten, some_of},
     world::{NamespaceRules, ObservedSource, Source, World},
@@ -75,11 +75,11 @@ impl Preview {
         let home = &self.key.namespace;
         outcome.complete(|at| {
             Some(Some(if !*found.get(at)? {
-                Effect::CREATED
+                PlaceEffect::CREATED
             } else if adopts && world.namespaces().accepts_adoption(home, &at.namespace) {
-                Effect::ADOPTED
+                PlaceEffect::ADOPTED
             } else {
-                Effect::Conflict(Holder::Foreign)
+                PlaceEffect::Conflict(Holder::Foreign)
             }))
         });
         describe(&outcome)
@@ -93,9 +93,9 @@ fn describe(outcome: &Outcome) -> String {
         changed.map(|(at, _)| at.namespace.to_string()).collect()
     };
     let conflicts = outcome.effects.iter().filter_map(|(at, effect)| match effect {
-        Effect::Conflict(Holder::Companion { of }) => Some(format!("{at}, of {of}")),
-        Effect::Conflict(_) => Some(format!("{at}, not ours")),
-        Effect::Change(..) => None,
+        PlaceEffect::Conflict(Holder::Companion { of }) => Some(format!("{at}, of {of}")),
+        PlaceEffect::Conflict(_) => Some(format!("{at}, not ours")),
+        PlaceEffect::Change(..) => None,
     });
     let mut texts = Vec::new();
     let mut tell = |what: &str, names: Vec<String>, are_named: bool| {
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn text_is_short_however_many_and_long_the_names_are() {
         let at = |n: usize| configmap(&format!("{n:063}"), &"x".repeat(253));
-        let deleted = (0..500).map(|n| (at(n), Effect::Change(Verb::Delete, "source gone")));
-        let taken = (0..500).map(|n| (at(n), Effect::Conflict(Holder::Foreign)));
+        let deleted = (0..500).map(|n| (at(n), PlaceEffect::Change(Verb::Delete, "source gone")));
+        let taken = (0..500).map(|n| (at(n), PlaceEffect::Conflict(Holder::Foreign)));
         let text = describe(&Outcome { effects: deleted.chain(taken).collect(), ..Outcome::default() });
         assert!(text.chars().count() <= MAX_CHARS + 1);
         assert!(text.contains("delete 500"));

@@ -7,7 +7,7 @@ mod connection;
 mod deletes;
 mod explain;
 pub mod flags;
-mod lease;
+mod lease_handle;
 pub mod migrate;
 pub mod output;
 mod plan;
@@ -24,23 +24,23 @@ use crate::program::Program;
 #[derive(Subcommand)]
 pub enum Command {
     /// Show whether companions are in step with their sources, and why not
-    Status(status::Status),
+    Status(status::StatusArgs),
     /// Show what Lockstep would do before a source is applied; exit code 0: nothing, 1: changes, 2: refused
-    Plan(plan::Plan),
+    Plan(plan::PlanArgs),
     /// Say why a namespace has or lacks the companion of a source
-    Explain(explain::Explain),
+    Explain(explain::ExplainArgs),
     /// Find drift in the whole cluster, for pipelines; exit code 0: in step, 1: drift, 2: cannot tell
-    Audit(audit::Audit),
+    Audit(audit::AuditArgs),
     /// Check whether Lockstep can be installed, or works once it is
-    Check(check::Check),
+    Check(check::CheckArgs),
     /// Serve a live page about sources and companions on this machine
-    Ui(ui::Ui),
+    Ui(ui::UiArgs),
     /// Write a CA and a serving certificate to files, for development; or replace the CA of running replicas
-    Certs(certs::Certs),
+    Certs(certs::CertsArgs),
     /// Show deletes that are held because they look like an accident; release them, or hold them longer
-    Deletes(deletes::Deletes),
+    Deletes(deletes::DeletesArgs),
     /// Take sources and copies over from kubernetes-replicator or Reflector, in place, or give them back
-    Migrate(Box<migrate::Migrate>),
+    Migrate(Box<migrate::MigrateArgs>),
 }
 
 impl Command {

@@ -2,7 +2,7 @@
 //!
 //! | file | job |
 //! | --- | --- |
-//! | [`access`] | who may ask: the token, Host, Origin, methods, and the headers of every answer; pure |
+//! | [`page_access`] | who may ask: the token, Host, Origin, methods, and the headers of every answer; pure |
 //! | [`rows`] | sources and companions as the page shows them, and what has changed since; pure |
 //! | [`activity`] | heals, other Events and denials, newest first, bounded; pure |
 //! | [`replicas`] | what replicas say in their metrics: denials, heals, certificates |
@@ -12,10 +12,10 @@
 //!
 //! Values of ConfigMaps and Secrets are not in here: the snapshot's world keeps digests only.
 
-pub mod access;
 mod activity;
 pub mod feed;
 mod follow;
+pub mod page_access;
 mod replicas;
 mod routes;
 mod rows;
@@ -33,14 +33,14 @@ use crate::{
     inspect::{instance::Instance, snapshot::Snapshot},
     program::Program,
 };
-use access::Access;
 use feed::Feed;
+use page_access::PageAccess;
 
 /// A browser opens six for a page; other users of the machine can open as many as they like.
 const MAX_CONNECTIONS: usize = 64;
 
 /// What all parts of the page share.
-pub struct Ui {
+pub struct Page {
     pub client: Client,
     pub snapshot: RwLock<Snapshot>,
     /// What is shown where not everything may be seen.
@@ -52,9 +52,15 @@ pub struct Ui {
     pub kubectl: String,
 }
 
-impl Ui {
+impl Page {
     /// Serves the page on this listener until the process ends.
-    pub async fn serve(self, program: Program, listener: TcpListener, access: Access, instance: Instance) {
+    pub async fn serve(
+        self,
+        program: Program,
+        listener: TcpListener,
+        access: PageAccess,
+        instance: Instance,
+    ) {
         let ui = Arc::new(self);
         let mut tasks = follow::start(&ui, instance).await;
         let served = (program.serve)(listener, routes::routes(ui, access), MAX_CONNECTIONS);

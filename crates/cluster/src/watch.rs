@@ -6,9 +6,9 @@
 //! requires `Debug` of what it watches, Secrets included.
 
 mod decode;
-mod list;
-pub mod object;
+mod list_splitter;
 mod restores;
+pub mod single_object;
 
 pub use decode::Undecodable;
 pub use restores::Restores;
@@ -25,7 +25,7 @@ use kube::{
 use tokio::{sync::watch as channel, time::Instant};
 
 use crate::client::{self, with_timeout};
-use list::{List, ListSplitter};
+use list_splitter::{List, ListSplitter};
 use lockstep_core::{
     failure::{
         Failure,

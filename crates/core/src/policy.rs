@@ -151,7 +151,7 @@ impl Policy {
                 .map_or_else(|| "another source".to_owned(), |text| shorten(text, MAX_PROBLEM_CHARS));
             return Err(Fault::IsCompanion { source_key });
         }
-        let mut parser = Parser { keys, meta, defaults: Defaults::default() };
+        let mut parser = PolicyParser { keys, meta, defaults: Defaults::default() };
         parser.defaults = parser.parse(&keys.defaults, Defaults::from_annotation)?;
         let key_patterns = |key: &str, is_key: fn(&str) -> bool| {
             let expected = "a key nor a pattern such as `example.com/*`";
@@ -379,14 +379,14 @@ impl FromStr for WhenRemoved {
 }
 
 /// Parses one annotation at a time; an error names the annotation.
-struct Parser<'a> {
+struct PolicyParser<'a> {
     keys: &'a Keys,
     meta: &'a Meta,
     /// Those that the webhook stamped on the source.
     defaults: Defaults,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> PolicyParser<'a> {
     fn get(&self, key: &str) -> Option<&'a str> {
         self.meta.annotations.get(key).map(String::as_str)
     }

@@ -7,11 +7,11 @@ use super::*;
 use lockstep_core::{
     keys::Keys,
     lease::{
-        decide::{LeaseAction, ObservedLease, RETRY_PERIOD, decide, next_record, sign_of_restore},
+        election::{LeaseAction, ObservedLease, RETRY_PERIOD, decide, next_record, sign_of_restore},
         hold::{HoldAnnotations, MAX_HOLD, to_annotation},
+        lease_state::LeaseState,
         record::LeaseMetadata,
         settings::PublishedSettings,
-        state::LeaseState,
     },
     object::time::{Moment, later},
     testing::{self, fuzz::Target},

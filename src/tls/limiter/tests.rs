@@ -18,7 +18,7 @@ fn peer(number: u8) -> IpAddr {
 
 /// A connection whose task ends only when it is aborted.
 struct Opened {
-    connection: Arc<Connection>,
+    connection: Arc<PeerConnection>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -53,7 +53,7 @@ impl Opened {
 async fn try_open(limiter: &mut ConnectionLimiter, number: u8) -> Option<Opened> {
     tokio::time::advance(SECOND).await;
     limiter.admit(peer(number)).then(|| {
-        let connection = Arc::new(Connection::new(peer(number)));
+        let connection = Arc::new(PeerConnection::new(peer(number)));
         let task = tokio::spawn(std::future::pending());
         limiter.add(connection.clone(), task.abort_handle());
         Opened { connection, task }
@@ -188,7 +188,7 @@ async fn close_that_is_requested_early_is_not_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn body_is_in_progress_until_it_was_read_to_its_end() {
-    let connection = Connection::new(peer(1));
+    let connection = PeerConnection::new(peer(1));
     let (request, pending) = connection.begin_request();
     let chunks = futures::stream::iter(["a", "b"].map(|text| Ok::<_, std::io::Error>(Bytes::from(text))));
     let mut body = TrackedBody::new(axum::body::Body::from_stream(chunks), pending);

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     commands::flags,
     inspect::{
-        audit::{Audit as Report, Verdict, audit},
+        audit::{Audit as Report, AuditVerdict, audit},
         snapshot::read_strays,
     },
 };
@@ -31,7 +31,7 @@ use lockstep_core::{
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Default, ValueEnum)]
-pub enum Format {
+pub enum ReportFormat {
     #[default]
     Text,
     Json,
@@ -47,10 +47,10 @@ Examples:
   lockstep audit                              for people
   lockstep audit --wait 30s -o junit          in a pipeline, just after `kubectl apply`
   lockstep audit -o sarif > lockstep.sarif    for code scanning")]
-pub struct Audit {
+pub struct AuditArgs {
     /// How to print it
     #[arg(short, long, value_enum, default_value_t)]
-    pub output: Format,
+    pub output: ReportFormat,
 
     /// How long the controller may take to repair what is found before it counts
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = flags::duration)]
@@ -61,26 +61,26 @@ pub struct Audit {
 }
 
 /// An error means that nothing can be told.
-pub async fn run(settings: &Audit) -> anyhow::Result<ExitCode> {
+pub async fn run(settings: &AuditArgs) -> anyhow::Result<ExitCode> {
     let verdict = try_run(settings).await.map(|verdict| verdict as u8);
-    exit_code(verdict, Verdict::CannotTell as u8)
+    exit_code(verdict, AuditVerdict::CannotTell as u8)
 }
 
-async fn try_run(settings: &Audit) -> anyhow::Result<Verdict> {
+async fn try_run(settings: &AuditArgs) -> anyhow::Result<AuditVerdict> {
     let start = Instant::now();
     let connected = settings.connection.open().await?;
     let report = loop {
         let report = read(&connected).await?;
-        if report.verdict != Verdict::Drift || start.elapsed() >= settings.wait {
+        if report.verdict != AuditVerdict::Drift || start.elapsed() >= settings.wait {
             break report;
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
     };
     print(&match settings.output {
-        Format::Text => text(&report, start.elapsed()),
-        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
-        Format::Junit => junit::render(&report),
-        Format::Sarif => sarif::render(&report)?,
+        ReportFormat::Text => text(&report, start.elapsed()),
+        ReportFormat::Json => serde_json::to_string_pretty(&report)? + "\n",
+        ReportFormat::Junit => junit::render(&report),
+        ReportFormat::Sarif => sarif::render(&report)?,
     })?;
     Ok(report.verdict)
 }
@@ -116,9 +116,9 @@ fn text(report: &Report, took: Duration) -> String {
     lines.extend(report.not_seen.iter().map(|gap| format!("not seen: {gap}")));
     let drift = report.findings.iter().filter(|finding| finding.rule.is_drift()).count();
     let verdict = match report.verdict {
-        Verdict::InStep => "everything is in step".to_owned(),
-        Verdict::Drift => format!("DRIFT: {}", counted(drift, "finding")),
-        Verdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
+        AuditVerdict::InStep => "everything is in step".to_owned(),
+        AuditVerdict::Drift => format!("DRIFT: {}", counted(drift, "finding")),
+        AuditVerdict::CannotTell => "CANNOT TELL: not everything could be seen".to_owned(),
     };
     let (sources, companions) = (report.sources, report.companions);
     lines

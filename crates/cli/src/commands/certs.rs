@@ -25,7 +25,7 @@ pub enum CertsCommand {
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Certs {
+pub struct CertsArgs {
     #[command(subcommand)]
     pub command: Option<CertsCommand>,
 
@@ -50,7 +50,7 @@ pub struct Certs {
     pub force: bool,
 }
 
-pub async fn run(settings: &Certs) -> anyhow::Result<()> {
+pub async fn run(settings: &CertsArgs) -> anyhow::Result<()> {
     if let Some(CertsCommand::Rotate(settings)) = &settings.command {
         return rotate::run(settings).await;
     }
@@ -59,7 +59,7 @@ pub async fn run(settings: &Certs) -> anyhow::Result<()> {
 }
 
 /// Writes the files and returns the text to print.
-fn generate(settings: &Certs, now: Timestamp) -> anyhow::Result<String> {
+fn generate(settings: &CertsArgs, now: Timestamp) -> anyhow::Result<String> {
     let names: SubjectNames = settings.host.iter().cloned().collect();
     let ca = Ca::generate("lockstep certs", settings.ca_validity, now)?;
     let leaf = ca.issue(&names, settings.leaf_validity, now)?;
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
     use lockstep_core::{certs::issue::Certificate, testing::TempDir};
 
-    fn settings(dir: &Path) -> Certs {
-        Certs {
+    fn settings(dir: &Path) -> CertsArgs {
+        CertsArgs {
             command: None,
             dir: dir.join("new/certs"),
             host: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],

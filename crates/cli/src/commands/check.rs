@@ -13,7 +13,7 @@ use super::{
 use crate::{
     inspect::{
         check::{Check as Answer, Checked, Level},
-        rights::Permission,
+        rights::Right,
     },
     program::{Installation, Program},
 };
@@ -27,7 +27,7 @@ use lockstep_core::{
 Before an installation it says whether the cluster and your rights suffice; after one, whether everything works.
 To see whether the webhook answers, it tries to create a malformed source, as a dry run: nothing is stored.
 Exit codes: 0 all is well, warnings included; 1 something is not.")]
-pub struct Check {
+pub struct CheckArgs {
     /// Where the webhook is tried: you must be allowed to create ConfigMaps there [default: that of the kubeconfig]
     #[arg(short, long, value_parser = keys::namespace)]
     pub namespace: Option<String>,
@@ -36,7 +36,7 @@ pub struct Check {
     pub connection: Connection,
 }
 
-pub async fn run(settings: &Check, program: Program) -> anyhow::Result<ExitCode> {
+pub async fn run(settings: &CheckArgs, program: Program) -> anyhow::Result<ExitCode> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let permissions = permissions(&(program.roles)(installation(&connected)))?;
@@ -65,7 +65,7 @@ fn installation(Connected { instance, .. }: &Connected) -> Installation {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Role {
+struct RbacRole {
     kind: String,
     metadata: Meta,
     rules: Vec<PolicyRule>,
@@ -81,15 +81,15 @@ struct PolicyRule {
 }
 
 /// What roles, as YAML, grant. Other objects grant nothing.
-pub fn permissions(roles: &str) -> anyhow::Result<Vec<Permission>> {
-    let documents: Vec<Role> = serde_saphyr::from_multiple(roles)?;
+pub fn permissions(roles: &str) -> anyhow::Result<Vec<Right>> {
+    let documents: Vec<RbacRole> = serde_saphyr::from_multiple(roles)?;
     // What people may do is another role.
     let is_ours =
-        |role: &Role| !role.metadata.labels.contains_key("rbac.authorization.k8s.io/aggregate-to-view");
+        |role: &RbacRole| !role.metadata.labels.contains_key("rbac.authorization.k8s.io/aggregate-to-view");
     Ok(documents.into_iter().filter(is_ours).flat_map(granted).collect())
 }
 
-fn granted(role: Role) -> Vec<Permission> {
+fn granted(role: RbacRole) -> Vec<Right> {
     let namespace = match role.kind.as_str() {
         "ClusterRole" => None,
         "Role" => Some(role.metadata.namespace),
@@ -104,7 +104,7 @@ fn granted(role: Role) -> Vec<Permission> {
         for group in &api_groups {
             for resource in &resources {
                 for verb in &verbs {
-                    granted.extend(names.iter().map(|name| Permission {
+                    granted.extend(names.iter().map(|name| Right {
                         group: group.clone(),
                         resource: resource.clone(),
                         verb: verb.clone(),

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{
     connection::{Connected, Connection},
-    lease::{LeaseHandle, POLL_INTERVAL, explain},
+    lease_handle::{LeaseHandle, POLL_INTERVAL, explain},
     output::{Table, print},
 };
 use crate::{
@@ -41,7 +41,7 @@ const MAX_NAMED: usize = 5;
   lockstep deletes list         # how many, since when, until when
   lockstep deletes extend 2h    # two more hours to restore the sources
   lockstep deletes release      # the deletes are intended: do them now")]
-pub struct Deletes {
+pub struct DeletesArgs {
     #[command(subcommand)]
     pub command: DeletesCommand,
 }
@@ -74,7 +74,7 @@ pub struct LeaderRequest {
     pub timeout: Duration,
 }
 
-pub async fn run(settings: &Deletes) -> anyhow::Result<()> {
+pub async fn run(settings: &DeletesArgs) -> anyhow::Result<()> {
     match &settings.command {
         DeletesCommand::List(connection) => list(connection).await,
         DeletesCommand::Release(request) => release(request).await,

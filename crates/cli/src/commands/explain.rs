@@ -16,7 +16,7 @@ use lockstep_core::keys;
 Examples:
   lockstep explain -n team-b security/ca-bundle          why team-b has, or lacks, its copy
   lockstep explain -n team-b secret/security/pull        the same for a Secret")]
-pub struct Explain {
+pub struct ExplainArgs {
     /// The source: NAMESPACE/NAME, or secret/NAMESPACE/NAME
     #[arg(value_name = "SOURCE")]
     pub source: SourceName,
@@ -33,7 +33,7 @@ pub struct Explain {
     pub connection: Connection,
 }
 
-pub async fn run(settings: &Explain) -> anyhow::Result<()> {
+pub async fn run(settings: &ExplainArgs) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let key = settings.source.key(&connected.namespace);

@@ -41,7 +41,7 @@ use lockstep_core::{
 const MAX_NAMED: usize = 5;
 
 #[derive(Args)]
-pub struct Migrate {
+pub struct MigrateArgs {
     /// The tool to move from
     #[arg(long, required_unless_present = "undo")]
     pub from: Option<Tool>,
@@ -86,7 +86,7 @@ pub struct Migrate {
     pub connection: Connection,
 }
 
-pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
+pub async fn run(settings: &MigrateArgs) -> anyhow::Result<()> {
     let Connected { client, instance, .. } = settings.connection.open().await?;
     if let Some(path) = &settings.undo {
         return undo(settings, client, path).await;
@@ -136,7 +136,7 @@ pub async fn run(settings: &Migrate) -> anyhow::Result<()> {
 }
 
 /// Says what would keep `--apply` from beginning.
-async fn show_obstacles(settings: &Migrate, migration: &Migration<'_>) -> anyhow::Result<()> {
+async fn show_obstacles(settings: &MigrateArgs, migration: &Migration<'_>) -> anyhow::Result<()> {
     let mut text = "\nNothing was written.\n".to_owned();
     if let Err(running) = require_stopped(settings, migration.requests, migration.file.tool).await {
         let _ = writeln!(text, "Before --apply: {running:#}");
@@ -149,7 +149,7 @@ async fn show_obstacles(settings: &Migrate, migration: &Migration<'_>) -> anyhow
 }
 
 /// The file of a migration that was interrupted.
-fn begun(settings: &Migrate, tool: Tool, path: &Path) -> anyhow::Result<UndoFile> {
+fn begun(settings: &MigrateArgs, tool: Tool, path: &Path) -> anyhow::Result<UndoFile> {
     let file = UndoFile::read(path)?;
     let shown = path.display();
     if file.finished || file.tool != tool || file.domain != settings.connection.domain {
@@ -159,7 +159,7 @@ fn begun(settings: &Migrate, tool: Tool, path: &Path) -> anyhow::Result<UndoFile
     Ok(file)
 }
 
-async fn undo(settings: &Migrate, client: Client, path: &Path) -> anyhow::Result<()> {
+async fn undo(settings: &MigrateArgs, client: Client, path: &Path) -> anyhow::Result<()> {
     let mut file = UndoFile::read(path)?;
     if settings.from.is_some_and(|tool| tool != file.tool) {
         bail!("{} is of a migration from {}", path.display(), file.tool.as_str());
@@ -179,7 +179,7 @@ async fn undo(settings: &Migrate, client: Client, path: &Path) -> anyhow::Result
 }
 
 fn migration<'a>(
-    settings: &Migrate,
+    settings: &MigrateArgs,
     requests: &'a Requests,
     keys: &'a Keys,
     file: &'a UndoFile,
@@ -189,7 +189,7 @@ fn migration<'a>(
 }
 
 /// Fails while the other tool runs: it would overwrite or delete copies on their way.
-async fn require_stopped(settings: &Migrate, requests: &Requests, tool: Tool) -> anyhow::Result<()> {
+async fn require_stopped(settings: &MigrateArgs, requests: &Requests, tool: Tool) -> anyhow::Result<()> {
     if settings.assume_stopped {
         return Ok(());
     }
@@ -207,7 +207,7 @@ async fn require_stopped(settings: &Migrate, requests: &Requests, tool: Tool) ->
 }
 
 async fn make_plan(
-    settings: &Migrate,
+    settings: &MigrateArgs,
     tool: Tool,
     scope: &Scope,
     requests: &Requests,

@@ -39,7 +39,7 @@ Examples:
   lockstep plan -f ca-bundle.yaml             before kubectl apply -f ca-bundle.yaml
   kustomize build . | lockstep plan -f -      other objects are ignored
   lockstep plan security/ca-bundle            what is left to do for a source as it is")]
-pub struct Plan {
+pub struct PlanArgs {
     /// A source as it is: NAMESPACE/NAME, or secret/NAMESPACE/NAME
     #[arg(value_name = "SOURCE", required_unless_present = "file", conflicts_with = "file")]
     pub source: Option<SourceName>,
@@ -61,11 +61,11 @@ pub struct Plan {
 }
 
 /// Exit code 1 means changes, so errors exit with 2.
-pub async fn run(settings: &Plan) -> anyhow::Result<ExitCode> {
+pub async fn run(settings: &PlanArgs) -> anyhow::Result<ExitCode> {
     exit_code(try_run(settings).await, REFUSED)
 }
 
-async fn try_run(settings: &Plan) -> anyhow::Result<u8> {
+async fn try_run(settings: &PlanArgs) -> anyhow::Result<u8> {
     // First, so that a wrong file is reported at once.
     let documents = settings.file.as_deref().map(read_documents).transpose()?;
     let connected = settings.connection.open().await?;

@@ -16,7 +16,7 @@ use crate::inspect::{
     snapshot::Snapshot,
     status::{CompanionStatus, SourceStatus, statuses},
 };
-use lockstep_core::{keys, lease::state::LeaseState, object::ObjectKey, text::shorten};
+use lockstep_core::{keys, lease::lease_state::LeaseState, object::ObjectKey, text::shorten};
 
 /// How wide the column of targets is; `-o wide` shows them whole.
 const MAX_TARGET_CHARS: usize = 32;
@@ -32,7 +32,7 @@ Examples:
 
 States: in step; N conflicts (another object has the name); paused, N changes behind; matches no namespace;
 refused (malformed); N deletes held until …; N to write (the controller has not written them yet); source gone.")]
-pub struct Status {
+pub struct StatusArgs {
     /// A source: NAME, NAMESPACE/NAME, or secret/NAMESPACE/NAME
     #[arg(value_name = "SOURCE")]
     pub source: Option<SourceName>,
@@ -79,7 +79,7 @@ struct Health {
     sources: usize,
 }
 
-pub async fn run(settings: &Status) -> anyhow::Result<()> {
+pub async fn run(settings: &StatusArgs) -> anyhow::Result<()> {
     let connected = settings.connection.open().await?;
     let namespace = settings.namespace.as_ref().unwrap_or(&connected.namespace);
     let asked = settings.source.as_ref().map(|source| source.key(namespace));
@@ -120,7 +120,7 @@ pub async fn run(settings: &Status) -> anyhow::Result<()> {
 
 /// What the person asked for.
 struct Query<'a> {
-    settings: &'a Status,
+    settings: &'a StatusArgs,
     namespace: &'a str,
     asked: Option<ObjectKey>,
     /// Until when deletes are held, if they are.

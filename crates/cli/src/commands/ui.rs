@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     program::Program,
-    ui::{self, access::Access, feed::Feed},
+    ui::{self, feed::Feed, page_access::PageAccess},
 };
 use lockstep_core::keys;
 
@@ -28,7 +28,7 @@ Examples:
 
 The page listens on 127.0.0.1 only. It shows what you may read, and no value of a ConfigMap or Secret. Its address
 contains a token: whoever knows the address sees what you see, so do not share it.")]
-pub struct Ui {
+pub struct UiArgs {
     /// The port on 127.0.0.1; 0 is any that is free
     #[arg(long, default_value_t = 0)]
     pub port: u16,
@@ -41,7 +41,7 @@ pub struct Ui {
     pub connection: Connection,
 }
 
-pub async fn run(settings: &Ui, program: Program) -> anyhow::Result<()> {
+pub async fn run(settings: &UiArgs, program: Program) -> anyhow::Result<()> {
     // First, so that a port in use is reported at once.
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, settings.port));
     let listener = TcpListener::bind(address)
@@ -53,8 +53,8 @@ pub async fn run(settings: &Ui, program: Program) -> anyhow::Result<()> {
     // Just one namespace, for a person who may not see all: several cannot be followed.
     let snapshot = connected.read(&[namespace.clone()].into()).await?;
     print_caveats(&connected, &snapshot);
-    let (access, token) = Access::new(port).ok_or_else(|| anyhow!("the system has no random numbers"))?;
-    let page = ui::Ui {
+    let (access, token) = PageAccess::new(port).ok_or_else(|| anyhow!("the system has no random numbers"))?;
+    let page = ui::Page {
         client: connected.client,
         snapshot: RwLock::new(snapshot),
         namespace,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     snapshot::Snapshot,
-    status::{CompanionState, SourceStatus, State, statuses},
+    status::{PlaceState, SourceHealth, SourceStatus, statuses},
 };
 use lockstep_core::{
     admission::messages,
@@ -20,7 +20,7 @@ use lockstep_core::{
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Audit {
-    pub verdict: Verdict,
+    pub verdict: AuditVerdict,
     pub findings: Vec<Finding>,
     pub sources: usize,
     pub companions: usize,
@@ -61,7 +61,7 @@ pub enum Rule {
 /// The verdict of an audit, and the exit code of the command.
 #[derive(PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum AuditVerdict {
     InStep = 0,
     Drift = 1,
     /// Nothing wrong was seen, but not everything could be seen.
@@ -91,7 +91,7 @@ impl Rule {
     }
 }
 
-impl Verdict {
+impl AuditVerdict {
     fn of(findings: &[Finding], not_seen: &[String]) -> Self {
         if findings.iter().any(|finding| finding.rule.is_drift()) {
             Self::Drift
@@ -119,7 +119,7 @@ pub fn audit(snapshot: &Snapshot, marked: &[(Kind, Meta)], caveat: Option<String
     let mut not_seen = snapshot.view.gaps.clone();
     not_seen.extend(caveat);
     let companions = snapshot.world.read(World::companion_count);
-    let verdict = Verdict::of(&findings, &not_seen);
+    let verdict = AuditVerdict::of(&findings, &not_seen);
     Audit { verdict, findings, sources: statuses.len(), companions, not_seen, statuses }
 }
 
@@ -134,29 +134,28 @@ fn findings_of(status: &SourceStatus) -> Vec<Finding> {
         message,
     };
     let mut findings = Vec::new();
-    if let State::Refused { reason } = &status.state {
+    if let SourceHealth::Refused { reason } = &status.state {
         findings.push(finding(Rule::Refused, source, reason.clone()));
     }
-    let paused = if matches!(status.state, State::Paused { .. }) { ", and its source is paused" } else { "" };
+    let paused =
+        if matches!(status.state, SourceHealth::Paused { .. }) { ", and its source is paused" } else { "" };
     // Nothing is written for a source that is being deleted.
-    let checked = status.companions.iter().filter(|_| status.state != State::BeingDeleted);
+    let checked = status.companions.iter().filter(|_| status.state != SourceHealth::BeingDeleted);
     findings.extend(checked.filter_map(|one| {
         let rule = match &one.state {
-            CompanionState::Missing | CompanionState::Adopting => Rule::Missing,
-            CompanionState::Differs(_) => Rule::Differs,
-            CompanionState::Conflict(_) => Rule::Conflict,
-            CompanionState::Unwanted(_) if matches!(status.state, State::SourceGone { .. }) => {
+            PlaceState::Missing | PlaceState::Adopting => Rule::Missing,
+            PlaceState::Differs(_) => Rule::Differs,
+            PlaceState::Conflict(_) => Rule::Conflict,
+            PlaceState::Unwanted(_) if matches!(status.state, SourceHealth::SourceGone { .. }) => {
                 Rule::SourceGone
             }
-            CompanionState::Unwanted(_) => Rule::Unwanted,
-            CompanionState::NoNamespace | CompanionState::Excluded | CompanionState::NotAccepted => {
-                Rule::Ineffective
-            }
-            CompanionState::InStep
-            | CompanionState::Frozen
-            | CompanionState::BeingDeleted
-            | CompanionState::NamespaceTerminating
-            | CompanionState::NotSeen => return None,
+            PlaceState::Unwanted(_) => Rule::Unwanted,
+            PlaceState::NoNamespace | PlaceState::Excluded | PlaceState::NotAccepted => Rule::Ineffective,
+            PlaceState::InStep
+            | PlaceState::Frozen
+            | PlaceState::BeingDeleted
+            | PlaceState::NamespaceTerminating
+            | PlaceState::NotSeen => return None,
         };
         Some(finding(rule, &one.at, format!("{}{paused}", one.message)))
     }));

@@ -13,14 +13,14 @@ use self::facts::Tool;
 use super::{
     instance::{APP_LABEL, Instance, age},
     refusal::RefusingWebhook,
-    rights::{Permission, missing},
+    rights::{Right, missing},
 };
 use lockstep_cluster::client::{self, REQUEST_TIMEOUT, user_info, with_timeout};
 use lockstep_core::{
     admission::admission_request::User,
     certs::webhooks::{self, WebhookConfiguration, WebhookKind},
     failure::Failure,
-    lease::state::LeaseState,
+    lease::lease_state::LeaseState,
     text::shorten,
 };
 
@@ -81,12 +81,7 @@ pub(crate) struct Checked<'a> {
 
 impl Checked<'_> {
     /// `permissions`: what the ServiceAccount needs.
-    pub(crate) async fn checks(
-        &self,
-        client: &Client,
-        permissions: &[Permission],
-        now: Timestamp,
-    ) -> Vec<Check> {
+    pub(crate) async fn checks(&self, client: &Client, permissions: &[Right], now: Timestamp) -> Vec<Check> {
         let version = async { client.apiserver_version().await };
         let policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
         let name = &self.instance.keys.instance;
@@ -126,7 +121,7 @@ impl Checked<'_> {
     }
 
     /// The rights of the person to install it, or those of its ServiceAccount and what they let the webhook do.
-    async fn rights(&self, client: &Client, permissions: &[Permission]) -> Vec<Check> {
+    async fn rights(&self, client: &Client, permissions: &[Right]) -> Vec<Check> {
         let own_namespace = &self.instance.namespace;
         if self.instance.is_absent() {
             let found = client::get::<IgnoredAny>(client, "/api/v1/namespaces", own_namespace).await;

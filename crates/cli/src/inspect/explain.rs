@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{
     instance::age,
     snapshot::Snapshot,
-    status::{CompanionState, describe_holder, describe_targets, wanted_state},
+    status::{PlaceState, describe_holder, describe_targets, wanted_state},
 };
 use lockstep_core::{
     admission::messages,
@@ -22,14 +22,14 @@ pub struct Explanation {
     pub source: String,
     pub namespace: String,
     /// In the order in which the controller decides. The first that is not met is the reason.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ExplanationStep>,
     /// What would change it, if there is something.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
 }
 
 #[derive(Serialize)]
-pub struct Step {
+pub struct ExplanationStep {
     pub met: Met,
     pub text: String,
 }
@@ -55,13 +55,13 @@ impl Met {
 
 /// The first step that is not met: the rest depends on it.
 struct Obstacle {
-    step: Step,
+    step: ExplanationStep,
     commands: Vec<String>,
 }
 
 impl Obstacle {
     fn new(text: String, commands: impl IntoIterator<Item = String>) -> Self {
-        Self { step: Step { met: Met::No, text }, commands: commands.into_iter().collect() }
+        Self { step: ExplanationStep { met: Met::No, text }, commands: commands.into_iter().collect() }
     }
 
     fn unknown(text: String, commands: impl IntoIterator<Item = String>) -> Self {
@@ -75,7 +75,8 @@ pub fn explain(snapshot: &Snapshot, key: &ObjectKey, namespace: &str, now: Times
     let mut met = Vec::new();
     let outcome =
         snapshot.world.read(|world| Case { snapshot, world, key, namespace, now }.explain(&mut met));
-    let mut steps: Vec<Step> = met.into_iter().map(|text| Step { met: Met::Yes, text }).collect();
+    let mut steps: Vec<ExplanationStep> =
+        met.into_iter().map(|text| ExplanationStep { met: Met::Yes, text }).collect();
     let mut commands = Vec::new();
     if let Err(obstacle) = outcome {
         steps.push(obstacle.step);
@@ -265,17 +266,17 @@ impl Case<'_> {
         let (kind, name, home) = (messages::kind(self.key.kind), &self.key.name, &self.key.namespace);
         let events = format!("kubectl events --for {kind}/{name} -n {home}");
         let behind = match wanted_state(self.snapshot, self.world, source, place) {
-            CompanionState::InStep => {
+            PlaceState::InStep => {
                 let written = self.snapshot.written(at);
                 let written = written.map(|written| format!(", written {} ago", age(written, self.now)));
                 met.push(format!("{at} is in step{}", written.unwrap_or_default()));
                 return Ok(());
             }
-            CompanionState::Missing if self.snapshot.read_of(at).is_none() => {
+            PlaceState::Missing if self.snapshot.read_of(at).is_none() => {
                 let text = format!("{at} is missing, or is an object that you may not see");
                 return Err(Obstacle::unknown(text, [events]));
             }
-            CompanionState::BeingDeleted => format!("{at} is being deleted, and is created again after that"),
+            PlaceState::BeingDeleted => format!("{at} is being deleted, and is created again after that"),
             other => format!("{at}: {other}"),
         };
         Err(if policy.paused {

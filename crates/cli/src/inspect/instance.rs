@@ -19,8 +19,8 @@ use lockstep_core::{
     keys::Keys,
     lease::{
         hold::{HeldDeletes, HoldAnnotations},
+        lease_state::LeaseState,
         settings::PublishedSettings,
-        state::LeaseState,
     },
     world::Scope,
 };

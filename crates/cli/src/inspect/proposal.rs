@@ -25,7 +25,7 @@ use lockstep_core::{
     object::{Kind, Object, ObjectKey, names},
     plan::{
         Trouble, decide,
-        outcome::{self, Effect, Outcome, Verb},
+        outcome::{self, Outcome, PlaceEffect, Verb},
     },
     policy::{Policy, Targets},
     text::shorten,
@@ -274,7 +274,7 @@ impl Proposal {
             // A create may meet an object that no list shows.
             outcome.complete(|at| {
                 let (source, found) = (source?, snapshot.read_of(at)?);
-                Some(Effect::of(&decide(world, source, at, found, false)))
+                Some(PlaceEffect::of(&decide(world, source, at, found, false)))
             });
         });
         let policy = source.and_then(|source| Some(&source.desired.as_ref().ok()?.policy));
@@ -299,8 +299,8 @@ impl Proposal {
         for (at, effect) in outcome.effects {
             let verb = effect.verb();
             let reason = match effect {
-                Effect::Change(_, reason) => reason.to_owned(),
-                Effect::Conflict(holder) => format!("held by {}", describe_holder(&holder)),
+                PlaceEffect::Change(_, reason) => reason.to_owned(),
+                PlaceEffect::Conflict(holder) => format!("held by {}", describe_holder(&holder)),
             };
             self.changes.push(ProposedChange { verb, at, reason, keys: None });
         }

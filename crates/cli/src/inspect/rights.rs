@@ -14,7 +14,7 @@ const CONCURRENT_REVIEWS: usize = 8;
 
 /// One verb that a role grants.
 #[derive(Serialize)]
-pub struct Permission {
+pub struct Right {
     pub group: String,
     pub resource: String,
     pub verb: String,
@@ -24,7 +24,7 @@ pub struct Permission {
     pub namespace: Option<String>,
 }
 
-impl Permission {
+impl Right {
     /// Creating objects of the cluster, or in any namespace.
     pub fn create(group: &str, resource: &str) -> Self {
         let (group, resource, verb) = (group.to_owned(), resource.to_owned(), "create".to_owned());
@@ -32,7 +32,7 @@ impl Permission {
     }
 }
 
-impl fmt::Display for Permission {
+impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;
         if let Some(name) = &self.name {
@@ -46,12 +46,12 @@ impl fmt::Display for Permission {
 pub async fn missing(
     client: &Client,
     user: Option<Value>,
-    permissions: &[Permission],
+    permissions: &[Right],
 ) -> Result<Vec<String>, Failure> {
     let kind = if user.is_some() { "subjectaccessreviews" } else { "selfsubjectaccessreviews" };
     let reviews = Request::new(format!("/apis/authorization.k8s.io/v1/{kind}"));
     let spec = user.unwrap_or_else(|| json!({}));
-    let lacks = async |permission: &Permission| {
+    let lacks = async |permission: &Right| {
         let mut review = json!({"spec": spec});
         review["spec"]["resourceAttributes"] = json!(permission);
         let review = reviews.create(&PostParams::default(), review.to_string().into_bytes());

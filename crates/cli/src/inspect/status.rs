@@ -10,7 +10,7 @@ use lockstep_core::{
     object::ObjectKey,
     plan::{
         Action, Decision, Holder, Place, Trouble, first_difference,
-        outcome::{Effect, Verb},
+        outcome::{PlaceEffect, Verb},
         plan,
     },
     policy::Targets,
@@ -37,7 +37,7 @@ pub struct SourceStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub changed: Option<Timestamp>,
     #[serde(flatten)]
-    pub state: State,
+    pub state: SourceHealth,
     pub healthy: bool,
     pub message: String,
     /// What its author should know, as in its Warning Events.
@@ -61,7 +61,7 @@ pub(super) fn without_kind<S: Serializer>(at: &ObjectKey, serializer: S) -> Resu
 /// The most important thing to know about a source. The variants are in the order in which they are looked for.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "state", rename_all = "kebab-case", rename_all_fields = "camelCase")]
-pub enum State {
+pub enum SourceHealth {
     /// It is malformed, or cannot be a source.
     Refused {
         reason: String,
@@ -109,7 +109,7 @@ pub struct CompanionStatus {
     #[serde(flatten, serialize_with = "without_kind")]
     pub at: ObjectKey,
     #[serde(flatten)]
-    pub state: CompanionState,
+    pub state: PlaceState,
     /// The state in words.
     pub message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -119,7 +119,7 @@ pub struct CompanionStatus {
 /// What is known of one companion that a source wants or has.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "state", content = "detail", rename_all = "kebab-case")]
-pub enum CompanionState {
+pub enum PlaceState {
     InStep,
     Missing,
     /// It is there, and this differs from what it should be.
@@ -143,7 +143,7 @@ pub enum CompanionState {
     NotSeen,
 }
 
-impl CompanionState {
+impl PlaceState {
     /// Whether the controller has something to write or to delete there.
     const fn is_behind(&self) -> bool {
         matches!(self, Self::Missing | Self::Differs(_) | Self::Adopting | Self::Unwanted(_))
@@ -166,18 +166,18 @@ impl CompanionState {
 impl CompanionStatus {
     /// Whether it would be deleted, and its delete be held: companions beside their source never are.
     pub fn may_be_held(&self, home: &str) -> bool {
-        *self.at.namespace != *home && matches!(self.state, CompanionState::Unwanted(_))
+        *self.at.namespace != *home && matches!(self.state, PlaceState::Unwanted(_))
     }
 }
 
-impl State {
+impl SourceHealth {
     /// Whether everything is as its author asked for.
     const fn is_healthy(&self) -> bool {
         matches!(self, Self::InStep | Self::BeingDeleted | Self::Paused { count: 0 })
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for SourceHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { reason } => write!(f, "refused: {}", shorten(reason, MAX_QUOTED_CHARS)),
@@ -204,7 +204,7 @@ impl fmt::Display for State {
     }
 }
 
-impl fmt::Display for CompanionState {
+impl fmt::Display for PlaceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InStep => f.write_str("in step"),
@@ -247,7 +247,7 @@ fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timesta
     snapshot.world.read(|world| {
         let source = world.source(&key);
         let companions = companions(snapshot, world, &key, source);
-        let count = |is_counted: fn(&CompanionState) -> bool| {
+        let count = |is_counted: fn(&PlaceState) -> bool| {
             companions.iter().filter(|one| is_counted(&one.state)).count()
         };
         let mut troubles = plan(world, &key, None).troubles;
@@ -258,9 +258,9 @@ fn source_status(snapshot: &Snapshot, key: ObjectKey, held_until: Option<Timesta
             targets: source
                 .and_then(|source| source.desired.as_ref().ok())
                 .map_or_else(String::new, |desired| describe_targets(&desired.policy.targets)),
-            wanted: count(CompanionState::is_wanted),
-            in_step: count(|state| *state == CompanionState::InStep),
-            not_seen: count(|state| *state == CompanionState::NotSeen),
+            wanted: count(PlaceState::is_wanted),
+            in_step: count(|state| *state == PlaceState::InStep),
+            not_seen: count(|state| *state == PlaceState::NotSeen),
             changed: written.chain(snapshot.written(&key)).max(),
             healthy: state.is_healthy(),
             message: state.to_string(),
@@ -278,46 +278,46 @@ fn state(
     source: Option<&Source>,
     companions: &[CompanionStatus],
     held_until: Option<Timestamp>,
-) -> State {
+) -> SourceHealth {
     let count =
-        |matches: fn(&CompanionState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
+        |matches: fn(&PlaceState) -> bool| companions.iter().filter(|one| matches(&one.state)).count();
     let held = companions.iter().filter(|one| one.may_be_held(&key.namespace)).count();
-    let held = held_until.filter(|_| held > 0).map(|until| State::DeletesHeld { count: held, until });
+    let held = held_until.filter(|_| held > 0).map(|until| SourceHealth::DeletesHeld { count: held, until });
     let Some(source) = source else {
         if !view.sees_sources(key.kind, &key.namespace) {
-            return State::SourceNotSeen;
+            return SourceHealth::SourceNotSeen;
         }
-        return held.unwrap_or(State::SourceGone { count: companions.len() });
+        return held.unwrap_or(SourceHealth::SourceGone { count: companions.len() });
     };
     let policy = match &source.desired {
-        Err(fault) => return State::Refused { reason: fault.to_string() },
+        Err(fault) => return SourceHealth::Refused { reason: fault.to_string() },
         Ok(desired) => &desired.policy,
     };
-    let behind = count(CompanionState::is_behind);
-    let conflicts = count(|state| matches!(state, CompanionState::Conflict(_)));
+    let behind = count(PlaceState::is_behind);
+    let conflicts = count(|state| matches!(state, PlaceState::Conflict(_)));
     let missing = count(|state| {
-        matches!(state, CompanionState::NoNamespace | CompanionState::Excluded | CompanionState::NotAccepted)
+        matches!(state, PlaceState::NoNamespace | PlaceState::Excluded | PlaceState::NotAccepted)
     });
-    let not_seen = count(|state| matches!(state, CompanionState::NotSeen)) > 0
+    let not_seen = count(|state| matches!(state, PlaceState::NotSeen)) > 0
         || (policy.targets.has_patterns() && !view.sees_all_namespaces());
     if source.terminating {
-        State::BeingDeleted
+        SourceHealth::BeingDeleted
     } else if let Some(held) = held {
         held
     } else if policy.paused {
-        State::Paused { count: behind + conflicts }
+        SourceHealth::Paused { count: behind + conflicts }
     } else if conflicts > 0 {
-        State::Conflicts { count: conflicts }
+        SourceHealth::Conflicts { count: conflicts }
     } else if behind > 0 {
-        State::Behind { count: behind }
+        SourceHealth::Behind { count: behind }
     } else if not_seen {
-        State::NotSeen
+        SourceHealth::NotSeen
     } else if missing > 0 {
-        State::MissingTargets { count: missing }
+        SourceHealth::MissingTargets { count: missing }
     } else if companions.is_empty() && policy.targets.has_patterns() {
-        State::NoTarget { consent: policy.targets.needs_consent }
+        SourceHealth::NoTarget { consent: policy.targets.needs_consent }
     } else {
-        State::InStep
+        SourceHealth::InStep
     }
 }
 
@@ -345,7 +345,7 @@ fn place_state(
     key: &ObjectKey,
     source: Option<&Source>,
     place: &Place<'_>,
-) -> Option<CompanionState> {
+) -> Option<PlaceState> {
     let Place { at, target, found, decision } = place;
     let target = target.filter(|_| found.is_some() || **at != *key);
     if target.is_none() && found.is_none() {
@@ -353,7 +353,7 @@ fn place_state(
     }
     // Without the right to see namespaces, none exists for the world.
     if !snapshot.view.sees_companions(key.kind, &at.namespace) {
-        return Some(CompanionState::NotSeen);
+        return Some(PlaceState::NotSeen);
     }
     if let (Some(Eligibility::Eligible), Some(source)) = (target.map(|target| target.eligibility), source) {
         return Some(wanted_state(snapshot, world, source, place));
@@ -361,24 +361,22 @@ fn place_state(
     let Some(found) = found else {
         let target = target?;
         return match target.eligibility {
-            Eligibility::Terminating => Some(CompanionState::NamespaceTerminating),
+            Eligibility::Terminating => Some(PlaceState::NamespaceTerminating),
             _ if !target.explicit => None,
-            Eligibility::Never => Some(CompanionState::Excluded),
-            Eligibility::NotAccepted => Some(CompanionState::NotAccepted),
-            Eligibility::Missing | Eligibility::Eligible => Some(CompanionState::NoNamespace),
+            Eligibility::Never => Some(PlaceState::Excluded),
+            Eligibility::NotAccepted => Some(PlaceState::NotAccepted),
+            Eligibility::Missing | Eligibility::Eligible => Some(PlaceState::NoNamespace),
         };
     };
     Some(match decision {
-        _ if found.terminating => CompanionState::BeingDeleted,
-        _ if world.namespaces().is_gone_or_terminating(&at.namespace) => CompanionState::NamespaceTerminating,
-        _ if source.is_none() && !snapshot.view.sees_sources(key.kind, &key.namespace) => {
-            CompanionState::NotSeen
-        }
+        _ if found.terminating => PlaceState::BeingDeleted,
+        _ if world.namespaces().is_gone_or_terminating(&at.namespace) => PlaceState::NamespaceTerminating,
+        _ if source.is_none() && !snapshot.view.sees_sources(key.kind, &key.namespace) => PlaceState::NotSeen,
         Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
-            CompanionState::Unwanted(reason.as_str())
+            PlaceState::Unwanted(reason.as_str())
         }
         // Its source is malformed or being deleted.
-        _ => CompanionState::Frozen,
+        _ => PlaceState::Frozen,
     })
 }
 
@@ -388,16 +386,16 @@ pub(super) fn wanted_state(
     world: &World,
     source: &Source,
     Place { at, decision, .. }: &Place<'_>,
-) -> CompanionState {
+) -> PlaceState {
     let found = snapshot.object(world, at);
-    match Effect::of(decision) {
-        None if found.is_some_and(|found| found.terminating) => CompanionState::BeingDeleted,
-        None => CompanionState::InStep,
-        Some(Effect::Conflict(holder)) => CompanionState::Conflict(describe_holder(&holder)),
-        Some(Effect::Change(Verb::Adopt, _)) => CompanionState::Adopting,
-        Some(Effect::Change(..)) => {
+    match PlaceEffect::of(decision) {
+        None if found.is_some_and(|found| found.terminating) => PlaceState::BeingDeleted,
+        None => PlaceState::InStep,
+        Some(PlaceEffect::Conflict(holder)) => PlaceState::Conflict(describe_holder(&holder)),
+        Some(PlaceEffect::Change(Verb::Adopt, _)) => PlaceState::Adopting,
+        Some(PlaceEffect::Change(..)) => {
             let difference = found.and_then(|found| first_difference(source, at, found));
-            difference.map_or(CompanionState::Missing, |heal| CompanionState::Differs(heal.as_str()))
+            difference.map_or(PlaceState::Missing, |heal| PlaceState::Differs(heal.as_str()))
         }
     }
 }

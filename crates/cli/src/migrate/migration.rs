@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::{
     label,
-    requests::{CONCURRENCY, Place, Requests},
+    requests::{CONCURRENCY, ObjectPath, Requests},
     undo_file::{NamespaceEntry, ObjectEntry, SourceEntry, UndoFile},
 };
 use lockstep_core::{
@@ -75,7 +75,7 @@ pub struct Migration<'a> {
     pub say: fn(&str),
 }
 
-type Companions = BTreeMap<ObjectKey, Meta>;
+type CompanionsOf = BTreeMap<ObjectKey, Meta>;
 
 impl Migration<'_> {
     // --- there
@@ -111,7 +111,7 @@ impl Migration<'_> {
     async fn apply_batch(&self, batch: &[SourceEntry]) -> Result<(), Error> {
         each(batch.iter().flat_map(|entry| &entry.copies), |copy| self.clean(copy)).await?;
         each(batch, |entry| self.write(entry)).await?;
-        let missing = |companions: &Companions| {
+        let missing = |companions: &CompanionsOf| {
             let copies = batch.iter().flat_map(|of| of.copies.iter().map(move |copy| (&copy.key, of)));
             let missing = copies.filter(|(at, _)| !companions.contains_key(*at));
             missing.map(|(at, of)| format!("{}, of {}", label(at), of.object.key)).collect()
@@ -119,7 +119,7 @@ impl Migration<'_> {
         self.wait_for_companions("adopted", batch, missing).await?;
         // Nothing is left to adopt.
         each(batch, |entry| {
-            self.patch(Place::Object(&entry.object.key), |live| {
+            self.patch(ObjectPath::Object(&entry.object.key), |live| {
                 let is_set = live.is_some_and(|live| live.annotations.contains_key(&self.keys.adopt));
                 Ok(is_set.then(|| json!({"annotations": {&self.keys.adopt: null}})))
             })
@@ -130,7 +130,7 @@ impl Migration<'_> {
     /// Takes the annotations of the tool off a copy, unless it is a companion already, or gone.
     async fn clean(&self, copy: &ObjectEntry) -> Result<(), Error> {
         let key = &copy.key;
-        self.patch(Place::Object(key), |live| {
+        self.patch(ObjectPath::Object(key), |live| {
             let Some(live) = live.filter(|live| !self.keys.has_marks(live)) else { return Ok(None) };
             if live.uid != copy.uid {
                 return Err(Error::Changed(format!("{} was deleted and created again", label(key))));
@@ -144,7 +144,7 @@ impl Migration<'_> {
     /// Makes the object a source of ours, and no longer one of the tool, unless it is a source already.
     async fn write(&self, SourceEntry { object, written, .. }: &SourceEntry) -> Result<(), Error> {
         let key = &object.key;
-        self.patch(Place::Object(key), |live| {
+        self.patch(ObjectPath::Object(key), |live| {
             let as_planned =
                 |live: &Meta| live.uid == object.uid && self.file.tool.annotations(live) == object.removed;
             match live {
@@ -166,7 +166,7 @@ impl Migration<'_> {
     /// Lets copies in a namespace be adopted.
     async fn accept(&self, entry: &NamespaceEntry) -> Result<(), Error> {
         let key = &self.keys.accept_adopt_from;
-        self.patch(Place::Namespace(&entry.name), |live| match live {
+        self.patch(ObjectPath::Namespace(&entry.name), |live| match live {
             Some(live) if live.uid == entry.uid => {
                 let is_as_before = live.annotations.get(key) == entry.before.as_ref();
                 Ok(is_as_before.then(|| json!({"annotations": {key: entry.during}})))
@@ -187,7 +187,7 @@ impl Migration<'_> {
     ) -> Result<(), Error> {
         let key = &self.keys.accept_adopt_from;
         let mut is_foreign = false;
-        self.patch(Place::Namespace(name), |live| {
+        self.patch(ObjectPath::Namespace(name), |live| {
             let Some(live) = live.filter(|live| live.uid == *uid) else { return Ok(None) };
             let value = live.annotations.get(key);
             let is_ours = value == Some(during);
@@ -213,7 +213,7 @@ impl Migration<'_> {
     async fn undo_sources(&self, entries: &[SourceEntry]) -> Result<(), Error> {
         each(entries, |entry| self.keep(entry)).await?;
         (self.say)("waiting until all companions say when-removed: keep");
-        let says_otherwise = |companions: &Companions| {
+        let says_otherwise = |companions: &CompanionsOf| {
             let missing = companions.iter().filter(|(_, companion)| !say_keep(self.keys, companion));
             missing.map(|(at, _)| label(at)).collect()
         };
@@ -221,7 +221,7 @@ impl Migration<'_> {
         let released = self.wait_for_companions(step, entries, says_otherwise).await?;
         each(entries, |entry| self.write_back(entry)).await?;
         (self.say)("sources are unlabelled; waiting until Lockstep has released all companions");
-        let all = |companions: &Companions| companions.keys().map(label).collect();
+        let all = |companions: &CompanionsOf| companions.keys().map(label).collect();
         self.wait_for_companions("released its companions", entries, all).await?;
         let copies = || entries.iter().flat_map(|entry| &entry.copies);
         each(copies(), |copy| self.restore(copy, &released)).await?;
@@ -236,7 +236,7 @@ impl Migration<'_> {
 
     /// Lets all companions of a source stay when it is unlabelled. A paused source would not tell them.
     async fn keep(&self, entry: &SourceEntry) -> Result<(), Error> {
-        self.patch(Place::Object(&entry.object.key), |live| {
+        self.patch(ObjectPath::Object(&entry.object.key), |live| {
             let is_due = live.is_some_and(|live| {
                 let is_ours = live.uid == entry.object.uid && self.keys.is_source(&live.labels);
                 let is_set = say_keep(self.keys, live) && !live.annotations.contains_key(&self.keys.paused);
@@ -250,7 +250,7 @@ impl Migration<'_> {
 
     /// Makes the object a source of the tool, and no longer one of ours.
     async fn write_back(&self, entry: &SourceEntry) -> Result<(), Error> {
-        self.patch(Place::Object(&entry.object.key), |live| {
+        self.patch(ObjectPath::Object(&entry.object.key), |live| {
             let Some(live) = live.filter(|live| live.uid == entry.object.uid) else { return Ok(None) };
             let ours =
                 |map: &BTreeMap<String, String>| nulls(map.keys().filter(|key| self.keys.is_ours(key)));
@@ -262,11 +262,11 @@ impl Migration<'_> {
     }
 
     /// Puts the annotations of the tool back on a copy, or on the companion that was released in its place.
-    async fn restore(&self, copy: &ObjectEntry, released: &Companions) -> Result<(), Error> {
+    async fn restore(&self, copy: &ObjectEntry, released: &CompanionsOf) -> Result<(), Error> {
         let key = &copy.key;
         let uids = [Some(&copy.uid), released.get(key).map(|companion| &companion.uid)];
         let mut is_there = false;
-        self.patch(Place::Object(key), |live| {
+        self.patch(ObjectPath::Object(key), |live| {
             let live = live.filter(|live| uids.contains(&Some(&live.uid)));
             is_there = live.is_some();
             let is_due = live.is_some_and(|live| self.file.tool.annotations(live) != copy.removed);
@@ -287,14 +287,14 @@ impl Migration<'_> {
         &self,
         step: &'static str,
         of: &[SourceEntry],
-        missing: impl Fn(&Companions) -> Vec<String>,
-    ) -> Result<Companions, Error> {
+        missing: impl Fn(&CompanionsOf) -> Vec<String>,
+    ) -> Result<CompanionsOf, Error> {
         let sources: BTreeSet<&ObjectKey> = of.iter().map(|entry| &entry.object.key).collect();
         let kinds: BTreeSet<Kind> = sources.iter().map(|source| source.kind).collect();
         let labels = format!("{}=true", self.keys.companion);
         let deadline = Instant::now() + self.timeout;
         loop {
-            let mut companions = Companions::new();
+            let mut companions = CompanionsOf::new();
             for kind in &kinds {
                 let found = self.requests.objects(*kind, Some(&labels)).await;
                 let what = format!("{} with the label {labels} cannot be listed", kind.plural());
@@ -324,7 +324,7 @@ impl Migration<'_> {
     /// object that was read; if that has changed, it is read again.
     async fn patch(
         &self,
-        place: Place<'_>,
+        place: ObjectPath<'_>,
         mut change: impl FnMut(Option<&Meta>) -> Result<Option<Value>, Error>,
     ) -> Result<(), Error> {
         let failed = |verb: &str, failure| Error::Api { what: format!("{place} cannot be {verb}"), failure };

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     not_movable::NotMovable,
-    tool::{NamespaceSelection, Role, Tool},
+    tool::{NamespaceSelection, Tool, ToolRole},
     undo_file::{NamespaceEntry, ObjectEntry, SourceEntry},
 };
 use lockstep_core::{
@@ -75,7 +75,7 @@ impl MigrationPlan {
         let (mut plan, mut sources) = (Self::default(), Vec::new());
         let mut pulled: BTreeMap<&ObjectKey, Vec<ObjectKey>> = BTreeMap::new();
         for (key, meta) in objects {
-            let Role::Copy { source, pulled: true } = context.tool.role(key.kind, meta) else { continue };
+            let ToolRole::Copy { source, pulled: true } = context.tool.role(key.kind, meta) else { continue };
             if !is_asked_for(source.as_ref().unwrap_or(key)) {
                 continue;
             }
@@ -87,9 +87,9 @@ impl MigrationPlan {
         for (key, meta) in objects.iter().filter(|(key, _)| is_asked_for(key)) {
             let pulled = pulled.remove(key).unwrap_or_default();
             let (push, copies_labels) = match context.tool.role(key.kind, meta) {
-                Role::Source { push, copies_labels } => (push, copies_labels),
-                Role::Nothing if !pulled.is_empty() => (Ok(NamespaceSelection::default()), false),
-                Role::Nothing | Role::Copy { .. } => continue,
+                ToolRole::Source { push, copies_labels } => (push, copies_labels),
+                ToolRole::Nothing if !pulled.is_empty() => (Ok(NamespaceSelection::default()), false),
+                ToolRole::Nothing | ToolRole::Copy { .. } => continue,
             };
             match push.and_then(|push| tool_source(key, push, pulled, copies_labels)) {
                 Ok(source) => sources.push(source),
@@ -155,7 +155,7 @@ fn source_of<'a>(
     let Some((key, meta)) = objects.get_key_value(&source) else {
         return Err(NotMovable::SourceMissing(source));
     };
-    if matches!(context.tool.role(source.kind, meta), Role::Copy { .. }) {
+    if matches!(context.tool.role(source.kind, meta), ToolRole::Copy { .. }) {
         return Err(NotMovable::SourceIsCopy(source));
     }
     match context.tool.permitted(source.kind, meta, context.allow_all) {
@@ -272,8 +272,10 @@ fn adoption(
     let source = &future.key;
     let meta = &object.metadata;
     let is_pulled = match context.tool.role(source.kind, meta) {
-        Role::Copy { source: of, pulled } if of.as_ref().is_none_or(|of| of == source) => pulled,
-        Role::Copy { .. } | Role::Source { .. } | Role::Nothing => return Err(NotMovable::Foreign { at }),
+        ToolRole::Copy { source: of, pulled } if of.as_ref().is_none_or(|of| of == source) => pulled,
+        ToolRole::Copy { .. } | ToolRole::Source { .. } | ToolRole::Nothing => {
+            return Err(NotMovable::Foreign { at });
+        }
     };
     // A pushed copy has labels of its source: only what a person created is known to be managed by a tool.
     if let Some(by) = manager(meta).filter(|_| is_pulled) {

@@ -7,19 +7,19 @@
 
 use super::{
     not_movable::NotMovable,
-    tool::{NamespaceSelection, Role, Tool},
+    tool::{NamespaceSelection, Tool, ToolRole},
 };
 use lockstep_core::object::{Kind, Meta, ObjectKey};
 
 const TOOL: Tool = Tool::Reflector;
 
-pub fn role(kind: Kind, meta: &Meta) -> Role {
+pub fn role(kind: Kind, meta: &Meta) -> ToolRole {
     if let Some(source) = TOOL.get(meta, "reflects") {
-        Role::Copy { source: ObjectKey::parse(kind, source), pulled: !is_true(meta, "auto-reflects") }
+        ToolRole::Copy { source: ObjectKey::parse(kind, source), pulled: !is_true(meta, "auto-reflects") }
     } else if is_true(meta, "reflection-allowed") {
-        Role::Source { push: push(meta), copies_labels: false }
+        ToolRole::Source { push: push(meta), copies_labels: false }
     } else {
-        Role::Nothing
+        ToolRole::Nothing
     }
 }
 

@@ -6,7 +6,7 @@
 use super::{
     expression::patterns,
     not_movable::NotMovable,
-    tool::{NamespaceSelection, Role, Tool},
+    tool::{NamespaceSelection, Tool, ToolRole},
 };
 use lockstep_core::object::{Kind, Meta, ObjectKey};
 
@@ -14,19 +14,19 @@ const TOOL: Tool = Tool::Replicator;
 const SELECTOR: &str = "replicate-to-matching";
 const PERMITTED: &str = "replication-allowed-namespaces";
 
-pub fn role(kind: Kind, meta: &Meta) -> Role {
+pub fn role(kind: Kind, meta: &Meta) -> ToolRole {
     let get = |name: &str| TOOL.get(meta, name);
     let has_any = |names: &[&str]| names.iter().any(|name| get(name).is_some());
     // It wins over all others on the same object.
     if let Some(source) = get("replicate-from") {
-        Role::Copy { source: ObjectKey::parse(kind, source), pulled: true }
+        ToolRole::Copy { source: ObjectKey::parse(kind, source), pulled: true }
     } else if has_any(&["replicate-to", SELECTOR, "replication-allowed"]) {
         // Any value strips the labels: the tool checks only whether the annotation is there.
-        Role::Source { push: push(meta), copies_labels: get("strip-labels").is_none() }
+        ToolRole::Source { push: push(meta), copies_labels: get("strip-labels").is_none() }
     } else if has_any(&["replicated-from-version", "replicated-keys"]) {
-        Role::Copy { source: None, pulled: false }
+        ToolRole::Copy { source: None, pulled: false }
     } else {
-        Role::Nothing
+        ToolRole::Nothing
     }
 }
 

@@ -35,7 +35,7 @@ pub struct Requests {
 
 /// What a patch is for.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub enum ObjectPath<'a> {
     Object(&'a ObjectKey),
     Namespace(&'a str),
 }
@@ -89,18 +89,18 @@ impl Requests {
     }
 
     pub async fn get(&self, key: &ObjectKey) -> Result<Option<Object>, Failure> {
-        let (collection, name) = Place::Object(key).split();
+        let (collection, name) = ObjectPath::Object(key).split();
         found(self.call(collection.get(name, &GetParams::default())).await)
     }
 
-    pub async fn metadata(&self, place: Place<'_>) -> Result<Option<Meta>, Failure> {
+    pub async fn metadata(&self, place: ObjectPath<'_>) -> Result<Option<Meta>, Failure> {
         let (collection, name) = place.split();
         let answer = self.call(collection.get_metadata(name, &GetParams::default())).await;
         Ok(found::<NamespaceObject>(answer)?.map(|object| object.metadata))
     }
 
     /// A merge patch of the metadata.
-    pub async fn patch(&self, place: Place<'_>, metadata: &Value, dry_run: bool) -> Result<(), Failure> {
+    pub async fn patch(&self, place: ObjectPath<'_>, metadata: &Value, dry_run: bool) -> Result<(), Failure> {
         let (collection, name) = place.split();
         let field_manager = Some(FIELD_MANAGER.to_owned());
         let params = PatchParams { dry_run, field_manager, ..PatchParams::default() };
@@ -155,7 +155,7 @@ impl Requests {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> ObjectPath<'a> {
     /// The collection and the name.
     fn split(self) -> (Request, &'a str) {
         match self {
@@ -168,7 +168,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for ObjectPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Object(key) => f.write_str(&label(key)),

@@ -23,7 +23,7 @@ pub enum Tool {
 }
 
 /// What an object is to a tool.
-pub enum Role {
+pub enum ToolRole {
     /// The tool ignores it.
     Nothing,
     Source {
@@ -86,7 +86,7 @@ impl Tool {
         theirs.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    pub fn role(self, kind: Kind, meta: &Meta) -> Role {
+    pub fn role(self, kind: Kind, meta: &Meta) -> ToolRole {
         match self {
             Self::Replicator => replicator::role(kind, meta),
             Self::Reflector => reflector::role(kind, meta),

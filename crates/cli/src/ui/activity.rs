@@ -28,7 +28,7 @@ pub struct EventObject {
     note: String,
     regarding: Regarding,
     event_time: Option<Timestamp>,
-    series: Option<Series>,
+    series: Option<EventSeries>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
@@ -41,7 +41,7 @@ pub struct Regarding {
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Series {
+struct EventSeries {
     count: u64,
     last_observed_time: Timestamp,
 }

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use super::{
     activity::{Activity, Entry},
     replicas::Counts,
-    rows::{self, Change, Rows},
+    rows::{self, Changes, Rows},
 };
 use crate::inspect::instance::InstanceSummary;
 use lockstep_core::lease::hold::HeldDeletes;
@@ -52,13 +52,13 @@ pub struct Update {
 }
 
 pub struct Feed {
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
     updates: broadcast::Sender<Update>,
     viewers: Arc<Semaphore>,
 }
 
 #[derive(Default, Serialize)]
-struct State {
+struct FeedState {
     #[serde(skip)]
     rows: Rows,
     namespaces: Vec<String>,
@@ -69,9 +69,9 @@ struct State {
 /// Everything that there is to show.
 #[derive(Serialize)]
 struct Everything<'a> {
-    sources: Change<'a>,
+    sources: Changes<'a>,
     #[serde(flatten)]
-    state: &'a State,
+    state: &'a FeedState,
 }
 
 /// Somebody who looks.
@@ -121,7 +121,7 @@ impl Feed {
         self.set("cluster", |state| &mut state.cluster, now);
     }
 
-    fn set<T: PartialEq + Serialize>(&self, name: &'static str, field: fn(&mut State) -> &mut T, now: T) {
+    fn set<T: PartialEq + Serialize>(&self, name: &'static str, field: fn(&mut FeedState) -> &mut T, now: T) {
         let mut state = self.lock();
         let known = field(&mut state);
         if *known != now {
@@ -144,7 +144,7 @@ impl Feed {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FeedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

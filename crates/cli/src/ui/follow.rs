@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    Ui,
+    Page,
     activity::{Entry, EntryKind, EventObject},
     feed::ClusterView,
     replicas::{Denials, ReplicaMetrics},
@@ -32,7 +32,7 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_REPLICAS: usize = 10;
 
 /// Starts to follow. None of the tasks ever ends.
-pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<()> {
+pub async fn start(ui: &Arc<Page>, instance: Instance) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let changes = ui.snapshot.read().await.follow(&ui.client, &mut tasks);
     tasks.spawn(follow_sources(ui.clone(), changes));
@@ -43,7 +43,7 @@ pub async fn start(ui: &Arc<Ui>, instance: Instance) -> JoinSet<()> {
 
 /// Recomputes the states of all sources when something has changed. Reads what has the name of missing companions: soon
 /// after the first is missing, and now and then while any are.
-async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u64>) {
+async fn follow_sources(ui: Arc<Page>, mut changes: tokio::sync::watch::Receiver<u64>) {
     let mut holds = ui.held_until.subscribe();
     let mut next_lookup = None;
     loop {
@@ -72,7 +72,7 @@ async fn follow_sources(ui: Arc<Ui>, mut changes: tokio::sync::watch::Receiver<u
     }
 }
 
-async fn look_up_missing(ui: &Ui) {
+async fn look_up_missing(ui: &Page) {
     let found = {
         let snapshot = ui.snapshot.read().await;
         snapshot.read_objects(&ui.client, snapshot.missing(&snapshot.sources())).await
@@ -86,7 +86,7 @@ fn read(snapshot: &Snapshot, held_until: Option<Timestamp>) -> (Rows, Vec<String
 }
 
 /// Follows the Events of this instance, everywhere or in one namespace. Returns what a person may not see of them.
-async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<()>) -> Option<String> {
+async fn follow_events(ui: &Arc<Page>, tasks: &mut JoinSet<()>) -> Option<String> {
     let keys = ui.snapshot.read().await.scope.keys.clone();
     let sink = {
         let (ui, keys) = (ui.clone(), keys.clone());
@@ -124,7 +124,7 @@ async fn follow_events(ui: &Arc<Ui>, tasks: &mut JoinSet<()>) -> Option<String> 
 }
 
 /// Reads Lease, certificates, replicas and their metrics again and again.
-async fn follow_cluster(ui: Arc<Ui>, mut instance: Instance, events: Option<String>) {
+async fn follow_cluster(ui: Arc<Page>, mut instance: Instance, events: Option<String>) {
     let settings = instance.settings();
     let gaps = ui.snapshot.read().await.view.caveats();
     let mut denials = Denials::default();
@@ -164,7 +164,7 @@ async fn follow_cluster(ui: Arc<Ui>, mut instance: Instance, events: Option<Stri
     }
 }
 
-async fn read_metrics(ui: &Ui, view: &mut ClusterView, denials: &mut Denials) {
+async fn read_metrics(ui: &Page, view: &mut ClusterView, denials: &mut Denials) {
     let replicas = view.instance.replicas.clone();
     let asked = replicas.iter().filter(|replica| replica.ready).take(MAX_REPLICAS);
     let read = asked

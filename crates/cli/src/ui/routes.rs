@@ -16,8 +16,8 @@ use futures::{StreamExt, stream};
 use http::{StatusCode, header::CONTENT_TYPE};
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Ui, access::Access, feed::Update};
-use crate::{commands::source_name::SourceName, inspect::explain, ui::access};
+use super::{Page, feed::Update, page_access::PageAccess};
+use crate::{commands::source_name::SourceName, inspect::explain, ui::page_access};
 use lockstep_core::object::names;
 
 const PAGE: &str = include_str!("page.html");
@@ -29,7 +29,7 @@ const ICON: &str = include_str!("icon.svg");
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The middleware has compared the token when a route is found.
-pub fn routes(ui: Arc<Ui>, access: Access) -> Router {
+pub fn routes(ui: Arc<Page>, access: PageAccess) -> Router {
     let router = Router::new()
         .route("/{token}/", get(|| file("text/html; charset=utf-8", PAGE)))
         .route("/{token}/page.css", get(|| file("text/css; charset=utf-8", STYLE)))
@@ -41,18 +41,18 @@ pub fn routes(ui: Arc<Ui>, access: Access) -> Router {
     protected(router, access)
 }
 
-/// Answers only what [`Access`] allows, whether or not there is such a route.
-fn protected(router: Router, access: Access) -> Router {
+/// Answers only what [`PageAccess`] allows, whether or not there is such a route.
+fn protected(router: Router, access: PageAccess) -> Router {
     router.layer(middleware::from_fn_with_state(Arc::new(access), check))
 }
 
-async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+async fn check(State(access): State<Arc<PageAccess>>, request: Request, next: Next) -> Response {
     let mut response = match access.check(request.method(), request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(refusal) => (refusal.status(), refusal.to_string()).into_response(),
     };
     let status = response.status();
-    access::secure(response.headers_mut(), status);
+    page_access::secure(response.headers_mut(), status);
     response
 }
 
@@ -61,7 +61,7 @@ async fn file(kind: &'static str, text: &'static str) -> impl IntoResponse {
 }
 
 /// Everything, and then what changes.
-async fn stream_changes(State(ui): State<Arc<Ui>>) -> Response {
+async fn stream_changes(State(ui): State<Arc<Page>>) -> Response {
     let Some(viewer) = ui.feed.view() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open\n").into_response();
     };
@@ -79,7 +79,7 @@ fn message(update: &Update) -> Result<sse::Event, Infallible> {
 
 /// Why a namespace has, or lacks, a companion of a source.
 async fn explain_cell(
-    State(ui): State<Arc<Ui>>,
+    State(ui): State<Arc<Page>>,
     Path((_, kind, namespace, name, target)): Path<(String, String, String, String, String)>,
 ) -> Response {
     let source = format!("{kind}/{namespace}/{name}").parse::<SourceName>();

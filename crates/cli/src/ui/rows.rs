@@ -17,7 +17,7 @@ pub struct Row {
 
 /// What the page is told. The first one says everything.
 #[derive(Serialize)]
-pub struct Change<'a> {
+pub struct Changes<'a> {
     rows: Vec<RowChange<'a>>,
     removed: Vec<&'a str>,
 }
@@ -42,13 +42,13 @@ pub fn row(mut status: SourceStatus) -> (String, Row) {
 }
 
 /// What leads from one state to the other.
-pub fn change<'a>(before: &'a Rows, now: &'a Rows) -> Change<'a> {
+pub fn change<'a>(before: &'a Rows, now: &'a Rows) -> Changes<'a> {
     let rows = now.iter().filter_map(|(id, row)| row.change_since(before.get(id), id)).collect();
     let removed = before.keys().filter(|id| !now.contains_key(*id)).map(String::as_str).collect();
-    Change { rows, removed }
+    Changes { rows, removed }
 }
 
-impl Change<'_> {
+impl Changes<'_> {
     pub const fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.removed.is_empty()
     }
@@ -68,7 +68,7 @@ impl Row {
 
     /// Whether something has the name of a companion, or nothing: no watch shows that.
     pub fn has_open_questions(&self) -> bool {
-        use crate::inspect::status::CompanionState::{Adopting, Conflict, Missing};
+        use crate::inspect::status::PlaceState::{Adopting, Conflict, Missing};
         self.cells.values().any(|cell| matches!(cell.state, Missing | Conflict(_) | Adopting))
     }
 }
@@ -78,11 +78,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::inspect::status::{CompanionState, State};
+    use crate::inspect::status::{PlaceState, SourceHealth};
     use lockstep_core::object::{Kind, ObjectKey};
 
-    fn source(name: &str, cells: &[(&str, CompanionState)]) -> (String, Row) {
-        let companion = |(namespace, state): &(&str, CompanionState)| CompanionStatus {
+    fn source(name: &str, cells: &[(&str, PlaceState)]) -> (String, Row) {
+        let companion = |(namespace, state): &(&str, PlaceState)| CompanionStatus {
             at: ObjectKey::new(Kind::ConfigMap, namespace, &format!("{name}-synced")),
             state: state.clone(),
             message: state.to_string(),
@@ -92,10 +92,10 @@ mod tests {
             key: ObjectKey::new(Kind::ConfigMap, "home", name),
             targets: "*".to_owned(),
             wanted: cells.len(),
-            in_step: cells.iter().filter(|(_, state)| *state == CompanionState::InStep).count(),
+            in_step: cells.iter().filter(|(_, state)| *state == PlaceState::InStep).count(),
             not_seen: 0,
             changed: None,
-            state: State::InStep,
+            state: SourceHealth::InStep,
             healthy: true,
             message: "in step".to_owned(),
             troubles: Vec::new(),
@@ -105,12 +105,12 @@ mod tests {
 
     #[test]
     fn one_changed_companion_of_a_thousand_is_one_cell() {
-        let many: Vec<(String, CompanionState)> =
-            (0..1000).map(|n| (format!("n{n}"), CompanionState::InStep)).collect();
-        let mut cells: Vec<(&str, CompanionState)> =
+        let many: Vec<(String, PlaceState)> =
+            (0..1000).map(|n| (format!("n{n}"), PlaceState::InStep)).collect();
+        let mut cells: Vec<(&str, PlaceState)> =
             many.iter().map(|(name, state)| (name.as_str(), state.clone())).collect();
         let before = Rows::from([source("big", &cells), source("other", &[])]);
-        cells[7].1 = CompanionState::Missing;
+        cells[7].1 = PlaceState::Missing;
         let now = Rows::from([source("big", &cells), source("other", &[])]);
         assert!(change(&now, &now).is_empty());
         let change = serde_json::to_value(change(&before, &now)).unwrap();
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn companion_and_source_that_are_gone_are_named() {
-        let (a, b) = (("a", CompanionState::InStep), ("b", CompanionState::InStep));
+        let (a, b) = (("a", PlaceState::InStep), ("b", PlaceState::InStep));
         let before = Rows::from([source("one", &[a.clone(), b]), source("two", &[])]);
         let now = Rows::from([source("one", &[a])]);
         let change = serde_json::to_value(change(&before, &now)).unwrap();

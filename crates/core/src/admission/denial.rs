@@ -35,13 +35,13 @@ pub enum Denial {
 /// Where a source is not allowed to have companions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeniedPlace {
-    pub place: Place,
+    pub place: DenialPlace,
     /// The source names no targets, so those of a default apply or applied.
     pub by_default: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum DenialPlace {
     /// In a namespace, which can agree with this command.
     Namespace { name: String, accept: String },
     /// In all namespaces, because of a pattern or a selector.
@@ -100,16 +100,16 @@ impl Denial {
             Self::NoRight { user, verb, name, source, denied } => {
                 let forbidden = format!("{user} may not {verb} {} {name}", source.kind.plural());
                 let text = match &denied.place {
-                    Place::Namespace { name, .. } if **name == *source.namespace => format!(
+                    DenialPlace::Namespace { name, .. } if **name == *source.namespace => format!(
                         "{forbidden} in namespace {name}, so Lockstep does not keep it there on their behalf. \
                          Ask for that right, or choose another {}",
                         keys.companion_name
                     ),
-                    Place::Namespace { name, accept } => format!(
+                    DenialPlace::Namespace { name, accept } => format!(
                         "{forbidden} in namespace {name}, so Lockstep does not do it on their behalf. \
                          Ask for that right, or for this: {accept}"
                     ),
-                    Place::Everywhere(ask) => format!(
+                    DenialPlace::Everywhere(ask) => format!(
                         "{forbidden} in all namespaces, which a pattern or a selector needs. \
                          Ask for that right, or list the namespaces in {}{}",
                         keys.target_namespaces,
@@ -121,10 +121,10 @@ impl Denial {
             Self::Deputy { user, source, denied } => {
                 let deputy = format!("{user} writes on behalf of others, so its own rights do not count");
                 let text = match &denied.place {
-                    Place::Namespace { name, accept } => {
+                    DenialPlace::Namespace { name, accept } => {
                         format!("{deputy}. Namespace {name} has to agree: {accept}")
                     }
-                    Place::Everywhere(ask) => format!(
+                    DenialPlace::Everywhere(ask) => format!(
                         "{deputy}, and a pattern or a selector reaches namespaces that have not agreed. \
                          List the namespaces in {}{}",
                         keys.target_namespaces,

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     admission_request::{Operation, Request, Subjects, User},
-    denial::{AskConsent, Denial, DeniedPlace, Place},
+    denial::{AskConsent, Denial, DenialPlace, DeniedPlace},
     required_access::{Access, AccessError, RequiredAccess, Verbs},
     restore::Restored,
 };
@@ -457,8 +457,8 @@ impl Claims {
     /// Where the source is not allowed to have companions, and what can be done about it. No `namespace` means all.
     fn denied_place(&self, world: &World, namespace: Option<&str>) -> Box<DeniedPlace> {
         let place = match namespace {
-            None => Place::Everywhere(self.ask_consent),
-            Some(name) => Place::Namespace {
+            None => DenialPlace::Everywhere(self.ask_consent),
+            Some(name) => DenialPlace::Namespace {
                 accept: world.namespaces().how_to_accept(&self.key.namespace, name),
                 name: name.to_owned(),
             },

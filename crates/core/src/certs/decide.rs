@@ -32,7 +32,7 @@ pub struct CertSettings {
 
 /// What the watches show.
 #[derive(Clone, Default)]
-pub struct Snapshot {
+pub struct CertSnapshot {
     pub secret: Observed<SecretObject>,
     /// In the order of [`WebhookKind::ALL`].
     pub configurations: [Observed<WebhookConfiguration>; 2],
@@ -110,7 +110,7 @@ impl CaWrite {
 /// Decides what to do now.
 pub fn decide(
     settings: &CertSettings,
-    snapshot: &Snapshot,
+    snapshot: &CertSnapshot,
     memory: &Memory,
     leaf: Option<&Leaf>,
     now: Moment,
@@ -145,7 +145,7 @@ impl Actions {
     fn change_secret(
         &mut self,
         settings: &CertSettings,
-        Snapshot { secret: observed, request, .. }: &Snapshot,
+        CertSnapshot { secret: observed, request, .. }: &CertSnapshot,
         leaf: Option<&Leaf>,
         names: &SubjectNames,
         now: Moment,

@@ -14,7 +14,7 @@ pub const WARNING: &str = "lockstep plan: ";
 
 #[derive(Debug, Default)]
 pub struct Outcome {
-    pub effects: Vec<(ObjectKey, Effect)>,
+    pub effects: Vec<(ObjectKey, PlaceEffect)>,
     /// All but conflicts, which are effects.
     pub troubles: Vec<Trouble>,
     /// How many creates may meet an object that nobody has looked for.
@@ -23,7 +23,7 @@ pub struct Outcome {
 
 /// What becomes of one companion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
+pub enum PlaceEffect {
     Change(Verb, &'static str),
     Conflict(Holder),
 }
@@ -46,11 +46,11 @@ impl Outcome {
         let plan = plan_as(world, key, source, None);
         let mut outcome = Self::default();
         for Change { at, action } in plan.changes {
-            outcome.effects.extend(Effect::of_action(&action).map(|effect| (at, effect)));
+            outcome.effects.extend(PlaceEffect::of_action(&action).map(|effect| (at, effect)));
         }
         for trouble in plan.troubles {
             match trouble {
-                Trouble::Conflict { at, holder } => outcome.effects.push((at, Effect::Conflict(holder))),
+                Trouble::Conflict { at, holder } => outcome.effects.push((at, PlaceEffect::Conflict(holder))),
                 other => outcome.troubles.push(other),
             }
         }
@@ -64,7 +64,7 @@ impl Outcome {
 
     /// Replaces each create by what happens, if anything, given what has its name: `look` returns that, or none if
     /// nobody has looked.
-    pub fn complete(&mut self, look: impl Fn(&ObjectKey) -> Option<Option<Effect>>) {
+    pub fn complete(&mut self, look: impl Fn(&ObjectKey) -> Option<Option<PlaceEffect>>) {
         self.effects.retain_mut(|(at, effect)| {
             let found = if effect.verb() == Verb::Create { look(at) } else { return true };
             self.not_checked += usize::from(found.is_none());
@@ -88,7 +88,7 @@ impl Verb {
     }
 }
 
-impl Effect {
+impl PlaceEffect {
     pub const CREATED: Self = Self::Change(Verb::Create, "new");
     pub const ADOPTED: Self = Self::Change(Verb::Adopt, "an object of that name is taken over");
 

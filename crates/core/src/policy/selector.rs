@@ -52,7 +52,7 @@ pub enum BadSelector {
 /// ```
 pub fn parse(text: &str) -> Result<Selector, BadSelector> {
     check_length(text)?;
-    let mut parser = Parser { rest: text, values_left: MAX_ITEMS };
+    let mut parser = SelectorParser { rest: text, values_left: MAX_ITEMS };
     if parser.peek().is_none() {
         return Err(BadSelector::Empty);
     }
@@ -72,26 +72,26 @@ pub fn parse(text: &str) -> Result<Selector, BadSelector> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Token<'a> {
+enum SelectorToken<'a> {
     Word(&'a str),
     /// `,`, `(`, `)`, `!`, `=`, `==`, `!=`, `<` or `>`.
     Symbol(&'a str),
 }
 
-const COMMA: Token<'static> = Token::Symbol(",");
-const OPEN: Token<'static> = Token::Symbol("(");
-const CLOSE: Token<'static> = Token::Symbol(")");
+const COMMA: SelectorToken<'static> = SelectorToken::Symbol(",");
+const OPEN: SelectorToken<'static> = SelectorToken::Symbol("(");
+const CLOSE: SelectorToken<'static> = SelectorToken::Symbol(")");
 
-struct Parser<'a> {
+struct SelectorParser<'a> {
     /// What is not read yet.
     rest: &'a str,
     /// How many values may yet come in parentheses.
     values_left: usize,
 }
 
-impl<'a> Parser<'a> {
+impl<'a> SelectorParser<'a> {
     /// The next token, and what follows it.
-    fn split(&self) -> Option<(Token<'a>, &'a str)> {
+    fn split(&self) -> Option<(SelectorToken<'a>, &'a str)> {
         // Not every white space of Unicode, which would be a part of a word for the API server.
         let rest = self.rest.trim_start_matches([' ', '\t', '\r', '\n']);
         let is_symbol = |c: char| matches!(c, '=' | '!' | '(' | ')' | ',' | '<' | '>');
@@ -102,18 +102,18 @@ impl<'a> Parser<'a> {
         };
         if symbol > 0 {
             let (symbol, rest) = rest.split_at(symbol);
-            return Some((Token::Symbol(symbol), rest));
+            return Some((SelectorToken::Symbol(symbol), rest));
         }
         let end = rest.find(|c| is_symbol(c) || matches!(c, ' ' | '\t' | '\r' | '\n')).unwrap_or(rest.len());
         let (word, rest) = rest.split_at(end);
-        Some((Token::Word(word), rest))
+        Some((SelectorToken::Word(word), rest))
     }
 
-    fn peek(&self) -> Option<Token<'a>> {
+    fn peek(&self) -> Option<SelectorToken<'a>> {
         self.split().map(|(token, _)| token)
     }
 
-    fn next(&mut self) -> Option<Token<'a>> {
+    fn next(&mut self) -> Option<SelectorToken<'a>> {
         let (token, rest) = self.split()?;
         self.rest = rest;
         Some(token)
@@ -122,7 +122,7 @@ impl<'a> Parser<'a> {
     /// The next token, if it is a word; otherwise an empty one.
     fn word(&mut self) -> &'a str {
         match self.split() {
-            Some((Token::Word(word), rest)) => {
+            Some((SelectorToken::Word(word), rest)) => {
                 self.rest = rest;
                 word
             }
@@ -134,20 +134,20 @@ impl<'a> Parser<'a> {
     fn requirement(&mut self) -> Result<Expression, BadSelector> {
         let start = self.rest;
         let bad = || BadSelector::Requirement(shorten(up_to_comma(start).trim(), MAX_QUOTED_CHARS));
-        let excluded = self.peek() == Some(Token::Symbol("!"));
+        let excluded = self.peek() == Some(SelectorToken::Symbol("!"));
         if excluded {
             self.next();
         }
         let key = match self.next() {
-            Some(Token::Word(key)) => valid(key, names::is_label_key, BadSelector::Key)?,
+            Some(SelectorToken::Word(key)) => valid(key, names::is_label_key, BadSelector::Key)?,
             None | Some(COMMA) if !excluded => return Err(BadSelector::Nothing),
             _ => return Err(bad()),
         };
-        let ends = |token: Option<Token>| token.is_none_or(|token| token == COMMA);
+        let ends = |token: Option<SelectorToken>| token.is_none_or(|token| token == COMMA);
         let expression = match self.peek() {
             _ if excluded => Expression::DoesNotExist(key),
             token if ends(token) => Expression::Exists(key),
-            Some(Token::Symbol(operator @ ("=" | "==" | "!="))) => {
+            Some(SelectorToken::Symbol(operator @ ("=" | "==" | "!="))) => {
                 self.next();
                 let value = valid(self.word(), names::is_label_value, BadSelector::Value)?;
                 match operator {
@@ -155,7 +155,7 @@ impl<'a> Parser<'a> {
                     _ => Expression::Equal(key, value),
                 }
             }
-            Some(Token::Word(operator @ ("in" | "notin"))) => {
+            Some(SelectorToken::Word(operator @ ("in" | "notin"))) => {
                 self.next();
                 let values = self.values()?.ok_or_else(bad)?;
                 match operator {

@@ -27,7 +27,7 @@ pub struct Payloads {
     budget: usize,
     bytes: usize,
     kept: HashMap<ObjectKey, Kept>,
-    shares: HashMap<Arc<str>, Share>,
+    shares: HashMap<Arc<str>, NamespaceShare>,
 }
 
 struct Kept {
@@ -39,7 +39,7 @@ struct Kept {
 
 /// What the sources of one namespace hold.
 #[derive(Default)]
-struct Share {
+struct NamespaceShare {
     bytes: usize,
     by_bytes: BTreeSet<(usize, ObjectKey)>,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{
     retry::RetryPolicy,
-    write_request::{CompanionRequest, Content},
+    write_request::{CompanionRequest, WriteContent},
 };
 use crate::{
     failure::Failure,
@@ -201,15 +201,15 @@ pub struct CompanionWrite {
     at: ObjectKey,
     in_step: Option<Digest>,
     /// A removal has none.
-    content: Option<Content>,
-    step: Step,
+    content: Option<WriteContent>,
+    step: WriteStep,
     attempts: usize,
     manager: Option<String>,
     sent: Sent,
 }
 
 /// What is sent next.
-enum Step {
+enum WriteStep {
     Act(Action),
     /// A create met an object that no watch has shown: it is read.
     Inspect,
@@ -256,7 +256,7 @@ impl CompanionWrite {
             let Some(payload) = read.map(|read| read.payload).or_else(|| world.payload(&source)) else {
                 return Ok(Start::ReadSource(source));
             };
-            content = Content::new(keys, source, payload);
+            content = WriteContent::new(keys, source, payload);
         }
         Ok(Start::Write(Box::new(Self {
             source: key.clone(),
@@ -265,7 +265,7 @@ impl CompanionWrite {
             content,
             attempts: 1,
             manager: action.other_manager().map(str::to_owned),
-            step: Step::Act(action),
+            step: WriteStep::Act(action),
             sent: Sent::now(world, WatchId::Companions(at.kind)),
         })))
     }
@@ -274,9 +274,9 @@ impl CompanionWrite {
     pub fn request(&mut self, keys: &Keys, world: &World) -> Result<CompanionRequest, ApplyError> {
         self.sent = Sent::now(world, WatchId::Companions(self.at.kind));
         let action = match &self.step {
-            Step::Inspect => return Ok(CompanionRequest::Get),
-            Step::DeleteLost { found, .. } => return Ok(CompanionRequest::delete(found)),
-            Step::Act(action) => action,
+            WriteStep::Inspect => return Ok(CompanionRequest::Get),
+            WriteStep::DeleteLost { found, .. } => return Ok(CompanionRequest::delete(found)),
+            WriteStep::Act(action) => action,
         };
         Ok(match (action, &self.content) {
             (Action::DeleteLost { .. }, _) => CompanionRequest::GetMetadata,
@@ -307,11 +307,11 @@ impl CompanionWrite {
                 let manager = self.manager.take();
                 Some(Ok(applied.map(|applied| Done { applied, manager })))
             }
-            Ok(Next::Step(Step::Act(_))) if self.attempts == MAX_ATTEMPTS => {
+            Ok(Next::WriteStep(WriteStep::Act(_))) if self.attempts == MAX_ATTEMPTS => {
                 Some(Err(ApplyError::StaleCache))
             }
-            Ok(Next::Step(step)) => {
-                if let Step::Act(action) = &step {
+            Ok(Next::WriteStep(step)) => {
+                if let WriteStep::Act(action) = &step {
                     self.attempts += 1;
                     self.manager = action.other_manager().map(str::to_owned).or(self.manager.take());
                 }
@@ -329,17 +329,17 @@ impl CompanionWrite {
         answer: Result<ObservedCompanion, Failure>,
         requeue: &mut Vec<ObjectKey>,
     ) -> Result<Next, ApplyError> {
-        let step = std::mem::replace(&mut self.step, Step::Inspect);
+        let step = std::mem::replace(&mut self.step, WriteStep::Inspect);
         let own = &self.source;
         let at = &self.at;
         let sent = self.sent;
-        let creates = matches!(step, Step::Act(Action::Create { .. }));
+        let creates = matches!(step, WriteStep::Act(Action::Create { .. }));
         let found = match answer {
             Ok(found) => Some(found),
             Err(Failure::NotFound) => None,
             // As if it did not exist (404): its watch shows when it exists again.
             Err(Failure::NamespaceTerminating) if creates => None,
-            Err(Failure::AlreadyExists) if creates => return Ok(Next::Step(Step::Inspect)),
+            Err(Failure::AlreadyExists) if creates => return Ok(Next::WriteStep(WriteStep::Inspect)),
             Err(failure) => return Err(error(at, failure)),
         };
         // The writer's own source is reconciled again only if need be.
@@ -347,9 +347,9 @@ impl CompanionWrite {
             requeue.extend(effect.requeue.into_iter().filter(|key| key != own));
         };
         let action = match step {
-            Step::Act(action) => action,
-            Step::Inspect => return self.decide_on_found(world, found.ok_or(ApplyError::StaleCache)?),
-            Step::DeleteLost { reason, lost, .. } => {
+            WriteStep::Act(action) => action,
+            WriteStep::Inspect => return self.decide_on_found(world, found.ok_or(ApplyError::StaleCache)?),
+            WriteStep::DeleteLost { reason, lost, .. } => {
                 requeue_others(world.lost_gone(at, &lost));
                 return Ok(Next::Done(Some(Applied::Deleted(reason))));
             }
@@ -376,7 +376,11 @@ impl CompanionWrite {
                         requeue.push(own.clone());
                     }
                     Some(found) => {
-                        return Ok(Next::Step(Step::DeleteLost { reason, lost, found: Box::new(found) }));
+                        return Ok(Next::WriteStep(WriteStep::DeleteLost {
+                            reason,
+                            lost,
+                            found: Box::new(found),
+                        }));
                     }
                     None => requeue_others(world.lost_gone(at, &lost)),
                 }
@@ -422,7 +426,7 @@ impl CompanionWrite {
     /// Decides again, now that the object is known that a create has met.
     fn decide_on_found(&self, world: &mut World, found: ObservedCompanion) -> Result<Next, ApplyError> {
         let at = &self.at;
-        let Some(Content { source, .. }) = &self.content else { return Err(ApplyError::StaleCache) };
+        let Some(WriteContent { source, .. }) = &self.content else { return Err(ApplyError::StaleCache) };
         let (_, companion) = world.identify(found.clone());
         // A lost companion that still exists was changed by somebody else: its label was removed.
         let in_step = self.in_step == Some(source.digest) || world.was_lost(at);
@@ -444,12 +448,12 @@ impl CompanionWrite {
 /// What an answer leads to.
 enum Next {
     Done(Option<Applied>),
-    Step(Step),
+    WriteStep(WriteStep),
 }
 
 impl Next {
     const fn act(action: Action) -> Self {
-        Self::Step(Step::Act(action))
+        Self::WriteStep(WriteStep::Act(action))
     }
 }
 

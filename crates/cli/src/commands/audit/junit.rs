@@ -68,7 +68,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::audit::{Rule, Verdict};
+    use crate::inspect::audit::{AuditVerdict, Rule};
 
     #[test]
     fn drift_is_a_failed_case_and_texts_are_escaped() {
@@ -80,7 +80,7 @@ mod tests {
             message: "a<b> & \"c\"\u{7}".to_owned(),
         };
         let audit = Audit {
-            verdict: Verdict::Drift,
+            verdict: AuditVerdict::Drift,
             findings: vec![finding(Rule::Stray, "home/a"), finding(Rule::Ineffective, "home/b")],
             sources: 0,
             companions: 0,

@@ -14,7 +14,7 @@ use crate::{
     commands::{
         connection::Connection,
         flags,
-        lease::{LeaseHandle, POLL_INTERVAL},
+        lease_handle::{LeaseHandle, POLL_INTERVAL},
     },
     inspect::instance::read_webhooks,
 };
@@ -38,7 +38,7 @@ pub struct Rotate {
 
 /// How far the rotation is, as the webhook configurations show it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Progress {
+enum RotationProgress {
     Asked,
     /// A new CA is trusted beside the old one.
     Published,
@@ -46,7 +46,7 @@ enum Progress {
     Done,
 }
 
-impl Progress {
+impl RotationProgress {
     fn of(old: &BTreeSet<String>, trusted: &BTreeSet<String>) -> Self {
         if trusted.is_subset(old) {
             Self::Asked
@@ -99,17 +99,17 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
     } else {
         TAKE_UP_TIMEOUT.min(settings.timeout)
     };
-    let (start, mut last) = (Instant::now(), Progress::Asked);
-    while last != Progress::Done {
+    let (start, mut last) = (Instant::now(), RotationProgress::Asked);
+    while last != RotationProgress::Done {
         tokio::time::sleep(POLL_INTERVAL).await;
         // An API server that does not answer for a while ends nothing.
-        let progress = read(&lease).await.map_or(last, |found| Progress::of(&old, &trusted(&found)));
+        let progress = read(&lease).await.map_or(last, |found| RotationProgress::of(&old, &trusted(&found)));
         if progress != last {
             println!("{}", progress.as_str());
             last = progress;
         }
         let waited = start.elapsed();
-        if last == Progress::Asked && waited > take_up_timeout {
+        if last == RotationProgress::Asked && waited > take_up_timeout {
             bail!(
                 "no replica has taken the request up: check that one leads (kubectl -n {} get lease {}), and the clock of \
                  this machine. With --no-leader-elect, --no-controller or --no-webhook none reads it, and with --tls-cert \
@@ -118,7 +118,7 @@ pub async fn run(settings: &Rotate) -> anyhow::Result<()> {
                 lease.keys.instance
             );
         }
-        if last == Progress::Published && waited > settings.timeout {
+        if last == RotationProgress::Published && waited > settings.timeout {
             bail!("the rotation is not done yet; it continues. See the log of the replicas");
         }
     }
@@ -161,14 +161,14 @@ mod tests {
     #[test]
     fn rotation_is_done_when_no_webhook_trusts_a_ca_of_before() {
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-        let progress = |trusted: &[&str]| Progress::of(&set(&["old", "next"]), &set(trusted));
+        let progress = |trusted: &[&str]| RotationProgress::of(&set(&["old", "next"]), &set(trusted));
         for trusted in [&["old", "next"][..], &["old"], &["next"], &[]] {
-            assert_eq!(progress(trusted), Progress::Asked, "{trusted:?}");
+            assert_eq!(progress(trusted), RotationProgress::Asked, "{trusted:?}");
         }
         for trusted in [&["old", "new"][..], &["next", "new"]] {
-            assert_eq!(progress(trusted), Progress::Published, "{trusted:?}");
+            assert_eq!(progress(trusted), RotationProgress::Published, "{trusted:?}");
         }
-        assert_eq!(progress(&["new"]), Progress::Done);
+        assert_eq!(progress(&["new"]), RotationProgress::Done);
     }
 
     #[test]

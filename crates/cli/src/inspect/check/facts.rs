@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::inspect::{pages::read_pages, refusal::try_write, rights::Permission};
+use crate::inspect::{pages::read_pages, refusal::try_write, rights::Right};
 use lockstep_core::{
     admission::admission_request::User, failure::Failure, keys::Keys, object::NamespaceObject,
 };
@@ -38,10 +38,10 @@ pub struct Tool {
 }
 
 /// What whoever installs Lockstep must be allowed to create.
-pub fn to_install(namespace_is_missing: bool) -> Vec<Permission> {
+pub fn to_install(namespace_is_missing: bool) -> Vec<Right> {
     let namespaces = namespace_is_missing.then_some(("", "namespaces"));
     let needed = namespaces.into_iter().chain(TO_INSTALL);
-    needed.map(|(group, resource)| Permission::create(group, resource)).collect()
+    needed.map(|(group, resource)| Right::create(group, resource)).collect()
 }
 
 /// Why the API server refuses a source that the webhook must refuse; none if it does not. Nothing is stored.

@@ -7,7 +7,7 @@ const HOST: (&str, &str) = ("host", "127.0.0.1:8090");
 
 /// A page with one route, and its token.
 fn page() -> (Router, String) {
-    let (access, token) = Access::new(8090).unwrap();
+    let (access, token) = PageAccess::new(8090).unwrap();
     (protected(Router::new().route("/{token}/", get(|| file("text/html", PAGE))), access), token)
 }
 

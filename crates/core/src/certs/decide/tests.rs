@@ -13,14 +13,14 @@ use crate::certs::{
 /// What one replica observes and remembers, with a monotonic clock in milliseconds.
 struct Replica {
     start: Instant,
-    snapshot: Snapshot,
+    snapshot: CertSnapshot,
     memory: Memory,
     leaf: Option<Leaf>,
 }
 
 impl Replica {
     fn new(start: Instant) -> Self {
-        Self { start, snapshot: Snapshot::default(), memory: Memory::default(), leaf: None }
+        Self { start, snapshot: CertSnapshot::default(), memory: Memory::default(), leaf: None }
     }
 
     fn sees_secret(&mut self, version: u64, cas: &CaSet) {

@@ -36,7 +36,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 /// Decides which requests are answered.
-pub struct Access {
+pub struct PageAccess {
     port: u16,
     /// The token itself is not kept: verification of its MAC takes the same time for every guess.
     key: hmac::Key,
@@ -65,7 +65,7 @@ impl Refusal {
     }
 }
 
-impl Access {
+impl PageAccess {
     /// Access to a page on this port, and the token that its URL needs; none if the system has no randomness.
     pub fn new(port: u16) -> Option<(Self, String)> {
         let random = SystemRandom::new();
