@@ -48,9 +48,10 @@ impl Row {
 
     fn line(&self) -> String {
         let ratios = self.ratios(&self.lockstep);
-        let peer = match self.peer.is_empty() {
-            true => "–".to_owned(),
-            false => format!("{} × ({})", two(median(&self.ratios(&self.peer))), short(median(&self.peer))),
+        let peer = if self.peer.is_empty() {
+            "–".to_owned()
+        } else {
+            format!("{} × ({})", two(median(&self.ratios(&self.peer))), short(median(&self.peer)))
         };
         let sign = if self.more_is_better { "≥" } else { "≤" };
         let goal = self.goal.map_or_else(|| "–".to_owned(), |goal| format!("{sign} {} ×", two(goal)));

@@ -50,9 +50,10 @@ async fn lease_that_somebody_writes_all_the_time_is_not_asked_for_in_a_hot_loop(
                     "resourceVersion": count.to_string(),
                     "annotations": {"theirs": count.to_string()},
                 });
-                match is_read {
-                    true => (200, json!({"metadata": metadata, "spec": {"holderIdentity": ""}})),
-                    false => refusal(409, "Conflict"),
+                if is_read {
+                    (200, json!({"metadata": metadata, "spec": {"holderIdentity": ""}}))
+                } else {
+                    refusal(409, "Conflict")
                 }
             }
         }

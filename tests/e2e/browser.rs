@@ -188,9 +188,10 @@ impl Browser {
         };
         let (head, body) = exchange().map_err(|error| error.to_string())?;
         let body: Value = serde_json::from_slice(&body).map_err(|error| format!("{error}: {head}"))?;
-        match head.starts_with("http/1.1 200") {
-            true => Ok(body["value"].clone()),
-            false => Err(body["value"]["message"].to_string()),
+        if head.starts_with("http/1.1 200") {
+            Ok(body["value"].clone())
+        } else {
+            Err(body["value"]["message"].to_string())
         }
     }
 }

@@ -211,9 +211,10 @@ async fn there_and_back(cluster: &Cluster, tool: &str, home: &str, targets: &[St
         let is_theirs = |key: &String| key.starts_with(prefix);
         let annotations = annotations.as_object().expect("annotations");
         assert!(!annotations.keys().any(is_theirs), "{place}: {annotations:?}");
-        let (key, gone) = match place.starts_with(&format!("{home}/")) {
-            true => (cluster.key("managed"), cluster.key("adopt")),
-            false => (cluster.key("companion"), cluster.key("x")),
+        let (key, gone) = if place.starts_with(&format!("{home}/")) {
+            (cluster.key("managed"), cluster.key("adopt"))
+        } else {
+            (cluster.key("companion"), cluster.key("x"))
         };
         assert!(
             labels[&key] == "true" && !annotations.contains_key(&gone),

@@ -1,5 +1,5 @@
-//! What Lockstep decides: what should exist, what is missing, who may do what. Everything is a value or a function of
-//! its arguments; nothing is sent, read or waited for here, and time is an argument.
+//! What Lockstep decides: what should exist, what is missing, who may do what. No I/O and no clock: `now` and the world
+//! are arguments. Only jitter, new keys and the subjects of certificates are random.
 //!
 //! | module | what it decides or holds |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! PURE. A source and the world in, the missing changes out: none when every companion is right.
+//! A source and the world in, the missing changes out: none when every companion is right.
 //!
 //! [`plan`] covers a whole source. [`plan_companion`] covers one of its companions, with the same rules: the controller
 //! asks it once more just before a write, so that what is written is what the source wants at that moment.

@@ -123,7 +123,7 @@ impl Replica {
         }
     }
 
-    /// As `cli::run` and `Controller::run` do.
+    /// As `run::run` and `Controller::run` do.
     fn start_controller(&mut self) {
         let metrics = METRICS.with_borrow(Metrics::clone);
         let (annotations, number) = (LeaseAnnotations::default(), self.number);

@@ -222,10 +222,7 @@ impl State {
         }
         let version = self.store.version();
         let resume = self.connection(replica, watch).resume;
-        match resume.is_some_and(|resume| version < resume) {
-            true => vec![Shown::Restored],
-            false => Vec::new(),
-        }
+        if resume.is_some_and(|resume| version < resume) { vec![Shown::Restored] } else { Vec::new() }
     }
 
     fn deliver(&mut self, replica: usize, watch: usize) -> Vec<Shown> {

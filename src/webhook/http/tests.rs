@@ -143,12 +143,11 @@ async fn answered(webhook: &Arc<Webhook>, review: &Value) -> Value {
 }
 
 fn reason(response: &Value) -> &str {
-    match response["allowed"].as_bool().unwrap() {
-        true => "allowed",
-        false => {
-            assert_eq!(response["status"]["code"], 403);
-            response["auditAnnotations"]["denied"].as_str().unwrap()
-        }
+    if response["allowed"].as_bool().unwrap() {
+        "allowed"
+    } else {
+        assert_eq!(response["status"]["code"], 403);
+        response["auditAnnotations"]["denied"].as_str().unwrap()
     }
 }
 

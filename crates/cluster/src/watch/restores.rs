@@ -4,10 +4,10 @@
 //! that the restored etcd has not reached yet stays silent. When writes have overtaken that version, the watch goes on,
 //! and what happened in between is never shown. There are three signs of a restore:
 //!
-//! - a consistent list as of a version below one that was seen of the same resource: [`super::run`] compares them when a
-//!   resource is listed, and asks for one object before a watch is resumed after a broken connection;
-//! - a Lease that is older than it was, which shows even when versions have overtaken (`leader`);
-//! - the annotation of the Lease by which the leader tells the other replicas (`leader`).
+//! - a consistent list as of a version below one that was seen of the same resource: the watch compares them when a
+//!   resource is listed, and asks for one object before it resumes after a broken connection;
+//! - a Lease that is older than it was, which shows even when versions have overtaken (`lease::election` in core);
+//! - the annotation of the Lease by which the leader tells the other replicas (`leader::candidate` in the binary).
 
 use std::fmt::Display;
 

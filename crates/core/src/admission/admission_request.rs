@@ -1,4 +1,4 @@
-//! PURE. An admission request, reduced to what the webhook decides on.
+//! An admission request, reduced to what the webhook decides on.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! PURE. The mutating webhook: writes the defaults that apply to a source into one annotation, as a JSON patch.
+//! The mutating webhook: writes the defaults that apply to a source into one annotation, as a JSON patch.
 
 use json_patch::Patch;
 use serde_json::json;

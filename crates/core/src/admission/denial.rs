@@ -1,4 +1,4 @@
-//! PURE. Every reason to deny a request, and its message to the user.
+//! Every reason to deny a request, and its message to the user.
 
 use super::messages;
 use crate::{

@@ -1,4 +1,4 @@
-//! PURE. Messages of denials about companions: one wording, for the webhook and for the ValidatingAdmissionPolicy in
+//! Messages of denials about companions: one wording, for the webhook and for the ValidatingAdmissionPolicy in
 //! `deploy/`.
 
 use crate::{

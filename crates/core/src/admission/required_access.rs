@@ -1,4 +1,4 @@
-//! PURE. The access that a user must have: to everything that the controller would do on their behalf.
+//! The access that a user must have: to everything that the controller would do on their behalf.
 
 use std::collections::BTreeMap;
 

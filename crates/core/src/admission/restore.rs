@@ -1,7 +1,7 @@
-//! PURE. A companion that somebody else than the controller writes, from a backup for example, and that is what the controller
+//! A companion written by someone other than the controller, for example from a backup, that equals what the controller
 //! would write.
 //!
-//! TRAP: whether such a write is allowed says whether its content is that of the source. So nothing is compared before
+//! Whether such a write is allowed says whether its content is that of the source. So nothing is compared before
 //! it is known that the user may read the source: not even the time of an answer depends on it.
 
 use crate::{

@@ -1,7 +1,7 @@
-//! PURE. An admission request and the world in, a verdict out.
+//! An admission request and the world in, a verdict out.
 //!
-//! The world does not contain the rights of users: a verdict names the access that it depends on, and
-//! the controller's `webhook::access` checks it.
+//! The world does not contain the rights of users: a verdict names the access that it depends on, and `webhook::access`
+//! in the binary checks it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

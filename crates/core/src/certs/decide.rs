@@ -1,4 +1,4 @@
-//! PURE. What to do about the certificates, given what is observed, what is remembered, and the time.
+//! What to do about the certificates, given what is observed, what is remembered, and the time.
 
 use std::{
     sync::Arc,

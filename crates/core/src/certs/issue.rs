@@ -1,4 +1,4 @@
-//! PURE. Generates CAs and leaves, and parses a CA from its certificate and key. Time is an argument.
+//! Generates CAs and leaves, and parses a CA from its certificate and key. Time is an argument.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::Duration};
 

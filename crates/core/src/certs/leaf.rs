@@ -1,4 +1,4 @@
-//! PURE. When the leaf of this replica is replaced.
+//! When the leaf of this replica is replaced.
 
 use k8s_openapi::jiff::Timestamp;
 

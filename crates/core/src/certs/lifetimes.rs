@@ -1,4 +1,4 @@
-//! PURE. How long certificates are valid, and the delays that follow from that.
+//! How long certificates are valid, and the delays that follow from that.
 
 use std::time::Duration;
 

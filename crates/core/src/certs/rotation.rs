@@ -1,4 +1,4 @@
-//! PURE. The next change of the CA Secret.
+//! The next change of the CA Secret.
 //!
 //! A rotation: add the next CA → publish it beside the current one → record that it has been read back → wait until
 //! every API server trusts it → promote it → drop the old one. Its progress is in the Secret, so any replica continues.

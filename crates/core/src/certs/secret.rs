@@ -1,4 +1,4 @@
-//! PURE. The CA Secret: which CA signs, which is next, which are still trusted; to and from the Secret's data.
+//! The CA Secret: which CA signs, which is next, which are still trusted; to and from the Secret's data.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! PURE. The webhook configurations: which hosts they call, which CAs they trust, and the patch that sets the caBundle.
+//! The webhook configurations: which hosts they call, which CAs they trust, and the patch that sets the caBundle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,12 +63,12 @@ const OURS: [&str; 5] = ["companions", "sources", "newcomers", "mislabelled", "d
 pub struct WebhookConfiguration {
     pub metadata: Meta,
     #[serde(default)]
-    webhooks: Vec<Webhook>,
+    webhooks: Vec<WebhookEntry>,
 }
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Webhook {
+struct WebhookEntry {
     name: String,
     #[serde(default)]
     client_config: ClientConfig,
@@ -104,7 +104,7 @@ pub enum BundleDiff {
     Extra,
 }
 
-impl Webhook {
+impl WebhookEntry {
     fn bundle(&self) -> &[u8] {
         self.client_config.ca_bundle.as_ref().map_or(&[], |bundle| &bundle.0)
     }
@@ -123,13 +123,13 @@ impl Webhook {
 }
 
 impl WebhookConfiguration {
-    fn is_ours(&self, webhook: &Webhook) -> bool {
+    fn is_ours(&self, webhook: &WebhookEntry) -> bool {
         let prefix = webhook.name.strip_suffix(&self.metadata.name).and_then(|name| name.strip_suffix('.'));
         prefix.is_some_and(|prefix| OURS.contains(&prefix))
     }
 
     /// Our webhooks. Others in our configuration may call anything: our CA does not go there.
-    fn ours(&self) -> impl Iterator<Item = &Webhook> {
+    fn ours(&self) -> impl Iterator<Item = &WebhookEntry> {
         self.webhooks.iter().filter(|webhook| self.is_ours(webhook))
     }
 
@@ -145,7 +145,7 @@ impl WebhookConfiguration {
     pub fn diff(&self, cas: &CaSet) -> BundleDiff {
         let trusted = cas.trusted();
         let bundle = cas.bundle();
-        let lacks_one = |webhook: &Webhook| {
+        let lacks_one = |webhook: &WebhookEntry| {
             let present = webhook.certificates();
             trusted.iter().any(|certificate| !present.contains(certificate))
         };
@@ -160,7 +160,7 @@ impl WebhookConfiguration {
 
     /// The CAs that our webhooks trust, each as often as there are webhooks that do.
     pub fn trusted(&self) -> impl Iterator<Item = Certificate> {
-        self.ours().flat_map(Webhook::certificates)
+        self.ours().flat_map(WebhookEntry::certificates)
     }
 
     /// Whether one of our webhooks trusts a CA that is revoked.
@@ -192,7 +192,7 @@ pub fn names<'a>(
 ) -> SubjectNames {
     configurations
         .flat_map(WebhookConfiguration::ours)
-        .filter_map(Webhook::host)
+        .filter_map(WebhookEntry::host)
         .chain([format!("lockstep.{own_namespace}.svc"), "localhost".to_owned()])
         .collect()
 }
@@ -200,7 +200,7 @@ pub fn names<'a>(
 /// When the first of our webhooks trusts no CA any more: the latest expiry in each caBundle, and the earliest of these.
 /// None if a webhook trusts no CA, or if there is no webhook.
 pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfiguration>) -> Option<Timestamp> {
-    let latest = |webhook: &Webhook| webhook.certificates().iter().map(|one| one.not_after).max();
+    let latest = |webhook: &WebhookEntry| webhook.certificates().iter().map(|one| one.not_after).max();
     // None is less than any time.
     configurations.flat_map(WebhookConfiguration::ours).map(latest).min().flatten()
 }
@@ -209,7 +209,7 @@ pub fn ca_expiry<'a>(configurations: impl Iterator<Item = &'a WebhookConfigurati
 fn trusted_by_all<'a>(
     configurations: impl Iterator<Item = &'a WebhookConfiguration>,
 ) -> Option<BTreeSet<Vec<u8>>> {
-    let trusted = |webhook: &Webhook| -> BTreeSet<Vec<u8>> {
+    let trusted = |webhook: &WebhookEntry| -> BTreeSet<Vec<u8>> {
         webhook.certificates().iter().map(|one| one.der().to_vec()).collect()
     };
     configurations.flat_map(WebhookConfiguration::ours).map(trusted).reduce(|all, these| &all & &these)
@@ -221,7 +221,7 @@ pub enum Published {
     /// The webhook configurations have not been observed yet.
     #[default]
     Unknown,
-    /// There is no webhook, so the API server does not call the webhook.
+    /// None of our webhooks is registered, so the API server never calls this process.
     NoWebhooks,
     /// The DER of each CA, and since when it has been there without a break.
     Since(BTreeMap<Vec<u8>, Timestamp>),

@@ -1,4 +1,4 @@
-//! PURE. When one object may be written again: not while a write is in flight, not before the watch has shown the last
+//! When one object may be written again: not while a write is in flight, not before the watch has shown the last
 //! write, and later each time when somebody keeps undoing our writes.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! PURE. What a replica does next about the Lease, given what it has observed and the time.
+//! What a replica does next about the Lease, given what it has observed and the time.
 //!
 //! Clocks of different replicas are never compared. As in client-go, the Lease of another replica expires when it has
 //! not changed for its duration, measured by our own clock from when we first observed it. Its metadata does not count.

@@ -1,4 +1,4 @@
-//! PURE. What the annotations of the Lease say about deletes that are held: written by the leader and by `lockstep
+//! What the annotations of the Lease say about deletes that are held: written by the leader and by `lockstep
 //! deletes`, read by every replica and by people's commands.
 
 use std::{collections::BTreeMap, time::Duration};

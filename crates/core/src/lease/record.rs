@@ -1,4 +1,4 @@
-//! PURE. The Lease as the API server sends it, read as far as the election needs it.
+//! The Lease as the API server sends it, read as far as the election needs it.
 //!
 //! The API server stores Leases that k8s-openapi's type cannot be read from: a time in the year 10000 or before the year
 //! 0, managedFields that are nested too deeply. A Lease that cannot be read cannot be renewed or taken over either: no

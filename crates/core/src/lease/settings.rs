@@ -61,7 +61,7 @@ impl PublishedSettings {
         }
     }
 
-    /// Whom the webhook allows everything, besides the replicas.
+    /// Users to whom the webhook allows everything, besides the replicas.
     pub fn exempt(&self) -> Subjects {
         Subjects { users: self.exempt_users.clone(), groups: self.exempt_groups.clone() }
     }

@@ -1,4 +1,4 @@
-//! PURE. What would become of the companions of a source in some state: the webhook tells it in the warning of a dry
+//! What would become of the companions of a source in some state: the webhook tells it in the warning of a dry
 //! run, `lockstep plan` as text or JSON.
 
 use serde::Serialize;

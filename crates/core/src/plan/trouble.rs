@@ -1,4 +1,4 @@
-//! PURE. What keeps a source from having its companions.
+//! What keeps a source from having its companions.
 
 use std::fmt;
 

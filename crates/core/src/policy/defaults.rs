@@ -1,4 +1,4 @@
-//! PURE. The annotation `<domain>/defaults`: the defaults that the webhook writes to a source, in a key of their own.
+//! The annotation `<domain>/defaults`: the defaults that the webhook writes to a source, in a key of their own.
 //!
 //! The webhook recomputes the annotation on every write. If it wrote defaults into the keys that people write, nobody
 //! could tell them from a person's choice, and a changed default would never reach the source.

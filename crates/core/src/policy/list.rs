@@ -1,4 +1,4 @@
-//! PURE. Comma-separated lists in annotations, and their limits.
+//! Comma-separated lists in annotations, and their limits.
 //!
 //! Tenants choose these texts, and an annotation may have 256 KiB: 65,000 names, each an allocation of its own. So a list
 //! is measured before anything of it is kept.

@@ -1,4 +1,4 @@
-//! PURE. What is probably a mistake on a source or a Namespace, although nothing is malformed.
+//! What is probably a mistake on a source or a Namespace, although nothing is malformed.
 
 use super::{MAX_QUOTED_CHARS, Policy, pattern::Pattern};
 use crate::{keys::Keys, object::Meta, text::shorten};

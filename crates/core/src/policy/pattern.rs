@@ -1,4 +1,4 @@
-//! PURE. Names with `*` in comma-separated lists of annotations and flags, and exclusions with `!`.
+//! Names with `*` in comma-separated lists of annotations and flags, and exclusions with `!`.
 
 use std::{fmt, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! PURE. A companion, reduced to its identity and digests: memory does not grow with content.
+//! A companion, reduced to its identity and digests: memory does not grow with content.
 
 use std::{ops::Deref, sync::Arc};
 

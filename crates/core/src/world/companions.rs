@@ -1,4 +1,4 @@
-//! PURE. The companions that the watches show, by name and by source.
+//! The companions that the watches show, by name and by source.
 //!
 //! There may be a hundred thousand of them. Each is kept once, with its name, and takes a few bytes more in each index.
 

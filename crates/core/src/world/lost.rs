@@ -1,4 +1,4 @@
-//! PURE. Companions that vanished without our doing: deleted, or without our label. A watch shows both alike.
+//! Companions that vanished without our doing: deleted, or without our label. A watch shows both alike.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! PURE. Namespaces: which of them a source reaches, and what they say about it.
+//! Namespaces: which of them a source reaches, and what they say about it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! PURE. The payloads of sources that are kept in memory, within a budget.
+//! The payloads of sources that are kept in memory, within a budget.
 //!
 //! When they exceed it, the namespace that holds most gives up its largest payload first. So the megabytes of one tenant
 //! never displace the few kilobytes of another.

@@ -1,4 +1,4 @@
-//! PURE. The progress of each watch: which list is current, and which of two states is the newer one.
+//! The progress of each watch: which list is current, and which of two states is the newer one.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! PURE. A source, reduced to what is needed to plan its companions. Its payload is kept apart, in [`super::payloads`].
+//! A source, reduced to what is needed to plan its companions. Its payload is kept apart, in [`super::payloads`].
 
 use std::sync::{Arc, LazyLock};
 

@@ -1,4 +1,4 @@
-//! PURE. What the watches have shown, and which sources to reconcile when it changes.
+//! What the watches have shown, and which sources to reconcile when it changes.
 
 use std::{
     collections::{BTreeSet, HashMap},

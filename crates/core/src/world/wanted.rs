@@ -1,4 +1,4 @@
-//! PURE. Which sources want which companion.
+//! Which sources want which companion.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! PURE. A circuit breaker for deletes: holds them when so many are due at once that it looks like an accident.
+//! A circuit breaker for deletes: holds them when so many are due at once that it looks like an accident.
 //!
 //! The deletes that became due within a minute are an accident if they are more than half of what there is to delete, and
 //! belong to more than 20 sources. Held deletes that became due earlier count on neither side. So an accident that goes on
@@ -6,11 +6,11 @@
 //! not held with it.
 //!
 //! There is at most one [`Hold`] at a time, which ends when the last of its deletes has been held for the whole grace.
-//! [`lease`] keeps it in the annotations of the Lease.
+//! [`hold_in_lease`] keeps it in the annotations of the Lease.
 
-mod lease;
+mod hold_in_lease;
 
-pub use lease::HoldUpdate;
+pub use hold_in_lease::HoldUpdate;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,7 +37,7 @@ pub struct Brake {
     /// How long deletes are held; zero turns the brake off.
     grace: Duration,
     /// By source and companion, while this replica leads: those that the brake covers.
-    deletes: HashMap<ObjectKey, Deletes>,
+    deletes: HashMap<ObjectKey, RecentDeletes>,
     /// The sums over `deletes`, kept up to date because every source asks for them.
     count: Count,
     /// When the last of them became due.
@@ -69,7 +69,7 @@ struct Hold {
 }
 
 /// Those of one source, by companion.
-type Deletes = HashMap<ObjectKey, DeleteState>;
+type RecentDeletes = HashMap<ObjectKey, DeleteState>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeleteState {
@@ -222,7 +222,7 @@ impl Brake {
     /// Starts to hold every delete that is due. While others have just been held, adds those of one source.
     fn hold_due(&mut self, now: Instant, source: &ObjectKey) {
         let until = now + self.grace;
-        let hold = |deletes: &mut Deletes| {
+        let hold = |deletes: &mut RecentDeletes| {
             for state in deletes.values_mut() {
                 if let DeleteState::Due(due) = *state {
                     *state = DeleteState::Held { until, due: Some(due) };
@@ -315,7 +315,7 @@ impl Brake {
     }
 
     /// Changes the deletes of one source, and the sums with them.
-    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut Deletes)) {
+    fn change(&mut self, source: &ObjectKey, change: impl FnOnce(&mut RecentDeletes)) {
         let deletes = self.deletes.entry(source.clone()).or_default();
         let before = Count::of(deletes);
         change(deletes);
@@ -349,7 +349,7 @@ impl DeleteState {
 }
 
 impl Count {
-    fn of(deletes: &Deletes) -> Self {
+    fn of(deletes: &RecentDeletes) -> Self {
         let mut count = Self::default();
         for state in deletes.values() {
             *match state {

@@ -1,4 +1,4 @@
-//! PURE. The write of one companion: what is sent, and what each answer means for the world, the next request and the
+//! The write of one companion: what is sent, and what each answer means for the world, the next request and the
 //! outcome. Nothing is sent from here: [`CompanionWrite::request`] says what to send, [`CompanionWrite::answer`] takes the
 //! answer.
 

@@ -1,10 +1,9 @@
-//! PURE. Writes that wait for a worker: small changes first, fan-outs in turns, bounded in all and for each namespace.
+//! Writes that wait for a worker: small changes first, fan-outs in turns, bounded in all and for each namespace.
 //!
-//! Every write that runs holds permits, more of them for large content: so all permits together bound the memory of
-//! requests. A write can hang for as long as `REQUEST_TIMEOUT`, for example in a slow admission webhook of
-//! one namespace, so no namespace gets more than a part of the permits. And fan-outs leave some permits to small changes,
-//! and most of them while there are any: what comes while sources are written to a thousand namespaces is written next,
-//! but the API server still has to finish what it was sent before.
+//! Every write that runs holds permits, more of them for large content, so the permits bound the memory that requests take.
+//! A write can hang for 30 s, for example in a slow admission webhook of one namespace, so no namespace gets more than a
+//! part of the permits. Fan-outs always leave some permits to small changes, and most of them while there are small changes:
+//! the API server still has to finish what it was sent before.
 
 use std::{
     collections::{HashMap, VecDeque},

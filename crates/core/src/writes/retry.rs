@@ -1,4 +1,4 @@
-//! PURE. What the controller remembers of a source between two reconciles: which writes failed or are in flight, and when
+//! What the controller remembers of a source between two reconciles: which writes failed or are in flight, and when
 //! to try again.
 
 use std::{

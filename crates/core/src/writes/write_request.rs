@@ -1,4 +1,4 @@
-//! PURE. The requests that read and write companions. Every update names the version that it was decided on, every delete
+//! The requests that read and write companions. Every update names the version that it was decided on, every delete
 //! the UID and version.
 //!
 //! A companion is sent as JSON: whole, for a create, and as a JSON patch, for an update or a release.
@@ -48,13 +48,13 @@ impl CompanionRequest {
 }
 
 /// What a companion is written with.
-pub struct Content {
+pub struct WriteContent {
     pub source: Arc<Source>,
     payload: Arc<Payload>,
     marks: Marks,
 }
 
-impl Content {
+impl WriteContent {
     /// `None` if the source is malformed: then no plan writes its companions.
     pub fn new(keys: &Keys, source: Arc<Source>, payload: Arc<Payload>) -> Option<Self> {
         let marks = source.expected_marks(keys, payload.copied.clone())?;
@@ -91,7 +91,7 @@ struct BodyMeta<'a> {
 }
 
 /// The companion of a source, for a create.
-pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> Vec<u8> {
+pub fn create(WriteContent { source, payload, marks }: &WriteContent, at: &ObjectKey) -> Vec<u8> {
     let content = &payload.content;
     let Marks { labels, annotations } = marks;
     serde_json::to_vec(&Body {
@@ -115,7 +115,11 @@ pub fn create(Content { source, payload, marks }: &Content, at: &ObjectKey) -> V
 /// Replaces content and marks of a companion in a known state; what others added stays.
 ///
 /// `add` replaces what is there; a null value removes a field.
-pub fn update(Content { source, payload, marks }: &Content, at: &ObjectKey, known: &Companion) -> Operations {
+pub fn update(
+    WriteContent { source, payload, marks }: &WriteContent,
+    at: &ObjectKey,
+    known: &Companion,
+) -> Operations {
     let content = &payload.content;
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
     if known.finalizers {
@@ -213,7 +217,7 @@ mod tests {
         let draft = companion("away", "colors-synced").of("home/colors").version(7);
         let (at, known) = (draft.key(), read_companion(Kind::ConfigMap, draft.object()));
         let (known, keys) = (known.companion(), testing::keys());
-        let content = Content::new(&keys, observed.source.into(), observed.payload.unwrap());
+        let content = WriteContent::new(&keys, observed.source.into(), observed.payload.unwrap());
         let update = update(&content.expect("a well-formed source"), &at, known);
         let only_this_version = json!({"op": "replace", "path": "/metadata/resourceVersion", "value": "7"});
         for operations in [update, release(&keys, known)] {

@@ -1,4 +1,4 @@
-//! PURE. Keeps the hold in the annotations of the Lease, where the next leader and people find it, and does what people ask
+//! Keeps the hold in the annotations of the Lease, where the next leader and people find it, and does what people ask
 //! for there.
 //!
 //! The leader's own knowledge decides: whatever else is in `deletes-held` is overwritten. A standby knows the hold from
