@@ -117,7 +117,7 @@ model: controlplane ## run random histories with faults, judged by the model; LO
 	$(CARGO) test --locked --workspace --test histories -- --nocapture --skip across_versions
 
 # What users have before they update. After a release, its tag.
-LOCKSTEP_PREVIOUS ?= c4a5086
+LOCKSTEP_PREVIOUS ?= 0d8d4f0
 
 test-skew: controlplane ## run histories with replicas of LOCKSTEP_PREVIOUS and of this version: update, rollback, mixed
 	previous=$$(CARGO='$(CARGO)' tests/previous $(LOCKSTEP_PREVIOUS)) && LOCKSTEP_PREVIOUS_BINARY=$$previous \
