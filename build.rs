@@ -1,5 +1,5 @@
-//! Tells `lockstep --version` of a release build the commit and its date. Without git, as in a source archive or an image
-//! build, the environment says them: `LOCKSTEP_COMMIT` and `LOCKSTEP_COMMIT_DATE`.
+//! Tells `lockstep --version` of a release build the commit and its date. Without git, as in a source archive or an
+//! image build, the environment says them: `LOCKSTEP_COMMIT` and `LOCKSTEP_COMMIT_DATE`.
 
 use std::{env, path::Path, process::Command};
 

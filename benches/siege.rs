@@ -1,12 +1,12 @@
 //! What well-behaved clients see of the webhook, first alone and then under siege, for less than two minutes:
 //!
-//! - a tenant's writes through the API server, while another tenant and a peer that reaches the webhook's port do what they
-//!   can;
-//! - reviews that are sent straight to the webhook, far more than a cluster has, while broken and hostile clients connect
-//!   and sources change.
+//! - a tenant's writes through the API server, while another tenant and a peer that reaches the webhook's port do what
+//!   they can;
+//! - reviews that are sent straight to the webhook, far more than a cluster has, while broken and hostile clients
+//!   connect and sources change.
 //!
-//! Prints requests, errors, latencies and the peak memory of the replica, and fails if an error is the webhook's fault or
-//! the memory exceeds the pod's limit. `make siege` runs it.
+//! Prints requests, errors, latencies and the peak memory of the replica, and fails if an error is the webhook's fault
+//! or the memory exceeds the pod's limit. `make siege` runs it.
 
 // Parts of the end-to-end tests, without the tests in them.
 #![allow(dead_code, unused_imports)]
@@ -52,8 +52,8 @@ const NAMESPACES: usize = 500;
 const LARGE_SOURCES: usize = 100;
 /// Connections of the tenant, and of the peer with small reviews.
 const CONNECTIONS: usize = 20;
-/// The pause of a connection between two attacks. Attackers, API server and webhook share this machine: without a pause, it
-/// would show just that.
+/// The pause of a connection between two attacks. Attackers, API server and webhook share this machine: without a
+/// pause, it would show just that.
 const ATTACK_PAUSE: Duration = Duration::from_millis(50);
 
 #[tokio::main]

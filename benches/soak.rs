@@ -1,7 +1,8 @@
 //! One long history with every fault, alone and in threes: how long Lockstep takes to catch up, how much it writes, and
 //! how much memory it needs.
 //!
-//! `make soak MINUTES=20` runs it. It writes the table and a plot of memory to `target/soak`, or where `SOAK_OUTPUT` says.
+//! `make soak MINUTES=20` runs it. It writes the table and a plot of memory to `target/soak`, or where `SOAK_OUTPUT`
+//! says.
 
 // Parts of the end-to-end tests and of the histories.
 #![allow(dead_code, unused_imports)]
@@ -81,8 +82,8 @@ async fn main() -> ExitCode {
     let (mut convergence, mut stuck) = (Convergence::default(), Vec::new());
     let (mut rounds, mut early_rounds) = (0, 0);
     while begun.elapsed() < length && stuck.is_empty() && scene.recorder.violations().is_empty() {
-        // At first, no fault ends a replica, so that the memory of one process can be seen over time. Then those that do
-        // come first.
+        // At first, no fault ends a replica, so that the memory of one process can be seen over time. Then those that
+        // do come first.
         let all = Fault::ALL.into_iter().filter(|fault| fault.missing().is_none());
         let early = begun.elapsed() < length * 6 / 10;
         let mut pool: Vec<Fault> = all.filter(|fault| !early || !fault.ends_replicas()).collect();

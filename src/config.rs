@@ -53,7 +53,8 @@ pub struct Run {
     #[arg(long, help_heading = "Controller", env = "LOCKSTEP_RESYNC", default_value = "30s", value_parser = positive_duration)]
     pub resync: Duration,
 
-    /// Lockstep's own namespace; sources and companions are not allowed in it [default: the pod's, else lockstep-system]
+    /// Lockstep's own namespace; sources and companions are not allowed in it [default: the pod's, else
+    /// lockstep-system]
     #[arg(long, help_heading = "Replicas", env = "LOCKSTEP_NAMESPACE", value_parser = namespace)]
     pub namespace: Option<String>,
 
@@ -82,7 +83,8 @@ pub struct Run {
     #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_WEBHOOK_BIND", default_value = "0.0.0.0:9443")]
     pub webhook_bind: SocketAddr,
 
-    /// Run only the controller, without the webhook; then nothing checks that the author of a source may write to its targets
+    /// Run only the controller, without the webhook; then nothing checks that the author of a source may write to its
+    /// targets
     #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_NO_WEBHOOK")]
     pub no_webhook: bool,
 
@@ -159,7 +161,8 @@ pub struct Run {
     )]
     pub tls_key: Option<PathBuf>,
 
-    /// Take reviews only from clients with a certificate of this CA, PEM; reloaded when the file changes [default: from all]
+    /// Take reviews only from clients with a certificate of this CA, PEM; reloaded when the file changes [default: from
+    /// all]
     #[arg(long, help_heading = "Webhook", env = "LOCKSTEP_CLIENT_CA", value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
 

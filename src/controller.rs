@@ -1,5 +1,5 @@
-//! The controller: queue → reconcile → plan → writes → apply → report. What it decides is in [`lockstep_core::plan`] and
-//! [`lockstep_core::writes`].
+//! The controller: queue → reconcile → plan → writes → apply → report. What it decides is in [`lockstep_core::plan`]
+//! and [`lockstep_core::writes`].
 //!
 //! | file | job |
 //! | --- | --- |

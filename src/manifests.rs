@@ -73,7 +73,8 @@ pub struct Manifests {
     #[arg(long, conflicts_with = "webhook_url")]
     pub monitoring: bool,
 
-    /// Where the runbooks of the alerts are published: the address of docs/operations.md in your copy of this repository
+    /// Where the runbooks of the alerts are published: the address of docs/operations.md in your copy of this
+    /// repository
     #[arg(long, value_name = "URL", default_value = RUNBOOKS, value_parser = runbook_url, conflicts_with = "webhook_url")]
     pub runbook_url: String,
 

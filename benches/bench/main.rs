@@ -1,9 +1,10 @@
-//! Lockstep against its limits: what the API server itself can write and deliver, and what a bare TLS server can answer.
-//! Each figure is measured several times in turn with its floor, and with a controller on controller-runtime (benches/peer),
-//! in the same run: ratios vary less between machines than durations do.
+//! Lockstep against its limits: what the API server itself can write and deliver, and what a bare TLS server can
+//! answer. Each figure is measured several times in turn with its floor, and with a controller on controller-runtime
+//! (benches/peer), in the same run: ratios vary less between machines than durations do.
 //!
 //! `make bench` runs everything in less than 20 minutes, `make bench QUICK=1` less of it in less than three, and
-//! `make bench ONLY=heal` one part. Tables, JSON and a picture are written to `target/bench`, or where `BENCH_OUTPUT` says.
+//! `make bench ONLY=heal` one part. Tables, JSON and a picture are written to `target/bench`, or where `BENCH_OUTPUT`
+//! says.
 
 // Parts of the end-to-end tests, without the tests in them.
 #![allow(dead_code, unused_imports)]

@@ -270,8 +270,8 @@ async fn bare_heals(bench: Api, place: String, bodies: Arc<HashMap<String, Value
     }
 }
 
-/// One change of a source among many, alone and while another source is written to a thousand namespaces again and again.
-/// The floor is the same without the other one.
+/// One change of a source among many, alone and while another source is written to a thousand namespaces again and
+/// again. The floor is the same without the other one.
 pub(crate) async fn beside_fan_out(bench: &Bench, report: &mut Report) {
     let (count, fan) = (bench.scaled(10_000, 1000), bench.scaled(1000, 200));
     let changes = bench.scaled(60, 20);

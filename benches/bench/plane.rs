@@ -144,8 +144,8 @@ impl Bench {
         Self { plane, api: Api(client_for(&kubeconfig).await), peer: build_peer(), quick }
     }
 
-    /// What can be compared here: the peer needs Go. Each repetition begins with another one, because the API server still
-    /// works on what the one before has deleted.
+    /// What can be compared here: the peer needs Go. Each repetition begins with another one, because the API server
+    /// still works on what the one before has deleted.
     pub(crate) fn compared(&self, repetition: usize) -> Vec<Who> {
         let mut compared: Vec<Who> =
             [Who::Floor, Who::Lockstep].into_iter().chain(self.peer.as_ref().map(|_| Who::Peer)).collect();

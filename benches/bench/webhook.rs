@@ -1,5 +1,5 @@
-//! How many reviews the webhook answers, compared with a server that gives every request the same answer; and how much longer
-//! a patch takes because of a review.
+//! How many reviews the webhook answers, compared with a server that gives every request the same answer; and how much
+//! longer a patch takes because of a review.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},

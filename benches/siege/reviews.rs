@@ -1,5 +1,5 @@
-//! Reviews straight to the webhook, over connections that stay open as those of an API server do, alone and beside clients
-//! that are slow, broken or hostile, while a source changes and is mirrored.
+//! Reviews straight to the webhook, over connections that stay open as those of an API server do, alone and beside
+//! clients that are slow, broken or hostile, while a source changes and is mirrored.
 
 use std::{
     net::Ipv4Addr,

@@ -1,5 +1,5 @@
-//! The Helm chart as a package, as `helm package` makes it, but always of the same bytes: that command stores the times of
-//! the files.
+//! The Helm chart as a package, as `helm package` makes it, but always of the same bytes: that command stores the times
+//! of the files.
 
 use std::{
     fs,

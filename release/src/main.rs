@@ -1,5 +1,5 @@
-//! Packs everything of a release into a directory. The bytes depend on the arguments, the checkout's files and the binaries
-//! alone, not on the time, on the machine or on where the checkout is.
+//! Packs everything of a release into a directory. The bytes depend on the arguments, the checkout's files and the
+//! binaries alone, not on the time, on the machine or on where the checkout is.
 
 #![forbid(unsafe_code)]
 

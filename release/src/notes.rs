@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 
-/// How to install and verify this version, and what has changed. A version that the changelog does not have yet is made of
-/// what is unreleased.
+/// How to install and verify this version, and what has changed. A version that the changelog does not have yet is made
+/// of what is unreleased.
 pub fn release_notes(
     changelog: &str,
     version: &str,
@@ -34,8 +34,8 @@ for your own machine is in the archives `lockstep-{version}-*.tar.gz`. `docs/sec
     ))
 }
 
-/// The text below the heading that begins with these words, with each item in one line: where release notes are shown, a
-/// new line is a line break.
+/// The text below the heading that begins with these words, with each item in one line: where release notes are shown,
+/// a new line is a line break.
 fn section(changelog: &str, heading: &str) -> Option<String> {
     let is_heading = |line: &&str| {
         line.strip_prefix("## ").and_then(|title| title.split([' ', ',']).next()) == Some(heading)

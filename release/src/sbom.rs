@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::crates::{Crate, ROOT};
 
-/// The crates in the binary, with licenses, checksums and who uses whom. It has no serial number, which would have to be
-/// random, and no path.
+/// The crates in the binary, with licenses, checksums and who uses whom. It has no serial number, which would have to
+/// be random, and no path.
 pub fn cyclone_dx(crates: &[Crate], created: &str) -> anyhow::Result<Vec<u8>> {
     let (own, others): (Vec<&Crate>, Vec<&Crate>) = crates.iter().partition(|linked| linked.name == ROOT);
     let own = own.first().map(|own| component(own, "application"));

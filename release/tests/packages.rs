@@ -1,5 +1,5 @@
-//! What `make dist` writes is the same for the same files, and the programs for which it is made accept it. By default a
-//! small script stands for the binary; `make test-dist` sets `LOCKSTEP_TEST_DIST` to the directory of a real release.
+//! What `make dist` writes is the same for the same files, and the programs for which it is made accept it. By default
+//! a small script stands for the binary; `make test-dist` sets `LOCKSTEP_TEST_DIST` to the directory of a real release.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -22,9 +22,9 @@ use lockstep_core::{
     },
 };
 
-/// Tenants choose the size of what is read: the object that has the name of a companion, metadata of any length, a source
-/// of which one key is copied. The permits of a write do not cover it. A read holds up to three times the object, as it is
-/// received and as it is parsed, so four reads of 1.5 MiB hold 18 MiB.
+/// Tenants choose the size of what is read: the object that has the name of a companion, metadata of any length, a
+/// source of which one key is copied. The permits of a write do not cover it. A read holds up to three times the
+/// object, as it is received and as it is parsed, so four reads of 1.5 MiB hold 18 MiB.
 const MAX_CONCURRENT_READS: usize = 4;
 
 pub struct Applier<A> {

@@ -1,5 +1,5 @@
-//! Events on sources, for `kubectl describe`. An Event that repeats is one Event with a count. Companions go first: Events
-//! wait while companions are written.
+//! Events on sources, for `kubectl describe`. An Event that repeats is one Event with a count. Companions go first:
+//! Events wait while companions are written.
 
 use std::{
     collections::HashMap,

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use lockstep_core::{object::ObjectKey, policy::content::Digest, world::Payload};
 
-/// The payload of one source in the state of this digest, for as long as a write uses it. It is locked while it is read,
-/// so that one write reads it for all: a source with a thousand targets is not read a thousand times.
+/// The payload of one source in the state of this digest, for as long as a write uses it. It is locked while it is
+/// read, so that one write reads it for all: a source with a thousand targets is not read a thousand times.
 #[derive(Default)]
 pub struct LiveRead(Digest, Weak<Payload>);
 

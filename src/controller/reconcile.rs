@@ -1,7 +1,7 @@
 //! Reconciles sources: plans what is missing, queues the writes, and records their outcomes.
 //!
-//! A reconcile never waits for a write. While one companion's write hangs, the source is reconciled again as usual and its
-//! other companions are written; that one follows when its write has ended.
+//! A reconcile never waits for a write. While one companion's write hangs, the source is reconciled again as usual and
+//! its other companions are written; that one follows when its write has ended.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -99,8 +99,8 @@ impl SourceState {
     }
 }
 
-/// A queued write, and the reconcile that it belongs to. There are as many as companions when all have to be written, so it
-/// is small.
+/// A queued write, and the reconcile that it belongs to. There are as many as companions when all have to be written,
+/// so it is small.
 struct Write {
     reconcile: Arc<Reconcile>,
     job: Job,
@@ -205,8 +205,8 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
-    /// Enqueues every source, except those for which a reconcile would do nothing: these would only pass through the queue. A
-    /// standby looks for no lost companions, so it forgets them, or they would fill its memory.
+    /// Enqueues every source, except those for which a reconcile would do nothing: these would only pass through the
+    /// queue. A standby looks for no lost companions, so it forgets them, or they would fill its memory.
     pub async fn resync(&self) {
         if !self.claim.is_held() {
             return self.world.write(World::forget_unwanted_lost);
@@ -234,8 +234,8 @@ impl<A: CompanionApi> Reconciler<A> {
         }
     }
 
-    /// Opens the queues when this replica becomes the leader, and closes them when it no longer is, for ever. A standby's
-    /// queues stay closed; on becoming leader every source is enqueued.
+    /// Opens the queues when this replica becomes the leader, and closes them when it no longer is, for ever. A
+    /// standby's queues stay closed; on becoming leader every source is enqueued.
     pub async fn follow_leadership(self: Arc<Self>, annotations: LeaseAnnotations) -> Infallible {
         let mut claim = self.claim.clone();
         loop {
@@ -267,8 +267,8 @@ impl<A: CompanionApi> Reconciler<A> {
         self.update_gauges();
     }
 
-    /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby, it
-    /// remembers the hold of the leader.
+    /// Shows the hold of the brake in the annotations of the Lease, and does what people ask for there. On a standby,
+    /// it remembers the hold of the leader.
     pub fn sync_hold(&self, annotations: &LeaseAnnotations) {
         let leads = self.claim.is_held();
         let observed = annotations.observed().borrow().clone();
@@ -605,8 +605,9 @@ impl<A: CompanionApi> Reconciler<A> {
             let is_written = matches!(outcome, Ok(Some(done)) if done.applied.has_content());
             return is_written && self.world.read(|world| world.companion(at).is_none());
         }
-        // A later reconcile found writes of this one in flight, and could not say whether all is right. Before the last of
-        // them, only what is wrong counts: after each of a thousand writes, all thousand companions would be planned again.
+        // A later reconcile found writes of this one in flight, and could not say whether all is right. Before the last
+        // of them, only what is wrong counts: after each of a thousand writes, all thousand companions would be planned
+        // again.
         progress.unfinished == 0 || !self.is_right(&reconcile.source, at)
     }
 
@@ -643,8 +644,8 @@ impl<A: CompanionApi> Reconciler<A> {
         if !state.closed {
             let SourceState { uid, retry, planned, reported, .. } = &mut *state;
             let about = About { key, uid };
-            // A reconcile that found every write in flight leaves the report to the one that started them: troubles that
-            // are found one after the other are reported together.
+            // A reconcile that found every write in flight leaves the report to the one that started them: troubles
+            // that are found one after the other are reported together.
             if writes > 0 || !retry.is_in_flight() {
                 let troubles: Vec<Trouble> = planned.iter().cloned().chain(retry.troubles(now)).collect();
                 self.reporter.troubles(about, reported, &troubles, now);

@@ -33,7 +33,8 @@ use lockstep_core::{
 
 /// The timeout of a request for the Lease, at most.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the Lease is given back if others keep changing it meanwhile. Otherwise the next leader waits until it expires.
+/// How often the Lease is given back if others keep changing it meanwhile. Otherwise the next leader waits until it
+/// expires.
 const MAX_RELEASE_ATTEMPTS: u32 = 10;
 
 pub struct ElectionConfig {
@@ -153,8 +154,8 @@ impl<L: LeaseApi> Candidate<L> {
 
     /// Carries out one action, and returns how long to wait before the next.
     async fn try_once(&mut self) -> Duration {
-        // The leader knows what it wrote; a standby reads the Lease before each decision. After a conflict, the leader reads
-        // it after the pause: somebody who writes it all the time would change it again during the pause.
+        // The leader knows what it wrote; a standby reads the Lease before each decision. After a conflict, the leader
+        // reads it after the pause: somebody who writes it all the time would change it again during the pause.
         if (!self.is_holder() || self.conflicts > 0)
             && let Err(failure) = self.read().await
         {
@@ -199,8 +200,8 @@ impl<L: LeaseApi> Candidate<L> {
         };
         self.lease.observe(found.clone(), clock::now());
         let mut outdated = if self.another_leads() { self.annotations.wanted() } else { BTreeMap::new() };
-        // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease of
-        // the backup may name a leader that is gone.
+        // A standby that has noticed a restore announces it when it leads, unless the leader does so first. The Lease
+        // of the backup may name a leader that is gone.
         let own_announcement = outdated.remove_entry(&self.config.restore_annotation);
         if let Some(found) = found {
             if let Some((known, count)) = &self.last_seen {

@@ -37,9 +37,9 @@ impl ExpositionFormat {
     }
 }
 
-/// Writes OpenMetrics in the text format. In OpenMetrics, the help and type of a counter name it without `_total`; in the
-/// text format, they name its series, and a reader would take them for those of another metric. `# EOF` and `# UNIT`
-/// have no meaning there.
+/// Writes OpenMetrics in the text format. In OpenMetrics, the help and type of a counter name it without `_total`; in
+/// the text format, they name its series, and a reader would take them for those of another metric. `# EOF` and
+/// `# UNIT` have no meaning there.
 pub fn as_plain_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;

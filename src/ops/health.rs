@@ -43,8 +43,8 @@ pub struct Readiness(watch::Sender<ReadinessState>);
 
 struct ReadinessState {
     unmet: BTreeSet<Condition>,
-    /// The last attempt to read or write the Lease failed. That has no effect on the status of `/readyz`: the webhook must not
-    /// stop because the controller does.
+    /// The last attempt to read or write the Lease failed. That has no effect on the status of `/readyz`: the webhook
+    /// must not stop because the controller does.
     lease_failing: bool,
     last_received: BTreeMap<&'static str, Instant>,
 }

@@ -1,6 +1,6 @@
 //! A simulation of the controller: the real world, queue, plan, apply, brake, retry and election of two replicas on a
-//! simulated API server, under a virtual clock. From a seed come what people do, what goes wrong and how long everything
-//! takes; the `model` crate says what Lockstep has to make of it.
+//! simulated API server, under a virtual clock. From a seed come what people do, what goes wrong and how long
+//! everything takes; the `model` crate says what Lockstep has to make of it.
 //!
 //! | file | job |
 //! | --- | --- |

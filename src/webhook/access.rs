@@ -114,8 +114,8 @@ struct UserCheck<'a> {
 }
 
 impl UserCheck<'_> {
-    /// Fails with the first access that the user does not have. If that is known, nothing is asked: a user without rights
-    /// who tries again and again causes no more calls.
+    /// Fails with the first access that the user does not have. If that is known, nothing is asked: a user without
+    /// rights who tries again and again causes no more calls.
     async fn all(&self, accesses: Vec<Access>) -> Result<(), AccessError> {
         let mut accesses =
             accesses.into_iter().skip_while(|access| self.cached(access) == Some(true)).peekable();

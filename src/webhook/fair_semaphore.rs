@@ -1,5 +1,5 @@
-//! A semaphore that no caller can use up for others: free permits go to the waiting caller that holds the fewest. If there
-//! are too few, permits that may be revoked are taken from the caller that holds the most.
+//! A semaphore that no caller can use up for others: free permits go to the waiting caller that holds the fewest. If
+//! there are too few, permits that may be revoked are taken from the caller that holds the most.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,8 +27,8 @@ struct SemaphoreState {
     next_id: u64,
     /// Callers that hold permits or wait for some.
     callers: HashMap<Caller, CallerShare>,
-    /// The request whose permits were revoked and are not given back yet. There is one at a time, so no more are revoked
-    /// than needed.
+    /// The request whose permits were revoked and are not given back yet. There is one at a time, so no more are
+    /// revoked than needed.
     revoked: Option<u64>,
 }
 
@@ -70,8 +70,8 @@ impl FairSemaphore {
         acquired
     }
 
-    /// No permits yet. Those that it grows to may be revoked until [`Permits::keep`]: `revoke` must end the task that holds
-    /// them, so that they are dropped.
+    /// No permits yet. Those that it grows to may be revoked until [`Permits::keep`]: `revoke` must end the task that
+    /// holds them, so that they are dropped.
     pub fn revocable(&self, caller: Caller, revoke: AbortHandle) -> Permits {
         let permits = self.none(caller);
         self.state().share(&permits.caller).revocable.insert(permits.rank(), revoke);

@@ -78,8 +78,8 @@ struct ParsedReview {
     parsed: Permits,
 }
 
-/// What is left of a review while SubjectAccessReviews are waited for, which may take seconds: only the user, and digests
-/// of what is tried.
+/// What is left of a review while SubjectAccessReviews are waited for, which may take seconds: only the user, and
+/// digests of what is tried.
 struct JudgedReview {
     uid: String,
     author: Author,

@@ -1,5 +1,5 @@
-//! What the controller would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning: every
-//! dry run in CI becomes a plan.
+//! What the controller would do for a source that is only tried (`kubectl apply --dry-run=server`), as one warning:
+//! every dry run in CI becomes a plan.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -68,8 +68,8 @@ impl Preview {
         Outcome::of(world, &self.key, self.source.as_ref())
     }
 
-    /// Sorts out the creates that meet an object, and tells what happens. `found`: whether an object has the name, where
-    /// that is known.
+    /// Sorts out the creates that meet an object, and tells what happens. `found`: whether an object has the name,
+    /// where that is known.
     pub fn warning(&self, world: &World, mut outcome: Outcome, found: &HashMap<ObjectKey, bool>) -> String {
         let adopts = self.source.as_ref().and_then(Source::active_policy).is_some_and(|policy| policy.adopt);
         let home = &self.key.namespace;
@@ -129,8 +129,8 @@ impl Lookups {
         Self { client, calls: FairSemaphore::new(MAX_CONCURRENT_LOOKUPS) }
     }
 
-    /// Whether objects have the names of the first companions that would be created. What is not answered in time is left
-    /// out.
+    /// Whether objects have the names of the first companions that would be created. What is not answered in time is
+    /// left out.
     pub async fn find(&self, caller: Caller, outcome: &Outcome) -> HashMap<ObjectKey, bool> {
         let read = async |at: ObjectKey| (self.exists(caller.clone(), &at).await, at);
         let mut reads: FuturesUnordered<_> = outcome.creates().take(MAX_LOOKUPS).cloned().map(read).collect();

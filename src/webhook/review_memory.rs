@@ -80,8 +80,9 @@ impl ReviewMemory {
         ]
     }
 
-    /// Receives a body, and waits until there is memory to parse it. Until then, it may be given up for bodies of callers
-    /// that hold less, and for smaller ones of the same caller: a peer that sends slowly cannot keep others out.
+    /// Receives a body, and waits until there is memory to parse it. Until then, it may be given up for bodies of
+    /// callers that hold less, and for smaller ones of the same caller: a peer that sends slowly cannot keep others
+    /// out.
     pub async fn receive(&self, caller: Caller, body: Body) -> Result<ReceivedBody, BodyError> {
         if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
             return Err(BodyError::TooLarge);

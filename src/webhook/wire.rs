@@ -174,7 +174,8 @@ fn json_error(error: &serde_json::Error) -> Malformed {
     Malformed::Json(category, error.line(), error.column())
 }
 
-/// The answer to a review: allowed with warnings, or denied, with a label and a message. `patch` is a serialized JSON patch.
+/// The answer to a review: allowed with warnings, or denied, with a label and a message. `patch` is a serialized JSON
+/// patch.
 pub fn answer(uid: &str, outcome: Result<Vec<String>, (&str, String)>, patch: Option<Vec<u8>>) -> Vec<u8> {
     let mut response = json!({"uid": uid, "allowed": outcome.is_ok()});
     match outcome {

@@ -1,5 +1,5 @@
-//! The timeouts and the drain that users have. The other tests wait longer for a webhook, and drain nothing, so that they
-//! do not fail because this machine is busy; these run by themselves.
+//! The timeouts and the drain that users have. The other tests wait longer for a webhook, and drain nothing, so that
+//! they do not fail because this machine is busy; these run by themselves.
 
 use std::{
     sync::{

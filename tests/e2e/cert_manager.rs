@@ -316,8 +316,8 @@ impl Load {
     async fn send(cluster: Arc<Cluster>, service: Arc<TcpProxy>, home: String, progress: Arc<Progress>) {
         while !progress.stop.load(Ordering::SeqCst) {
             let round = progress.rounds.load(Ordering::SeqCst) + 1;
-            // The API server verifies a certificate only when it connects. While it has connections, one of them is often
-            // free again before a new one has failed.
+            // The API server verifies a certificate only when it connects. While it has connections, one of them is
+            // often free again before a new one has failed.
             if round.is_multiple_of(2) {
                 service.end_connections().await;
             }

@@ -181,8 +181,8 @@ impl Fixture {
         Certificate::parse_all(&data.get("ca.crt")?.0).ok()?.pop()
     }
 
-    /// Waits until the Secret has a current CA that is not among the former ones, and every webhook trusts just this one
-    /// beside the former ones.
+    /// Waits until the Secret has a current CA that is not among the former ones, and every webhook trusts just this
+    /// one beside the former ones.
     async fn settled_on_other_than(&self, former: &[Certificate]) -> Certificate {
         eventually("the same CA in the Secret and in every webhook", || async {
             let current = self.current().await.filter(|current| !former.contains(current))?;

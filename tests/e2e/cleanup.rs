@@ -19,8 +19,8 @@ async fn deleted_source_takes_its_companions_with_it() {
         let limit = if propagation == "Background" { DEADLINE } else { CONTROLLERS };
         within(limit, cluster.wait_gone(&configmap(&away, "colors-synced"))).await;
         cluster.wait_collected(&configmap(&home, "colors-synced")).await;
-        // In the source's own namespace the garbage collector deletes the companion. Lockstep deletes an orphan, unless it
-        // restored the ownerReference before it saw the source go.
+        // In the source's own namespace the garbage collector deletes the companion. Lockstep deletes an orphan, unless
+        // it restored the ownerReference before it saw the source go.
         let deletes =
             cluster.complete_audit(&home).await.iter().filter(|(verb, ..)| verb == "delete").count();
         assert!(deletes == 0 || propagation == "Orphan", "{propagation}");
@@ -288,8 +288,8 @@ async fn deleted_source_that_says_keep_leaves_its_companions_behind_with_one_wri
     assert!(note.starts_with("released 2: ") && note.contains("source gone"), "{note}");
     lockstep.wait_metric("lockstep_companion_writes_total{action=\"released\"}", 6.0).await;
 
-    // The garbage collector has its chance: it deletes the companion of a source that is deleted later. A new process has
-    // its chance, too, and mirrors that source.
+    // The garbage collector has its chance: it deletes the companion of a source that is deleted later. A new process
+    // has its chance, too, and mirrors that source.
     assert!(lockstep.stop().await.success());
     let lockstep = cluster.start_controller().await;
     cluster.source(&home, "beacon").annotate("target-namespaces", &format!(".,{away}")).create().await;

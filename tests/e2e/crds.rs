@@ -1,5 +1,5 @@
-//! Installs the CRDs of cert-manager and the Prometheus operator from their Go modules, so that the API server validates
-//! our objects as it would in a cluster that has them.
+//! Installs the CRDs of cert-manager and the Prometheus operator from their Go modules, so that the API server
+//! validates our objects as it would in a cluster that has them.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,7 +26,8 @@ const CRDS: [(Origin, &str); 4] = [
     (PROMETHEUS_OPERATOR, "monitoring.coreos.com_prometheusrules.yaml"),
 ];
 
-/// Whether the cluster has the CRDs. They are installed into a control plane of our own, never into an existing cluster.
+/// Whether the cluster has the CRDs. They are installed into a control plane of our own, never into an existing
+/// cluster.
 pub fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     let available = *AVAILABLE.get_or_init(|| if shared().is_existing() { found() } else { install_some() });

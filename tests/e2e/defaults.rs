@@ -1,5 +1,5 @@
-//! Defaults, with kubectl as people use it: the companions of a source depend on its manifest and on the defaults of now,
-//! not on how it got there.
+//! Defaults, with kubectl as people use it: the companions of a source depend on its manifest and on the defaults of
+//! now, not on how it got there.
 
 use serde_json::{Value, json};
 

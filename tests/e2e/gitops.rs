@@ -15,8 +15,8 @@ use crate::harness::{Cluster, configmap, output, secret};
 pub struct Repository {
     pub home: String,
     pub away: String,
-    /// `flags` has all its labels and annotations copied, `proxy` has the default targets of its namespace, and `token` is a
-    /// Secret.
+    /// `flags` has all its labels and annotations copied, `proxy` has the default targets of its namespace, and `token`
+    /// is a Secret.
     pub manifests: [Value; 3],
     /// The paths of the companions, in the same order.
     pub companions: [String; 3],

@@ -18,7 +18,8 @@ use kube::{Client, Config, config::KubeConfigOptions, config::Kubeconfig};
 use serde_json::{Value, json};
 
 /// How long a test waits for a condition, unless it says [`within`]. Lockstep acts within a second; the rest is for
-/// machines that are busy. A wake-up that is lost must not pass: no resync comes to the rescue, see [`Lockstep::spawn`].
+/// machines that are busy. A wake-up that is lost must not pass: no resync comes to the rescue, see
+/// [`Lockstep::spawn`].
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 /// For what controllers of Kubernetes do: they collect garbage, empty namespaces, count quotas and serve new kinds.
 pub(crate) const CONTROLLERS: Duration = Duration::from_secs(60);
@@ -28,8 +29,8 @@ pub(crate) const TAKEOVER: Duration = Duration::from_secs(20);
 pub(crate) const RETRY: Duration = Duration::from_secs(90);
 /// Until an API server that was away is back, and Lockstep's watches with it.
 pub(crate) const OUTAGE: Duration = Duration::from_secs(60);
-/// For a companion that was healed more than a few times: its heals back off. A delete with `--cascade` is two heals, of the
-/// finalizer and of the deleted companion.
+/// For a companion that was healed more than a few times: its heals back off. A delete with `--cascade` is two heals,
+/// of the finalizer and of the deleted companion.
 pub(crate) const MANY_HEALS: Duration = Duration::from_secs(60);
 /// Until a process that was asked to stop has finished its writes and ended.
 const SHUTDOWN: Duration = Duration::from_secs(30);
@@ -235,8 +236,8 @@ impl Cluster {
         Ok(serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{method} {path}: {error}")))
     }
 
-    /// As [`Self::try_request`], but with any body, with the message of a refusal, and with the answer as it is: an object
-    /// may be nested more deeply than a [`Value`] can be.
+    /// As [`Self::try_request`], but with any body, with the message of a refusal, and with the answer as it is: an
+    /// object may be nested more deeply than a [`Value`] can be.
     pub(crate) async fn try_text(
         &self,
         method: &str,
@@ -396,8 +397,8 @@ impl Cluster {
     }
 
     /// As [`Self::audit`], with every request that was answered before this call. The log is written a moment after the
-    /// response, so a test that looks for what must not be there has to wait. A companion can be seen before the write of it
-    /// is answered: a test that counts this write waits first until it is in [`Self::audit`].
+    /// response, so a test that looks for what must not be there has to wait. A companion can be seen before the write
+    /// of it is answered: a test that counts this write waits first until it is in [`Self::audit`].
     pub(crate) async fn complete_audit(&self, namespace: &str) -> Vec<(String, String, u64)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let marker = format!("{}-marker-{}", self.id, NEXT.fetch_add(1, Ordering::Relaxed));
@@ -555,7 +556,8 @@ impl Drop for InstalledManifests {
     }
 }
 
-/// A metric that docs/reference.md does not know would be zero forever, and nobody would notice that a test asks for it.
+/// A metric that docs/reference.md does not know would be zero forever, and nobody would notice that a test asks for
+/// it.
 fn assert_documented(series: &str) {
     let reference = include_str!("../../docs/reference.md");
     let (_, rest) = reference.split_once("\n## Metrics\n").expect("a section about metrics");

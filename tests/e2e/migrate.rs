@@ -1,4 +1,5 @@
-//! `lockstep migrate`: copies as kubernetes-replicator and Reflector make them become companions in place, and come back.
+//! `lockstep migrate`: copies as kubernetes-replicator and Reflector make them become companions in place, and come
+//! back.
 
 use std::{
     collections::BTreeMap,

@@ -130,8 +130,8 @@ async fn healthy_replica_has_data_for_every_panel_and_no_alert() {
     eventually("no alert is pending", || async { prometheus.alerts().is_empty().then_some(()) }).await;
 }
 
-/// The rules with shorter times, so that a test need not wait for hours; thresholds are as they are shipped, but for the
-/// five minutes that a watch may be silent.
+/// The rules with shorter times, so that a test need not wait for hours; thresholds are as they are shipped, but for
+/// the five minutes that a watch may be silent.
 fn hasty_rules() -> Value {
     let mut rules = rules();
     for rule in rules["groups"][0]["rules"].as_array_mut().expect("rules") {
@@ -149,8 +149,8 @@ fn hasty_rules() -> Value {
     rules
 }
 
-/// The rows of tests/README.md: alert, its first unit test, and its cluster in the test below. Each cluster has one replica
-/// and its faults.
+/// The rows of tests/README.md: alert, its first unit test, and its cluster in the test below. Each cluster has one
+/// replica and its faults.
 fn documented() -> Vec<[String; 3]> {
     let (_, section) = README.split_once("\n### Alerts\n").expect("a section about alerts");
     let section = section.split("\n### ").next().unwrap_or_default();
@@ -294,7 +294,8 @@ async fn messy_mirror(cluster: &Cluster, prometheus: &mut Prometheus) -> Lockste
     lockstep
 }
 
-/// A webhook that peers disturb, whose certificate is short-lived, whose configuration is deleted, and that loses rights.
+/// A webhook that peers disturb, whose certificate is short-lived, whose configuration is deleted, and that loses
+/// rights.
 async fn besieged_webhook(cluster: &Cluster, prometheus: &mut Prometheus) -> (Lockstep, impl Drop + use<>) {
     let home = cluster.namespace("home").await;
     // It has its own identity, so that the other tests keep their rights.

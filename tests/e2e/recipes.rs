@@ -25,7 +25,8 @@ pub struct Step {
     pub output: String,
 }
 
-/// The commands in blocks of a page. Lines before the first command of a block, and blocks of YAML, are for people only.
+/// The commands in blocks of a page. Lines before the first command of a block, and blocks of YAML, are for people
+/// only.
 pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     for block in blocks(page).filter(|block| block.starts_with('\n')) {

@@ -1,5 +1,5 @@
-//! Where Lockstep reads what Kubernetes also reads, the API server is asked for its opinion: random selectors and names,
-//! and Leases that are odd but legal. `LOCKSTEP_FUZZ_SEED` repeats a run.
+//! Where Lockstep reads what Kubernetes also reads, the API server is asked for its opinion: random selectors and
+//! names, and Leases that are odd but legal. `LOCKSTEP_FUZZ_SEED` repeats a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 

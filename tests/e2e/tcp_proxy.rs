@@ -1,5 +1,5 @@
-//! A TCP proxy: it balances connections over several replicas, as a Service does, and can stall all of them, as a network
-//! that is down does.
+//! A TCP proxy: it balances connections over several replicas, as a Service does, and can stall all of them, as a
+//! network that is down does.
 
 use std::{
     path::PathBuf,
@@ -130,8 +130,8 @@ impl TcpProxy {
         self.accepted.load(Ordering::SeqCst)
     }
 
-    /// Ends all connections as a server does that closes idle ones, and waits until the clients have closed them, too. No
-    /// request may be in flight. For tests/e2e.
+    /// Ends all connections as a server does that closes idle ones, and waits until the clients have closed them, too.
+    /// No request may be in flight. For tests/e2e.
     #[allow(dead_code)]
     pub(crate) async fn end_connections(&self) {
         let connections = std::mem::take(&mut *self.connections.lock().expect("a lock"));

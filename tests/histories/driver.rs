@@ -155,8 +155,8 @@ pub(crate) async fn run(
     outcome
 }
 
-/// After the last round: everything is right, and then a new replica of each of these builds writes nothing. Returns what is
-/// not right in the end.
+/// After the last round: everything is right, and then a new replica of each of these builds writes nothing. Returns
+/// what is not right in the end.
 pub(crate) async fn end(scene: &mut Scene, builds: &[Build]) -> Vec<String> {
     // A namespace that is still being deleted takes sources with it, and that is a reason to write.
     scene.finish_deletions().await;

@@ -1,8 +1,8 @@
 //! What etcd stores, in the order in which it was stored.
 //!
-//! Watches of the API server say nothing about the order of changes of different kinds. etcd numbers all changes, so one
-//! watch of etcd shows a cluster's history as it was: what was there when a companion was written, and who held the Lease.
-//! It survives restarts of the API server. It needs an API server that stores JSON ([`STORES_JSON`]).
+//! Watches of the API server say nothing about the order of changes of different kinds. etcd numbers all changes, so
+//! one watch of etcd shows a cluster's history as it was: what was there when a companion was written, and who held the
+//! Lease. It survives restarts of the API server. It needs an API server that stores JSON ([`STORES_JSON`]).
 
 use std::{io, path::PathBuf, pin::Pin, time::Duration};
 

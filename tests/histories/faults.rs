@@ -344,8 +344,8 @@ impl Scene {
         self.recorder.note(format!("FAULT {fault} has ended"));
     }
 
-    /// Otherwise, garbage collector and namespace controller do nothing for up to a minute after an outage, and it would
-    /// be their convergence that is measured.
+    /// Otherwise, garbage collector and namespace controller do nothing for up to a minute after an outage, and it
+    /// would be their convergence that is measured.
     fn restart_controller_manager(&self) {
         blocking(|| self.plane.controller_manager()?.restart()).expect("the controller manager starts");
     }

@@ -1,5 +1,5 @@
-//! Random histories with faults on a real control plane, judged by the model. `make model` runs them; tests/README.md says
-//! how one is replayed.
+//! Random histories with faults on a real control plane, judged by the model. `make model` runs them; tests/README.md
+//! says how one is replayed.
 
 #[allow(dead_code)]
 #[path = "../e2e/harness.rs"]

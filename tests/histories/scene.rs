@@ -231,8 +231,8 @@ impl Scene {
         if all_accepted { Performed::Accepted } else { Performed::Refused }
     }
 
-    /// Removes the finalizers that keep namespaces from being deleted, and waits until these are gone: otherwise, ever fewer
-    /// steps of a long history would have an effect.
+    /// Removes the finalizers that keep namespaces from being deleted, and waits until these are gone: otherwise, ever
+    /// fewer steps of a long history would have an effect.
     pub(crate) async fn finish_deletions(&mut self) {
         self.recorder.catch_up().await;
         let (held, ending) = {

@@ -1,4 +1,5 @@
-//! Deletes or kills each replica, the CA Secret and the kubelet. Everything recovers, and no request fails that need not.
+//! Deletes or kills each replica, the CA Secret and the kubelet. Everything recovers, and no request fails that need
+//! not.
 
 use std::{
     collections::BTreeSet,
@@ -48,7 +49,8 @@ pub(crate) async fn delete_each_pod(installation: &Installation) {
     assert!(edits.failures.is_empty() && changes.failures.is_empty(), "{edits:#?} {changes:#?}");
 }
 
-/// Kills the leader's container and the standby's with SIGKILL. The kubelet restarts it; meanwhile the other replica works.
+/// Kills the leader's container and the standby's with SIGKILL. The kubelet restarts it; meanwhile the other replica
+/// works.
 pub(crate) async fn kill_each_container(installation: &Installation, node: &Node) {
     let namespace = installation.cluster.namespace("killed").await;
     for (role, name) in [(0, "leader"), (1, "standby")] {

@@ -1,5 +1,5 @@
-//! Two replicas of Lockstep in pods on a real kubelet. Run by `make test-node` on a node of our own and by `make test-kind`
-//! on a kind cluster, otherwise skipped.
+//! Two replicas of Lockstep in pods on a real kubelet. Run by `make test-node` on a node of our own and by
+//! `make test-kind` on a kind cluster, otherwise skipped.
 
 #[allow(dead_code)]
 #[path = "../e2e/harness.rs"]

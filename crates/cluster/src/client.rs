@@ -75,8 +75,8 @@ pub async fn config_of(kubeconfig: Option<&Path>, context: Option<&str>) -> Resu
     config.map_err(|error| unusable(&error))
 }
 
-/// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries. `count` is told the verb of each call, and the
-/// status code of its answer, if there was one.
+/// Builds the client: HTTP/1.1, TCP_NODELAY, keepalive, no automatic retries. `count` is told the verb of each call,
+/// and the status code of its answer, if there was one.
 pub fn build(
     mut config: Config,
     count: impl Fn(&'static str, Option<StatusCode>) + Clone + Send + Sync + 'static,

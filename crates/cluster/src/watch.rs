@@ -1,9 +1,9 @@
 //! Watches one resource: a consistent list, then events, without end.
 //!
-//! kube-runtime's `watcher` does not fit, for three reasons (as of 5.0). It hides bookmarks, so that a stalled watch looks
-//! like a quiet one, and the resourceVersion of a list, which our own writes and the signs of a restore of etcd
-//! (`restores`) are compared with. A list that it streams may be older than what was already seen (`NotOlderThan` 0). It
-//! requires `Debug` of what it watches, Secrets included.
+//! kube-runtime's `watcher` does not fit, for three reasons (as of 5.0). It hides bookmarks, so that a stalled watch
+//! looks like a quiet one, and the resourceVersion of a list, which our own writes and the signs of a restore of etcd
+//! (`restores`) are compared with. A list that it streams may be older than what was already seen (`NotOlderThan` 0).
+//! It requires `Debug` of what it watches, Secrets included.
 
 mod decode;
 mod list_splitter;
@@ -39,7 +39,8 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// A watch without any event or bookmark for this long has stalled. Bookmarks come about once a minute, but a resource
 /// without changes misses some.
 const STALL_TIMEOUT: Duration = Duration::from_secs(180);
-/// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed off.
+/// A watch that ends sooner than this counts as a failure, so that a server that ends every watch at once is backed
+/// off.
 const MIN_WATCH_TIME: Duration = Duration::from_secs(1);
 /// `limit` of a list, on servers that cannot stream lists. They hold a whole page in memory, and so do we.
 const PAGE_SIZE: u32 = 50;
@@ -50,8 +51,8 @@ const LARGE_PAGE_SIZE: u32 = 100;
 const REFUSED_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_millis(1500));
 /// The pauses after lists and watches that began and broke off: to begin them again is expensive.
 const BROKEN_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
-/// After this many failures in a row to resume from a resourceVersion, the resource is listed again. Requests without an
-/// answer do not count, so that not every outage ends with a list.
+/// After this many failures in a row to resume from a resourceVersion, the resource is listed again. Requests without
+/// an answer do not count, so that not every outage ends with a list.
 const MAX_FAILED_RESUMES: u32 = 5;
 /// How many objects that cannot be decoded a watch logs.
 const MAX_LOGGED_UNDECODABLE: usize = 100;
@@ -425,8 +426,8 @@ impl Watcher {
         seen.last_event = Instant::now();
         seen.version = Some(version.clone());
         if self.report_restore(listed, seen.position, seen.restores) {
-            // Not complete before the other watches have begun to list, too: companions that the restore erased would be
-            // created again for sources that it erased as well.
+            // Not complete before the other watches have begun to list, too: companions that the restore erased would
+            // be created again for sources that it erased as well.
             return;
         }
         seen.position = listed.unwrap_or_default();

@@ -185,8 +185,8 @@ impl Keys {
     ///
     /// - keys under our domain;
     /// - `last-applied-configuration`, which contains the values of a Secret;
-    /// - keys by which other tools would take the companion for one of their own objects and delete it: Argo CD, Flux, Helm,
-    ///   `kubectl apply --prune`, cli-utils, kapp, Fleet, OLM, Velero;
+    /// - keys by which other tools would take the companion for one of their own objects and delete it: Argo CD, Flux,
+    ///   Helm, `kubectl apply --prune`, cli-utils, kapp, Fleet, OLM, Velero;
     /// - keys that would make it a source or a companion of another instance, whose webhook trusts our writes if both
     ///   run with the same ServiceAccount.
     ///

@@ -112,8 +112,8 @@ pub struct NamespaceObject {
     pub metadata: Meta,
 }
 
-/// Null is an empty text or list. Go writes an empty list and a time without a value as null, so the API server sends null
-/// for a `time` in managedFields that somebody has written as `0001-01-01T00:00:00Z`.
+/// Null is an empty text or list. Go writes an empty list and a time without a value as null, so the API server sends
+/// null for a `time` in managedFields that somebody has written as `0001-01-01T00:00:00Z`.
 pub(crate) fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -122,8 +122,8 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written as
-/// null, and stores it as an empty one.
+/// A map, of texts for example. The API server sends null for a value of a Secret or of `binaryData` that was written
+/// as null, and stores it as an empty one.
 fn optional_map<'de, D, V>(deserializer: D) -> Result<Option<BTreeMap<String, V>>, D::Error>
 where
     D: Deserializer<'de>,
@@ -264,13 +264,13 @@ impl Meta {
         self.deletion_timestamp.is_some()
     }
 
-    /// The resourceVersion as a number. Those of one resource compare as numbers: Kubernetes guarantees that since 1.35,
-    /// and before it was so as well, because the API server writes the revision of etcd in decimal digits
+    /// The resourceVersion as a number. Those of one resource compare as numbers: Kubernetes guarantees that since
+    /// 1.35, and before it was so as well, because the API server writes the revision of etcd in decimal digits
     /// (`APIObjectVersioner` in k8s.io/apiserver, the same code from 1.30 on) and compares them in its own watch cache.
     /// Those of two resources are never compared: each may have an etcd of its own (`--etcd-servers-overrides`).
     ///
-    /// On a server with other versions, every event counts as the newest. Lockstep may then plan with a state that one of
-    /// its own writes has replaced, and that write fails on its precondition; none is wrong.
+    /// On a server with other versions, every event counts as the newest. Lockstep may then plan with a state that one
+    /// of its own writes has replaced, and that write fails on its precondition; none is wrong.
     pub fn version(&self) -> u64 {
         version_number(&self.resource_version)
     }

@@ -122,7 +122,8 @@ pub struct Target<'a> {
     pub explicit: bool,
 }
 
-/// The namespaces that sources of `home` with these targets ask for, in order of their names, whether or not they get a companion.
+/// The namespaces that sources of `home` with these targets ask for, in order of their names, whether or not they get a
+/// companion.
 pub fn targets<'a>(
     world: &'a World,
     home: &'a str,
@@ -173,9 +174,9 @@ pub struct Place<'a> {
     pub decision: Decision,
 }
 
-/// Every place of a source, in order, and what there is to do: what the controller carries out, and what people are shown.
-/// A source that is being deleted keeps what it has. `source` may be in another state than the world knows, and `object`
-/// returns what has a name where no companion of the source does.
+/// Every place of a source, in order, and what there is to do: what the controller carries out, and what people are
+/// shown. A source that is being deleted keeps what it has. `source` may be in another state than the world knows, and
+/// `object` returns what has a name where no companion of the source does.
 pub fn places<'a>(
     world: &'a World,
     key: &'a ObjectKey,
@@ -280,8 +281,8 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Decides about one place. `wanted`: whether the source may have a companion in the namespace, if it wants one here.
-    /// `ours` is the companion that is there, `there` the object, whosever it is.
+    /// Decides about one place. `wanted`: whether the source may have a companion in the namespace, if it wants one
+    /// here. `ours` is the companion that is there, `there` the object, whosever it is.
     fn decide<'a>(
         &self,
         at: &ObjectKey,
@@ -344,8 +345,8 @@ impl Planner<'_> {
     }
 }
 
-/// Decides about one companion, given the object of that name: as the world knows it, or as it was just read. `in_step`:
-/// all companions of the source, as it is now, were right.
+/// Decides about one companion, given the object of that name: as the world knows it, or as it was just read.
+/// `in_step`: all companions of the source, as it is now, were right.
 pub fn decide(
     world: &World,
     source: &Source,
@@ -411,7 +412,8 @@ enum Ownership {
 /// Our label alone proves nothing, because anybody can set it. Our entry in managedFields alone proves nothing, because
 /// it names no source and outlives our marks. Both together prove that an object without a controller is a companion,
 /// of the first source that wants it; so do our entry and the UID of the source. An object that names a source is a
-/// companion, never a source. An object that names none may be a source, and then no ownerReference makes it a companion.
+/// companion, never a source. An object that names none may be a source, and then no ownerReference makes it a
+/// companion.
 fn ownership(source: &Source, found: &Companion, is_first_wanting: impl FnOnce() -> bool) -> Ownership {
     match (&found.source, &found.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,

@@ -140,9 +140,9 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Parses the annotations of a source: what a person wrote, else what the webhook stamped, else the built-in default.
-    /// The defaults of its namespace are not read here: they apply once the webhook has stamped them on the source,
-    /// because only then are they reviewed.
+    /// Parses the annotations of a source: what a person wrote, else what the webhook stamped, else the built-in
+    /// default. The defaults of its namespace are not read here: they apply once the webhook has stamped them on the
+    /// source, because only then are they reviewed.
     pub fn parse(keys: &Keys, meta: &Meta) -> Result<Self, Fault> {
         if keys.has_marks(meta) {
             let source_key = meta
@@ -244,8 +244,8 @@ fn required_keys(type_: &str) -> &'static [&'static [&'static str]] {
 }
 
 impl Targets {
-    /// The targets that a comma-separated list of `.`, names and patterns asks for, for a source in namespace `home`. An
-    /// item behind a `!` is excluded. The error says what is wrong with the list.
+    /// The targets that a comma-separated list of `.`, names and patterns asks for, for a source in namespace `home`.
+    /// An item behind a `!` is excluded. The error says what is wrong with the list.
     ///
     /// ```
     /// use std::collections::BTreeMap;
@@ -310,8 +310,8 @@ impl Targets {
         Self { patterns: Vec::new(), selector: None, ..self.clone() }
     }
 
-    /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels. At home the author
-    /// needs the right, which no `accept-from` replaces, so patterns that need only consent do not reach it.
+    /// Whether a source in namespace `home` wants a companion in `namespace`, which has these labels. At home the
+    /// author needs the right, which no `accept-from` replaces, so patterns that need only consent do not reach it.
     pub fn wants(&self, home: &str, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
         let matches = || {
             any_matches(&self.patterns, namespace)

@@ -43,7 +43,8 @@ impl CompanionApi for Arc<Gated> {
     }
 }
 
-/// An applier for a source in `home` with this text and targets `a` and `b`, whose world keeps so many bytes of payloads.
+/// An applier for a source in `home` with this text and targets `a` and `b`, whose world keeps so many bytes of
+/// payloads.
 fn fixture(source_cache: usize, text: &str) -> (Cluster, Arc<Gated>, Applier<Arc<Gated>>) {
     let mut cluster = Cluster::with_source_cache(&["home", "a", "b"], source_cache);
     cluster.put(source("home", "colors").annotate("target-namespaces", "a,b").data("text", text));

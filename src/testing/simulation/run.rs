@@ -24,8 +24,8 @@ const SETTLING_TIME: Duration = Duration::from_secs(180);
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// For how long nothing is written after that, although every source is enqueued as by a resync.
 const REST: Duration = Duration::from_secs(5);
-/// The judge does not insist on what Lockstep cannot know for sure, so something may follow. It ends within so many times
-/// of rest.
+/// The judge does not insist on what Lockstep cannot know for sure, so something may follow. It ends within so many
+/// times of rest.
 const MAX_RESTS: usize = 3;
 
 /// How a run ended.
@@ -136,8 +136,8 @@ impl Simulation {
         outcome.wrong.extend(unsettled.iter().map(|violation| format!("not settled: {violation}")));
     }
 
-    /// Enqueues every source, and lets a time of rest pass in which a replica leads from the beginning to the end. After a
-    /// restore of etcd, the Lease may have to expire first. Returns whether there was such a time.
+    /// Enqueues every source, and lets a time of rest pass in which a replica leads from the beginning to the end.
+    /// After a restore of etcd, the Lease may have to expire first. Returns whether there was such a time.
     async fn rest(&mut self) -> bool {
         let start = clock::now();
         while clock::elapsed(start) < SETTLING_TIME {

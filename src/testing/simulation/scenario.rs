@@ -64,7 +64,8 @@ pub(crate) enum Fault {
     Flaky { time: u64, one_in: u32 },
     /// The API server is down for a while.
     Outage { time: u64 },
-    /// etcd is restored from a backup taken before so many of the last steps. With `bump`, versions go on from a higher one.
+    /// etcd is restored from a backup taken before so many of the last steps. With `bump`, versions go on from a higher
+    /// one.
     Restore { steps: usize, down: u64, bump: bool },
 }
 

@@ -1,5 +1,5 @@
-//! The simulated cluster: the API server with its delays and faults, the garbage collector and the namespace controller.
-//! Nothing happens here at once: everything is on the agenda, and the driver carries it out when it is due.
+//! The simulated cluster: the API server with its delays and faults, the garbage collector and the namespace
+//! controller. Nothing happens here at once: everything is on the agenda, and the driver carries it out when it is due.
 
 use std::{
     collections::BTreeMap,
@@ -516,10 +516,10 @@ impl State {
             Fault::Flaky { time, one_in } => self.flaky = Some((now + millis(time), one_in)),
             Fault::Outage { time } => self.go_down(millis(time), None),
             Fault::Restore { steps, down, bump } => {
-                // Nobody restores a backup that is a second old. Where versions have overtaken, a restore is noticed only by
-                // those who have seen a newer Lease; and where the Lease is gone, a replica that starts just then does not
-                // know that another one still writes.
-                // A replica that has seen none comes first, and then no backup is older.
+                // Nobody restores a backup that is a second old. Where versions have overtaken, a restore is noticed
+                // only by those who have seen a newer Lease; and where the Lease is gone, a replica that starts just
+                // then does not know that another one still writes. A replica that has seen none comes first, and then
+                // no backup is older.
                 let seen = self.lease_seen.iter().min().copied().flatten().unwrap_or_default();
                 let is_older = |lease: &Option<LeaseRecord>| {
                     lease.as_ref().is_some_and(|lease| lease_version(lease) < seen)

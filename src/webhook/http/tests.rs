@@ -433,7 +433,8 @@ async fn review_without_a_client_certificate_is_a_401_if_one_is_required() {
     }
 }
 
-/// A companion of `colors` in `home` with this data, as the controller writes it, but with the UID of an earlier source.
+/// A companion of `colors` in `home` with this data, as the controller writes it, but with the UID of an earlier
+/// source.
 fn a_restored_companion(sky: &str) -> Value {
     let data = json!({"sky": sky});
     let checksum = Content { data: serde_json::from_value(data.clone()).unwrap(), ..Content::default() };

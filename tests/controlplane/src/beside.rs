@@ -60,8 +60,8 @@ impl Beside {
         self.ended(status)
     }
 
-    /// Returns when all that it printed is shown: an error that refers to it comes last. A process that it has left behind
-    /// may keep its stderr open.
+    /// Returns when all that it printed is shown: an error that refers to it comes last. A process that it has left
+    /// behind may keep its stderr open.
     fn ended(&self, status: ExitStatus) -> Result<(), Error> {
         eventually(OUTPUT_TIMEOUT, || self.output.is_finished());
         outcome(&self.line, status)

@@ -34,8 +34,9 @@ pub enum Purpose {
     /// Tests and benchmarks. They need all binaries, and for the same results everywhere those of the pinned versions,
     /// unless `KUBEBUILDER_ASSETS` names others or `LOCKSTEP_TEST_KUBERNETES` another minor version.
     Tests,
-    /// Somebody wants to see Lockstep run. Any supported version that is there already will do, even without a controller
-    /// manager, which setup-envtest does not install: it would take almost as long to compile as all of them.
+    /// Somebody wants to see Lockstep run. Any supported version that is there already will do, even without a
+    /// controller manager, which setup-envtest does not install: it would take almost as long to compile as all of
+    /// them.
     Demo,
 }
 
@@ -72,8 +73,8 @@ impl Binaries {
         choose(purpose, assets, cached, envtest.as_deref())
     }
 
-    /// The binaries of the minor version that `LOCKSTEP_TEST_KUBERNETES` names, or else of the default, from the cache or
-    /// compiled now. Compiling takes minutes, is announced on stderr, and happens once per version and user.
+    /// The binaries of the minor version that `LOCKSTEP_TEST_KUBERNETES` names, or else of the default, from the cache
+    /// or compiled now. Compiling takes minutes, is announced on stderr, and happens once per version and user.
     ///
     /// # Errors
     /// [`Error::UnknownVersion`] when it cannot be built, [`Error::NoGo`] without a Go toolchain, [`Error::Build`] when

@@ -2,13 +2,15 @@
 //!
 //! Two small shells do it, without a list of processes that could be outdated:
 //!
-//! - The **group leader** leads a process group that every process of the control plane joins. While it lives, the id of
-//!   the group is not reused.
-//! - The **cleaner** reads a pipe whose only writer is this process. At its end, which the kernel causes when this process
-//!   ends, it kills the whole group, runs a script in the data directory (see [`SCRIPT`]) and removes the directory.
+//! - The **group leader** leads a process group that every process of the control plane joins. While it lives, the id
+//!   of the group is not reused.
+//! - The **cleaner** reads a pipe whose only writer is this process. At its end, which the kernel causes when this
+//!   process ends, it kills the whole group, runs a script in the data directory (see [`SCRIPT`]) and removes the
+//!   directory.
 //!
-//! No process can escape between its start and joining the group: a child joins before it executes its program, and until
-//! then holds a copy of the pipe (close-on-exec). When the cleaner sees the end of the pipe, every child is in the group.
+//! No process can escape between its start and joining the group: a child joins before it executes its program, and
+//! until then holds a copy of the pipe (close-on-exec). When the cleaner sees the end of the pipe, every child is in
+//! the group.
 
 use std::fs::File;
 use std::io::Read;
@@ -44,8 +46,8 @@ done
 
 /// The two shells, and the data directory that they remove.
 ///
-/// Dropping it kills the rest of the group, removes the directory, and returns when that is done. If it is leaked, as in a
-/// `static`, the same happens at the end of the process.
+/// Dropping it kills the rest of the group, removes the directory, and returns when that is done. If it is leaked, as
+/// in a `static`, the same happens at the end of the process.
 pub(crate) struct Cleanup {
     dir: PathBuf,
     leader: Child,

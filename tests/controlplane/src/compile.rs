@@ -187,8 +187,8 @@ fn fingerprint(program: &str) -> String {
 
 /// The directory with the compiled binaries: from the cache, or compiled now, which takes minutes.
 ///
-/// A directory in the cache is complete, because it is renamed into place. Any number of processes may call this at once:
-/// one compiles, the others wait for it.
+/// A directory in the cache is complete, because it is renamed into place. Any number of processes may call this at
+/// once: one compiles, the others wait for it.
 pub(crate) fn compiled(set: BinarySet) -> Result<PathBuf, Error> {
     compiled_while(set, Display::new(set.title()), || Ok(()))
 }

@@ -84,8 +84,8 @@ pub(crate) fn etcd_socket(dir: &Path) -> PathBuf {
     dir.join("etcd.sock")
 }
 
-/// etcd listens on a socket in the private data directory: it needs no port and no certificates, and no other user of the
-/// machine can read the Secrets in it. The advertised address must look like a port, but no client uses it.
+/// etcd listens on a socket in the private data directory: it needs no port and no certificates, and no other user of
+/// the machine can read the Secrets in it. The advertised address must look like a port, but no client uses it.
 pub(crate) fn etcd(binaries: &Binaries, dir: &Path) -> Spec {
     let socket = etcd_socket(dir);
     Spec {

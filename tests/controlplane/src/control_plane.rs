@@ -23,9 +23,9 @@ const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running control plane, or an existing cluster used as one.
 ///
-/// It can be shared between threads and kept in a `static`: it ends with the process at the latest. Dropping it stops the
-/// controller manager, the API server and etcd, in this order (an API server without etcd takes minutes to stop), and
-/// removes the data directory, kubeconfigs included.
+/// It can be shared between threads and kept in a `static`: it ends with the process at the latest. Dropping it stops
+/// the controller manager, the API server and etcd, in this order (an API server without etcd takes minutes to stop),
+/// and removes the data directory, kubeconfigs included.
 pub struct ControlPlane {
     // Fields are dropped from top to bottom: the processes before the data directory.
     processes: Option<Processes>,
@@ -49,8 +49,8 @@ struct Processes {
 impl ControlPlane {
     /// Boots a control plane, or uses the cluster that `LOCKSTEP_TEST_KUBECONFIG` names.
     ///
-    /// Returns after some seconds, when the API server and the controller manager are ready. The very first call may take
-    /// minutes to build the binaries: see [`Binaries::find`].
+    /// Returns after some seconds, when the API server and the controller manager are ready. The very first call may
+    /// take minutes to build the binaries: see [`Binaries::find`].
     ///
     /// # Errors
     /// When there are no binaries, or a process does not become ready. The error quotes its log, which is kept in the
@@ -71,8 +71,8 @@ impl ControlPlane {
         }
     }
 
-    /// Like [`start`](Self::start), with any supported version whose binaries are there already, even without a controller
-    /// manager: see [`Purpose::Demo`]. Prints which binaries these are.
+    /// Like [`start`](Self::start), with any supported version whose binaries are there already, even without a
+    /// controller manager: see [`Purpose::Demo`]. Prints which binaries these are.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -85,8 +85,8 @@ impl ControlPlane {
         Self::boot(&binaries, &[])
     }
 
-    /// Uses the cluster of the current context of an administrator's kubeconfig. The file is read once: a later change of
-    /// its context has no effect.
+    /// Uses the cluster of the current context of an administrator's kubeconfig. The file is read once: a later change
+    /// of its context has no effect.
     ///
     /// # Errors
     /// When the kubeconfig has no usable context, or the cluster is not ready.
@@ -186,8 +186,8 @@ impl ControlPlane {
         self.access.user(name, groups)
     }
 
-    /// Writes a kubeconfig for an existing `ServiceAccount`, with a token for twelve hours. The token becomes invalid when
-    /// the `ServiceAccount` is deleted, even if it is recreated under the same name.
+    /// Writes a kubeconfig for an existing `ServiceAccount`, with a token for twelve hours. The token becomes invalid
+    /// when the `ServiceAccount` is deleted, even if it is recreated under the same name.
     ///
     /// # Errors
     /// [`Error::Kubectl`] when there is no such `ServiceAccount`.
@@ -306,8 +306,8 @@ impl ControlPlane {
         self.own(name)?.controller_manager.as_ref().ok_or(Error::NotRunning(name))
     }
 
-    /// The audit log: one JSON document per line for each request, reads included, with its metadata. The line is written
-    /// before the response is complete. A watch has a line when it starts and one when it ends.
+    /// The audit log: one JSON document per line for each request, reads included, with its metadata. The line is
+    /// written before the response is complete. A watch has a line when it starts and one when it ends.
     ///
     /// # Errors
     /// [`Error::ExistingCluster`] when it is not ours.

@@ -24,8 +24,8 @@ pub(crate) fn is_installed() -> Result<bool, Error> {
 
 /// Runs `go` with these arguments and returns what it printed on stdout.
 ///
-/// `watch` gets each line of its stderr, and `None` several times a second while there is none. An error of `watch` ends
-/// Go and is returned.
+/// `watch` gets each line of its stderr, and `None` several times a second while there is none. An error of `watch`
+/// ends Go and is returned.
 pub(crate) fn run(
     dir: &Path,
     arguments: &[&str],

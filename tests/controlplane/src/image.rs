@@ -67,8 +67,8 @@ impl Image {
         Ok(image)
     }
 
-    /// The same image as it is released: with more labels and files, and compressed, so that registries store it as it is
-    /// in the archive.
+    /// The same image as it is released: with more labels and files, and compressed, so that registries store it as it
+    /// is in the archive.
     #[must_use]
     pub fn released(mut self, release: &ReleasedImage<'_>) -> Self {
         self.architecture = release.architecture.to_owned();

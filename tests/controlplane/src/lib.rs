@@ -8,10 +8,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! etcd, kube-apiserver, kube-controller-manager and kubectl are compiled from the Go modules that `go.mod` pins, or for
-//! another minor version of Kubernetes from those of `versions/*/go.mod`; there is no other place to change a version.
-//! The first build takes minutes and is cached for the user; a boot takes seconds. No process and no file outlives the
-//! process that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. Linux only.
+//! etcd, kube-apiserver, kube-controller-manager and kubectl are compiled from the Go modules that `go.mod` pins, or
+//! for another minor version of Kubernetes from those of `versions/*/go.mod`; there is no other place to change a
+//! version. The first build takes minutes and is cached for the user; a boot takes seconds. No process and no file
+//! outlives the process that called [`ControlPlane::start`], whichever way it ends: see `cleanup.rs`. Linux only.
 //!
 //! | variable | effect |
 //! | --- | --- |

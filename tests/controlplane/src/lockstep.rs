@@ -178,8 +178,8 @@ impl LockstepProcess {
         line.and_then(|value| value.trim().trim_end_matches(" kB").parse().ok()).expect("a size in kB")
     }
 
-    /// Lets it allocate no more than this many bytes: it aborts when it tries. Unlike the memory limit of a pod, this also
-    /// counts what was allocated and never touched, and it needs no privileges.
+    /// Lets it allocate no more than this many bytes: it aborts when it tries. Unlike the memory limit of a pod, this
+    /// also counts what was allocated and never touched, and it needs no privileges.
     ///
     /// # Errors
     /// When the process has ended.

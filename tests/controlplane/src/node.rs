@@ -1,8 +1,8 @@
 //! A cluster with one real node: kubelet, kube-proxy, scheduler, containerd and runc, without Docker.
 //!
 //! Everything runs in its own Linux namespaces and cgroups, below its own data directory, and is cleaned up when this
-//! process ends: the machine is then as it was before. Images come from archives; the node reaches neither a registry nor
-//! DNS.
+//! process ends: the machine is then as it was before. Images come from archives; the node reaches neither a registry
+//! nor DNS.
 
 mod cgroups;
 mod preflight;

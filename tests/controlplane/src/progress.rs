@@ -1,9 +1,9 @@
 //! How far a Go build is, and how long it will still take.
 //!
-//! `go list` names the packages that are not in Go's build cache yet, and `go build -v` prints each one when it begins to
-//! compile it. Packages differ by a factor of hundreds in the time they take. It is about proportional to the number of
-//! files and imports: in a build of the control plane, the part that was done by this measure never differed by more than
-//! four percent of the whole from the part of the processor time that was used.
+//! `go list` names the packages that are not in Go's build cache yet, and `go build -v` prints each one when it begins
+//! to compile it. Packages differ by a factor of hundreds in the time they take. It is about proportional to the number
+//! of files and imports: in a build of the control plane, the part that was done by this measure never differed by more
+//! than four percent of the whole from the part of the processor time that was used.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Tests that cannot check something on this machine. Rust's test harness counts them as passed, so they say so here, and
-//! `make` prints how many there were.
+//! Tests that cannot check something on this machine. Rust's test harness counts them as passed, so they say so here,
+//! and `make` prints how many there were.
 
 use std::fs::OpenOptions;
 use std::io::{Write, stderr};
@@ -8,7 +8,8 @@ use std::{env, thread};
 /// A file to which every skipped test appends a line.
 const SKIPPED: &str = "LOCKSTEP_TEST_SKIPPED";
 
-/// Says that the test on this thread is skipped, and why; a reason that begins with `in part: ` says that it does the rest.
+/// Says that the test on this thread is skipped, and why; a reason that begins with `in part: ` says that it does the
+/// rest.
 ///
 /// # Panics
 /// When the file cannot be written: a test that nobody counts would look like one that passed.

@@ -86,8 +86,8 @@ impl Users {
         Ok(path)
     }
 
-    /// A unique file name that contains the user's name. The number makes it unique: names may differ only in characters
-    /// that are replaced.
+    /// A unique file name that contains the user's name. The number makes it unique: names may differ only in
+    /// characters that are replaced.
     fn unique(&self, name: &str) -> String {
         let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         format!("{}-{name:.60}", self.issued.fetch_add(1, Ordering::Relaxed))

@@ -26,8 +26,8 @@ macro_rules! minor {
     };
 }
 
-/// The one that is used unless [`VARIABLE`] names another. Its module also pins etcd and the node: a store is not part of
-/// Kubernetes, and all API servers in this list work with the same etcd.
+/// The one that is used unless [`VARIABLE`] names another. Its module also pins etcd and the node: a store is not part
+/// of Kubernetes, and all API servers in this list work with the same etcd.
 pub(crate) const DEFAULT: Minor = minor!("1.37", "");
 
 /// From the oldest that Lockstep supports to the newest.

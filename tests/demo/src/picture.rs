@@ -1,4 +1,5 @@
-//! A picture of the walk-through in a terminal, for the README. It uses no fonts but those of the machine that shows it.
+//! A picture of the walk-through in a terminal, for the README. It uses no fonts but those of the machine that shows
+//! it.
 
 /// A command and what it printed.
 pub struct Entry {

@@ -1,5 +1,6 @@
 //! Generates the chart's templates from the files of deploy/ by replacing names with Helm values. The templates are
-//! committed, so that the chart can be read and packaged; `make chart` writes them, and a test fails if they are outdated.
+//! committed, so that the chart can be read and packaged; `make chart` writes them, and a test fails if they are
+//! outdated.
 
 use std::{fs, path::Path};
 

@@ -67,8 +67,8 @@ struct Known {
     source_uid: Option<String>,
     /// Whether its marks said then, or say since, that it stays when its source is gone.
     keep: bool,
-    /// It lost its label or the name of its source at a time when no replica was there to see it, or when it was to stay
-    /// and its source did not want it or was another one of the same name.
+    /// It lost its label or the name of its source at a time when no replica was there to see it, or when it was to
+    /// stay and its source did not want it or was another one of the same name.
     forgotten: bool,
 }
 
@@ -116,9 +116,10 @@ impl Judge {
         }
     }
 
-    /// A companion that has lost its label, that was to stay and that its source does not want is left to its namespace,
-    /// without a write that shows it. If the source wants it again later, it is an object like any other. That is also true
-    /// if there is another source of the same name: the companion may have been released before that was created.
+    /// A companion that has lost its label, that was to stay and that its source does not want is left to its
+    /// namespace, without a write that shows it. If the source wants it again later, it is an object like any other.
+    /// That is also true if there is another source of the same name: the companion may have been released before that
+    /// was created.
     fn forget_left_alone(&mut self) {
         let left_alone = |(at, object): &(&Key, &Object)| {
             let Some(known) = self.companions.get(&object.uid) else { return false };
@@ -135,8 +136,8 @@ impl Judge {
         }
     }
 
-    /// Every replica has lost its memory. Call it when the last replica that remembers has ended, and once more when the
-    /// first new one has listed everything: what people do in between is seen by nobody.
+    /// Every replica has lost its memory. Call it when the last replica that remembers has ended, and once more when
+    /// the first new one has listed everything: what people do in between is seen by nobody.
     pub fn memory_lost(&mut self) {
         for (at, object) in &self.now {
             let shows = named_source(&self.names, at, object).is_some() && is_labelled(&self.names, object);
@@ -346,8 +347,8 @@ impl Judge {
         asks && accepted
     }
 
-    /// Whether `when-removed: keep` forbids the delete of a companion, whatever Lockstep has seen so far: every state of
-    /// its source says so, its namespace never refused it, and it never had to be deleted to be created again.
+    /// Whether `when-removed: keep` forbids the delete of a companion, whatever Lockstep has seen so far: every state
+    /// of its source says so, its namespace never refused it, and it never had to be deleted to be created again.
     fn must_stay(&self, at: &Key, companion: &Object) -> bool {
         let Some(source) = named_source(&self.names, at, companion) else { return false };
         let states: Vec<&State> = self.states.get(&source).into_iter().flatten().collect();
@@ -444,8 +445,8 @@ impl Judge {
         owners
     }
 
-    /// The sources that an object ever named, if Lockstep never wrote it: it belongs to the first one that a replica has
-    /// seen it name.
+    /// The sources that an object ever named, if Lockstep never wrote it: it belongs to the first one that a replica
+    /// has seen it name.
     fn named_before(&self, object: &Object) -> impl Iterator<Item = &Key> {
         let known = self.companions.get(&object.uid).filter(|known| !known.forgotten);
         self.named.get(&object.uid).filter(|_| known.is_none()).into_iter().flatten()
@@ -516,7 +517,8 @@ impl Judge {
         if owners.is_empty() {
             return None;
         }
-        // One without any mark may be left as it is: it may have been released. So may one that has become a source itself.
+        // One without any mark may be left as it is: it may have been released. So may one that has become a source
+        // itself.
         let is_source = is_managed(&self.names, object) && named_source(&self.names, at, object).is_none();
         if !has_marks(&self.names, object) || is_source {
             return None;

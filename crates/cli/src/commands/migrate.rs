@@ -1,5 +1,5 @@
-//! `lockstep migrate`: moves sources and copies of kubernetes-replicator or Reflector to Lockstep, with the rights of the
-//! person who runs it.
+//! `lockstep migrate`: moves sources and copies of kubernetes-replicator or Reflector to Lockstep, with the rights of
+//! the person who runs it.
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,8 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "FILE")]
     pub undo: Option<PathBuf>,
 
-    /// Where --apply writes how to take it back, before anything else [default: lockstep-undo-replicator.json or …-reflector.json]
+    /// Where --apply writes how to take it back, before anything else [default: lockstep-undo-replicator.json or
+    /// …-reflector.json]
     #[arg(long, value_name = "FILE", requires = "apply")]
     pub undo_file: Option<PathBuf>,
 

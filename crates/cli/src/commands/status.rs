@@ -179,8 +179,8 @@ impl Query<'_> {
         table
     }
 
-    /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were at
-    /// first.
+    /// Prints the row of each source that changes, without end. What holds a name, and held deletes, are as they were
+    /// at first.
     async fn watch(&self, connected: &Connected, snapshot: &Snapshot) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         let mut changes = snapshot.follow(&connected.client, &mut tasks);

@@ -86,7 +86,8 @@ pub fn explain(snapshot: &Snapshot, key: &ObjectKey, namespace: &str, now: Times
     Explanation { source, namespace: namespace.to_owned(), steps, commands }
 }
 
-/// What is read before [`explain`]: what has the name of the companion, or the object that is no source. No list shows it.
+/// What is read before [`explain`]: what has the name of the companion, or the object that is no source. No list shows
+/// it.
 pub fn unlisted(snapshot: &Snapshot, key: &ObjectKey, namespace: &str) -> ObjectKey {
     snapshot.world.read(|world| match world.source(key).map(|source| &source.desired) {
         Some(Ok(desired)) => ObjectKey::new(key.kind, namespace, &desired.policy.companion),

@@ -1,7 +1,7 @@
 //! Reads sources, companions and namespaces once, with the rights of the person who asks.
 //!
-//! A person who may list them in all namespaces sees everything. Otherwise those namespaces are read that the question is
-//! about, and what cannot be seen is recorded in [`View`]: a command says so, and does not take it for missing.
+//! A person who may list them in all namespaces sees everything. Otherwise those namespaces are read that the question
+//! is about, and what cannot be seen is recorded in [`View`]: a command says so, and does not take it for missing.
 
 use std::{
     collections::{BTreeSet, HashMap},

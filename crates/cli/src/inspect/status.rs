@@ -1,4 +1,5 @@
-//! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the controller.
+//! PURE. A source and each of its companions: what is right, what is not, and why. Asks the same plan as the
+//! controller.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -337,8 +338,8 @@ fn companions(
     snapshot.places(world, key, source).filter_map(status).collect()
 }
 
-/// What people are told about a place: nothing where a companion was lost, where a pattern matches a namespace that takes
-/// no companions, and where a companion would have the name of its source.
+/// What people are told about a place: nothing where a companion was lost, where a pattern matches a namespace that
+/// takes no companions, and where a companion would have the name of its source.
 fn place_state(
     snapshot: &Snapshot,
     world: &World,

@@ -1,7 +1,7 @@
 //! PURE. Regular expressions for names of namespaces, as patterns that match exactly the same names.
 //!
-//! Supported are names, `.*`, `.+` beside a `-` at either end, and the anchors `^` and `$`: both tools read these alike.
-//! Everything else is left to the person. A pattern that matches more than the expression would copy content to
+//! Supported are names, `.*`, `.+` beside a `-` at either end, and the anchors `^` and `$`: both tools read these
+//! alike. Everything else is left to the person. A pattern that matches more than the expression would copy content to
 //! namespaces that its owner left out.
 
 use super::not_movable::NotMovable;

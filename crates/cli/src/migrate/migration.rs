@@ -1,12 +1,12 @@
 //! Carries a migration out, and takes it back. Every step looks at the live object first and does only what is left to
 //! do, so both can be interrupted and continued.
 //!
-//! The order leaves no moment without a copy. The tool is stopped, so nobody else writes the objects. The annotations of
-//! the tool come off a copy before it is adopted, because the webhook refuses edits of companions. The source gets our
-//! label and loses the annotations of the tool in one write; the controller then adopts the copies in place.
+//! The order leaves no moment without a copy. The tool is stopped, so nobody else writes the objects. The annotations
+//! of the tool come off a copy before it is adopted, because the webhook refuses edits of companions. The source gets
+//! our label and loses the annotations of the tool in one write; the controller then adopts the copies in place.
 //!
-//! On the way back, all companions say `when-removed: keep` before the source is unlabelled. The controller then releases
-//! them, and the annotations of the tool are put back.
+//! On the way back, all companions say `when-removed: keep` before the source is unlabelled. The controller then
+//! releases them, and the annotations of the tool are put back.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

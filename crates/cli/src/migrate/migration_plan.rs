@@ -1,6 +1,6 @@
 //! PURE. What would move: sources with their copies, and what is left to the person. [`MigrationPlan::find`] needs only
-//! metadata, and says which sources have to be read; [`MigrationPlan::add`] looks at one, with the controller's own rules
-//! for adoption; [`MigrationPlan::finish`] looks at all of them together.
+//! metadata, and says which sources have to be read; [`MigrationPlan::add`] looks at one, with the controller's own
+//! rules for adoption; [`MigrationPlan::finish`] looks at all of them together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,8 +99,8 @@ impl MigrationPlan {
         (plan, sources)
     }
 
-    /// Adds a source, or leaves it to the person. `found` are the source and the objects of its kind that have the name of
-    /// its copies, in any namespace, as far as they exist.
+    /// Adds a source, or leaves it to the person. `found` are the source and the objects of its kind that have the name
+    /// of its copies, in any namespace, as far as they exist.
     pub fn add(&mut self, context: &Context<'_>, of: &ToolSource, found: BTreeMap<ObjectKey, Object>) {
         match plan_move(context, of, found) {
             Ok(planned) => self.moves.push(planned),

@@ -1,9 +1,9 @@
 //! PURE. The annotations of Reflector (`reflector.v1.k8s.emberstack.com/…`).
 //!
 //! A source permits copies with `reflection-allowed`, in the namespaces of `reflection-allowed-namespaces` and its
-//! selector (none of both: in all), and pushes with `reflection-auto-enabled`, to those of
-//! `reflection-auto-namespaces` and its selector that are permitted. A copy names its source with `reflects`; the tool adds
-//! `auto-reflects`, `True` for pushed copies.
+//! selector (none of both: in all), and pushes with `reflection-auto-enabled`, to those of `reflection-auto-namespaces`
+//! and its selector that are permitted. A copy names its source with `reflects`; the tool adds `auto-reflects`, `True`
+//! for pushed copies.
 
 use super::{
     not_movable::NotMovable,

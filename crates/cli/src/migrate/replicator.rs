@@ -1,7 +1,8 @@
 //! PURE. The annotations of kubernetes-replicator (`replicator.v1.mittwald.de/…`).
 //!
-//! A source pushes with `replicate-to` and `replicate-to-matching`; a copy pulls with `replicate-from`, which the source
-//! must permit with `replication-allowed` and `replication-allowed-namespaces`. Pushed copies do not name their source.
+//! A source pushes with `replicate-to` and `replicate-to-matching`; a copy pulls with `replicate-from`, which the
+//! source must permit with `replication-allowed` and `replication-allowed-namespaces`. Pushed copies do not name their
+//! source.
 
 use super::{
     expression::patterns,

@@ -127,8 +127,8 @@ impl Requests {
         Ok(running)
     }
 
-    /// How to stop a workload, or that its pods have not ended yet; none if it is stopped, or not of the tool. `stop` is
-    /// what goes around its name in kubectl's command.
+    /// How to stop a workload, or that its pods have not ended yet; none if it is stopped, or not of the tool. `stop`
+    /// is what goes around its name in kubectl's command.
     async fn remedy(
         &self,
         tool: Tool,

@@ -85,7 +85,8 @@ impl UndoFile {
         Ok(self)
     }
 
-    /// Writes a new file that only its owner can read. An existing one is never overwritten: it may be the only way back.
+    /// Writes a new file that only its owner can read. An existing one is never overwritten: it may be the only way
+    /// back.
     pub fn create(&self, path: &Path) -> anyhow::Result<()> {
         let shown = path.display();
         match self.write_new(path) {

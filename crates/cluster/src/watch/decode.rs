@@ -1,5 +1,5 @@
-//! PURE. Decodes what a list or a watch shows, one object at a time. One that cannot be decoded is skipped: otherwise, a user
-//! who may write a single object could stop the watch of all.
+//! PURE. Decodes what a list or a watch shows, one object at a time. One that cannot be decoded is skipped: otherwise,
+//! a user who may write a single object could stop the watch of all.
 
 use kube::api::WatchEvent;
 use serde::{Deserialize, de::DeserializeOwned};

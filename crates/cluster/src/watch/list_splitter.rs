@@ -1,5 +1,5 @@
-//! PURE. Splits a list into its objects while it is received, so that one object at a time is in memory: fifty objects can
-//! have 75 MiB, and parsed twice as much.
+//! PURE. Splits a list into its objects while it is received, so that one object at a time is in memory: fifty objects
+//! can have 75 MiB, and parsed twice as much.
 
 use kube::core::ListMeta;
 use serde::{Deserialize, de::DeserializeOwned};

@@ -1,8 +1,8 @@
 //! Restores of etcd from a backup, on which every watch lists again.
 //!
-//! A restore takes versions back, and answers of the API server do not tell one etcd from another. A watch from a version
-//! that the restored etcd has not reached yet stays silent. When writes have overtaken that version, the watch goes on,
-//! and what happened in between is never shown. There are three signs of a restore:
+//! A restore takes versions back, and answers of the API server do not tell one etcd from another. A watch from a
+//! version that the restored etcd has not reached yet stays silent. When writes have overtaken that version, the watch
+//! goes on, and what happened in between is never shown. There are three signs of a restore:
 //!
 //! - a consistent list as of a version below one that was seen of the same resource: the watch compares them when a
 //!   resource is listed, and asks for one object before it resumes after a broken connection;

@@ -108,8 +108,9 @@ fn spec() -> WatchSpec {
     }
 }
 
-/// The first `count` lists and watches of a resource, and when they came. `answer` gets the number of earlier requests and
-/// the URI; code 0 is no answer. When the position is checked, the server is at version `at`. Ends after 100 s at the latest.
+/// The first `count` lists and watches of a resource, and when they came. `answer` gets the number of earlier requests
+/// and the URI; code 0 is no answer. When the position is checked, the server is at version `at`. Ends after 100 s at
+/// the latest.
 async fn requests_at(
     at: u64,
     restores: Restores,

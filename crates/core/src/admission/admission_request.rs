@@ -79,8 +79,8 @@ impl Request {
         }
     }
 
-    /// Whether it is an update of nothing but managedFields and the resourceVersion, as storage migration and empty applies
-    /// are. The API server lets users change the fields that are compared here, and no others.
+    /// Whether it is an update of nothing but managedFields and the resourceVersion, as storage migration and empty
+    /// applies are. The API server lets users change the fields that are compared here, and no others.
     pub fn changes_nothing(&self) -> bool {
         fn compared(object: &Object) -> impl PartialEq {
             let Object { metadata, data, binary_data, type_, immutable } = object;

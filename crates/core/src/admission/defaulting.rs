@@ -76,8 +76,9 @@ fn warnings_of_targets(keys: &Keys, home: &str, defaults: &Defaults) -> Vec<Stri
     shown.into_iter().filter_map(warning).collect()
 }
 
-/// The defaults of a namespace, else of the flags. Leaves out an invalid one, with a warning: the source would be denied
-/// for something that its author never wrote. Leaves out what is built in, too: most sources then need no annotation.
+/// The defaults of a namespace, else of the flags. Leaves out an invalid one, with a warning: the source would be
+/// denied for something that its author never wrote. Leaves out what is built in, too: most sources then need no
+/// annotation.
 struct ValidDefaults<'a> {
     rules: &'a Rules,
     home: &'a str,
@@ -132,8 +133,8 @@ impl ValidDefaults<'_> {
     }
 }
 
-/// Makes an object have this annotation `defaults`, or none. A JSON patch can add an annotation only to a map that exists,
-/// and one that cannot be applied fails the request.
+/// Makes an object have this annotation `defaults`, or none. A JSON patch can add an annotation only to a map that
+/// exists, and one that cannot be applied fails the request.
 fn patch_of(keys: &Keys, object: &Object, wanted: Option<String>) -> Patch {
     let annotations = &object.metadata.annotations;
     let path = ["metadata", "annotations", &keys.defaults];

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::object::{Kind, ObjectKey};
 
-/// Verbs on companions, by namespace and name. No namespace stands for every one: a pattern or a selector may later match
-/// any of them.
+/// Verbs on companions, by namespace and name. No namespace stands for every one: a pattern or a selector may later
+/// match any of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequiredAccess(BTreeMap<(Option<String>, String), Verbs>);
 

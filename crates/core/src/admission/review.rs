@@ -54,8 +54,8 @@ pub enum Verdict {
         required: RequiredAccess,
         then: Claims,
     },
-    /// Denied with `otherwise`, unless it is certain that this is the user, the user may read the source, and this is what
-    /// the controller would write.
+    /// Denied with `otherwise`, unless it is certain that this is the user, the user may read the source, and this is
+    /// what the controller would write.
     CheckRestore {
         restored: Box<Restored>,
         otherwise: Denial,
@@ -300,8 +300,8 @@ impl<'a> Review<'a> {
         }
     }
 
-    /// What is denied to everybody but those who may know that it is right. `of` is the source of the companion that the
-    /// object is before the request.
+    /// What is denied to everybody but those who may know that it is right. `of` is the source of the companion that
+    /// the object is before the request.
     fn restore(&self, world: &World, of: Option<&ObjectKey>, otherwise: Denial) -> Result<Verdict, Denial> {
         let same_source = |restored: &&Restored| of.is_none_or(|source| source == restored.source());
         match self.restored.as_ref().filter(same_source).filter(|restored| restored.is_wanted(world)) {

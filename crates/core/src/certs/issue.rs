@@ -211,7 +211,8 @@ impl Ca {
         self.key.serialize_pem()
     }
 
-    /// Whether API servers accept the webhook's certificate from this CA now: issues one for these names and verifies it.
+    /// Whether API servers accept the webhook's certificate from this CA now: issues one for these names and verifies
+    /// it.
     pub fn check(&self, names: &SubjectNames, now: Timestamp) -> Result<(), UnusableCa> {
         self.certificate.check(now)?;
         // rustls takes a trusted CA for good for any use; Go, and so the API server, does not.

@@ -156,9 +156,10 @@ impl<'a> Inputs<'a> {
         if self.maybe_served(cas).iter().any(|certificate| !cas.trusts(certificate)) {
             return Due::Now(Change::KeepFormerCas);
         }
-        // One requested rotation at a time: a request that arrives during one waits until the CAs which that one revoked
-        // are gone. Otherwise requests in a row would replace the next CA before it signs, and the leaked one would go on.
-        // The rotation under way does not count for the request: the key of its next CA may have leaked before the request.
+        // One requested rotation at a time: a request that arrives during one waits until the CAs which that one
+        // revoked are gone. Otherwise requests in a row would replace the next CA before it signs, and the leaked one
+        // would go on. The rotation under way does not count for the request: the key of its next CA may have leaked
+        // before the request.
         let recorded = cas.revocation.request.filter(|last| is_plausible(*last, now));
         let is_new = |request: &Timestamp| is_plausible(*request, now) && recorded < Some(*request);
         if let Some(request) = self.request.filter(is_new)
@@ -195,7 +196,8 @@ impl<'a> Inputs<'a> {
         Due::At(check_at)
     }
 
-    /// What the Secret holds after a change; none if the change does not fit the Secret. Fails if no CA can be generated.
+    /// What the Secret holds after a change; none if the change does not fit the Secret. Fails if no CA can be
+    /// generated.
     pub(crate) fn contents_after(
         &self,
         change: SecretChange,
@@ -280,8 +282,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// The CAs whose leaves may be served although the Secret may not list them: our leaf's, and, if the Secret has a
-    /// foreign CA, all that were trusted before. The Secret is published at once, and calls would fail without them. Not
-    /// those that are revoked: a replica that was cut off for long gets a new leaf instead.
+    /// foreign CA, all that were trusted before. The Secret is published at once, and calls would fail without them.
+    /// Not those that are revoked: a replica that was cut off for long gets a new leaf instead.
     fn maybe_served(&self, cas: &CaSet) -> Vec<&'a Certificate> {
         let is_foreign = |remembered: &&CaSet| !remembered.trusts(&cas.current.certificate);
         let mut served = self.remembered.filter(is_foreign).map(CaSet::trusted).unwrap_or_default();

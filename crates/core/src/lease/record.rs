@@ -1,8 +1,8 @@
 //! The Lease as the API server sends it, read as far as the election needs it.
 //!
-//! The API server stores Leases that k8s-openapi's type cannot be read from: a time in the year 10000 or before the year
-//! 0, managedFields that are nested too deeply. A Lease that cannot be read cannot be renewed or taken over either: no
-//! replica would write anything until somebody deletes it.
+//! The API server stores Leases that k8s-openapi's type cannot be read from: a time in the year 10000 or before the
+//! year 0, managedFields that are nested too deeply. A Lease that cannot be read cannot be renewed or taken over
+//! either: no replica would write anything until somebody deletes it.
 
 use std::{collections::BTreeMap, time::Duration};
 

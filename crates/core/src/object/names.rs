@@ -50,8 +50,8 @@ pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || (text.len() <= 63 && is_made_of(text, |c| c.is_ascii_alphanumeric(), &['-', '_', '.']))
 }
 
-/// The name of an object as the value of a label. A name may have 253 characters and the value of a label 63: of a longer
-/// one, the first 50 are kept, followed by `-` and the first 12 hex digits of its SHA-256.
+/// The name of an object as the value of a label. A name may have 253 characters and the value of a label 63: of a
+/// longer one, the first 50 are kept, followed by `-` and the first 12 hex digits of its SHA-256.
 pub(crate) fn label_value_of(name: &str) -> String {
     if is_label_value(name) {
         return name.to_owned();

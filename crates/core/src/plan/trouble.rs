@@ -8,7 +8,8 @@ use crate::{
     policy::{Fault, mistake::Mistake},
 };
 
-/// What keeps a source from having what it asks for, or from asking for what its author meant. Its message is the text of a Warning Event.
+/// What keeps a source from having what it asks for, or from asking for what its author meant. Its message is the text
+/// of a Warning Event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Trouble {
     #[error("{0}")]

@@ -1,7 +1,7 @@
 //! Comma-separated lists in annotations, and their limits.
 //!
-//! Tenants choose these texts, and an annotation may have 256 KiB: 65,000 names, each an allocation of its own. So a list
-//! is measured before anything of it is kept.
+//! Tenants choose these texts, and an annotation may have 256 KiB: 65,000 names, each an allocation of its own. So a
+//! list is measured before anything of it is kept.
 
 /// The maximum length of an annotation with a list or a selector.
 pub(crate) const MAX_LIST_BYTES: usize = 8 * 1024;

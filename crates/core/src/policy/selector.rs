@@ -37,8 +37,8 @@ pub enum BadSelector {
 /// Parses `a=b,c!=d,e in (f,g),h notin (i),j,!k`.
 ///
 /// The grammar is that of `labels.Parse` in apimachinery, oddities included, except for `<` and `>`: an end-to-end test
-/// compares the two. A selector that means something else here than for `kubectl -l` would copy to other namespaces than
-/// its author saw.
+/// compares the two. A selector that means something else here than for `kubectl -l` would copy to other namespaces
+/// than its author saw.
 ///
 /// ```
 /// use std::collections::BTreeMap;

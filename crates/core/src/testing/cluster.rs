@@ -1,5 +1,5 @@
-//! A cluster in memory: objects as the API server keeps them, the world that watches them, and the controller's own code
-//! that writes to them. The end-to-end tests show the same on a real API server.
+//! A cluster in memory: objects as the API server keeps them, the world that watches them, and the controller's own
+//! code that writes to them. The end-to-end tests show the same on a real API server.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -544,8 +544,8 @@ fn set_manager(object: &mut Object, manager: &str) {
         .push(ManagedFields { manager: manager.to_owned(), ..ManagedFields::default() });
 }
 
-/// Whether the API server allows an update: an immutable object keeps its content, a Secret its type, and an object that
-/// is being deleted gets no new finalizer.
+/// Whether the API server allows an update: an immutable object keeps its content, a Secret its type, and an object
+/// that is being deleted gets no new finalizer.
 fn may_become(before: &Object, after: &Object) -> bool {
     let frozen = before.immutable == Some(true);
     let more = after.metadata.finalizers.len() > before.metadata.finalizers.len();

@@ -1,8 +1,8 @@
 //! Fuzzing: each target has a corpus in `tests/corpora` and a check that takes any bytes.
 //!
 //! `cargo test` tries every file of the corpus, and then random mutations for a bounded time: `LOCKSTEP_FUZZ_SECONDS`
-//! sets for how long, `LOCKSTEP_FUZZ_SEED` repeats one input. With `make fuzz`, libFuzzer chooses the inputs instead, by
-//! the code that they reach.
+//! sets for how long, `LOCKSTEP_FUZZ_SEED` repeats one input. With `make fuzz`, libFuzzer chooses the inputs instead,
+//! by the code that they reach.
 
 #[cfg(test)]
 mod annotated_namespace;
@@ -25,7 +25,8 @@ use fastrand::Rng;
 
 /// How long random inputs are tried for, unless `LOCKSTEP_FUZZ_SECONDS` says otherwise.
 const DEFAULT_SECONDS: u64 = 2;
-/// No input may take longer, on a busy machine and without optimisation. What grows faster than the input takes minutes.
+/// No input may take longer, on a busy machine and without optimisation. What grows faster than the input takes
+/// minutes.
 const MAX_TIME: Duration = Duration::from_secs(20);
 /// Of so many mutated inputs, some must be accepted and some refused.
 const ENOUGH_INPUTS: u64 = 500;

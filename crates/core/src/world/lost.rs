@@ -23,8 +23,8 @@ pub struct LostCompanion {
     pub(super) source_uid: Option<Digest>,
     /// Its marks said that it stays when its source is gone.
     pub(super) keep: bool,
-    /// Another replica may have released it: it was to stay, or a list shows that it is gone, and nobody here has seen what
-    /// happened to it before.
+    /// Another replica may have released it: it was to stay, or a list shows that it is gone, and nobody here has seen
+    /// what happened to it before.
     maybe_released: bool,
     /// A live read has found it. Only then does it count as a delete.
     pub(super) found: bool,

@@ -65,8 +65,8 @@ pub enum Eligibility {
     Terminating,
     /// It has the `exclude` label, or it is Lockstep's own.
     Never,
-    /// It is a `kube-*` namespace or excluded by a flag, or the source needs its consent, and its `accept-from` does not
-    /// name the source's namespace.
+    /// It is a `kube-*` namespace or excluded by a flag, or the source needs its consent, and its `accept-from` does
+    /// not name the source's namespace.
     NotAccepted,
 }
 

@@ -1,8 +1,8 @@
 //! Small forms of what there is for each companion: its UID, its resourceVersion, and what it shares with others.
 //!
-//! A cluster may have a hundred thousand companions. As text, a UID takes 72 bytes and a resourceVersion 56; packed, they
-//! take 24 and 16. All companions of a source usually have the same content, marks and name, so each of these is kept
-//! once.
+//! A cluster may have a hundred thousand companions. As text, a UID takes 72 bytes and a resourceVersion 56; packed,
+//! they take 24 and 16. All companions of a source usually have the same content, marks and name, so each of these is
+//! kept once.
 
 use std::{collections::HashSet, fmt, hash::Hash, sync::Arc};
 

@@ -1,7 +1,7 @@
 //! The payloads of sources that are kept in memory, within a budget.
 //!
-//! When they exceed it, the namespace that holds most gives up its largest payload first. So the megabytes of one tenant
-//! never displace the few kilobytes of another.
+//! When they exceed it, the namespace that holds most gives up its largest payload first. So the megabytes of one
+//! tenant never displace the few kilobytes of another.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -11,8 +11,8 @@ pub struct WatchProgress {
     epochs: HashMap<WatchId, u32>,
     /// Lists that have begun and not ended.
     listing: HashSet<WatchId>,
-    /// The newest version that the watch of companions has shown. When one of our writes returns an object that is older
-    /// and unknown, it was created and deleted already.
+    /// The newest version that the watch of companions has shown. When one of our writes returns an object that is
+    /// older and unknown, it was created and deleted already.
     last_seen_version: HashMap<Kind, u64>,
     /// Companions that we deleted or released, until the watch has shown that: its earlier events are out of date.
     tombstones: HashMap<ObjectKey, Tombstone>,

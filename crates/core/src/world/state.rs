@@ -170,16 +170,16 @@ impl World {
         }
     }
 
-    /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source is
-    /// gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
+    /// Whether a companion that is no longer wanted is released instead of deleted. Its source decides. If the source
+    /// is gone, malformed or another one of the same name, the companion's own marks (`marked`) do.
     pub(crate) fn is_kept(source: Option<&Source>, source_uid: Option<Digest>, marked: bool) -> bool {
         let same = |source: &&Source| source_uid.is_none_or(|uid| uid == uid_digest(&source.uid));
         let present = source.filter(same).and_then(Source::policy);
         present.map_or(marked, |policy| policy.when_removed == WhenRemoved::Keep)
     }
 
-    /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted source
-    /// said about consent is not known.
+    /// Whether a namespace takes no companions of a source, whatever the source says. What a malformed or deleted
+    /// source said about consent is not known.
     pub(crate) fn is_refused(&self, source: &ObjectKey, namespace: &str) -> bool {
         self.eligibility(source, self.source(source), namespace).is_refusal()
     }
@@ -279,8 +279,9 @@ impl World {
         self.eligibility(&source.key, Some(source), &at.namespace) == Eligibility::Eligible
     }
 
-    /// The sources to reconcile when no object has the name of a companion any more: its owner, and unless that writes it
-    /// again, the first of the others that want it. If all that wait were reconciled, all but one would just fail again.
+    /// The sources to reconcile when no object has the name of a companion any more: its owner, and unless that writes
+    /// it again, the first of the others that want it. If all that wait were reconciled, all but one would just fail
+    /// again.
     fn affected_by_removal(&self, at: &ObjectKey, owner: Option<&ObjectKey>) -> Vec<ObjectKey> {
         let next = match owner {
             Some(owner) if self.is_written_for(owner, at) => None,
@@ -378,8 +379,8 @@ impl World {
 
     // --- sources
 
-    /// A live read shows a source. Whether it exists is for the watch to say: one that the world does not know, by now, was
-    /// deleted after the read.
+    /// A live read shows a source. Whether it exists is for the watch to say: one that the world does not know, by now,
+    /// was deleted after the read.
     pub fn source_read(&mut self, ObservedSource { source, payload }: ObservedSource) -> Effect {
         match self.sources.get(&source.key) {
             Some(known) if known.uid == source.uid && known.version <= source.version => {
@@ -406,8 +407,8 @@ impl World {
     fn put_source(&mut self, source: Source, payload: Option<Arc<Payload>>) -> Effect {
         let key = self.intern_key(source.key.clone());
         let source = Source { key: key.clone(), ..source };
-        // The webhook lets anybody edit a source that is being deleted, because nothing is written for it. What it asks for
-        // now has not been reviewed: its companions are those of its last state before.
+        // The webhook lets anybody edit a source that is being deleted, because nothing is written for it. What it asks
+        // for now has not been reviewed: its companions are those of its last state before.
         let source = match self.sources.get(&key) {
             Some(known) if source.terminating && known.uid == source.uid => {
                 Source { desired: known.desired.clone(), digest: known.digest, ..source }
@@ -530,8 +531,8 @@ impl World {
 
     // --- companions
 
-    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write, but not
-    /// that all marks are gone from a companion that was to stay: another replica may have released it.
+    /// Finds the source that an object belongs to. A known UID outweighs the annotation, which anybody can write, but
+    /// not that all marks are gone from a companion that was to stay: another replica may have released it.
     pub fn identify(&self, observed: ObservedCompanion) -> (ObjectKey, Companion) {
         let ObservedCompanion { key, mut companion, owner } = observed;
         let known = self.companions.get(&key).filter(|known| known.uid == companion.uid);
@@ -675,8 +676,9 @@ impl World {
         self.affected_by_removal(key, companion.source.as_ref()).into()
     }
 
-    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before all
-    /// namespaces are listed, a namespace that is not known may exist; those that do not are forgotten with the list.
+    /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before
+    /// all namespaces are listed, a namespace that is not known may exist; those that do not are forgotten with the
+    /// list.
     fn lose(&mut self, key: &ObjectKey, companion: &Companion, seen_by: SeenBy) {
         let Some(source) = &companion.source else { return };
         if !self.namespaces_listed || !self.namespaces.is_gone_or_terminating(&key.namespace) {

@@ -1,9 +1,9 @@
 //! A circuit breaker for deletes: holds them when so many are due at once that it looks like an accident.
 //!
-//! The deletes that became due within a minute are an accident if they are more than half of what there is to delete, and
-//! belong to more than 20 sources. Held deletes that became due earlier count on neither side. So an accident that goes on
-//! is held to its end, a second one is held like the first, and the delete of a single source long after an accident is
-//! not held with it.
+//! The deletes that became due within a minute are an accident if they are more than half of what there is to delete,
+//! and belong to more than 20 sources. Held deletes that became due earlier count on neither side. So an accident that
+//! goes on is held to its end, a second one is held like the first, and the delete of a single source long after an
+//! accident is not held with it.
 //!
 //! There is at most one [`Hold`] at a time, which ends when the last of its deletes has been held for the whole grace.
 //! [`hold_in_lease`] keeps it in the annotations of the Lease.
@@ -249,9 +249,9 @@ impl Brake {
         });
     }
 
-    /// Forgets deletes of a source that are neither among these nor done: those companions are wanted again, or the source
-    /// is gone and others deleted them. Then a delete without a hold may be under way, and counts. The hold ends when that
-    /// is true of every held companion.
+    /// Forgets deletes of a source that are neither among these nor done: those companions are wanted again, or the
+    /// source is gone and others deleted them. Then a delete without a hold may be under way, and counts. The hold ends
+    /// when that is true of every held companion.
     pub fn forget_all_but(&mut self, source: &ObjectKey, due: &[ObjectKey], source_is_gone: bool) {
         if !self.deletes.contains_key(source) {
             return;

@@ -1,6 +1,6 @@
 //! The write of one companion: what is sent, and what each answer means for the world, the next request and the
-//! outcome. Nothing is sent from here: [`CompanionWrite::request`] says what to send, [`CompanionWrite::answer`] takes the
-//! answer.
+//! outcome. Nothing is sent from here: [`CompanionWrite::request`] says what to send, [`CompanionWrite::answer`] takes
+//! the answer.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ use crate::{
 /// A write holds one permit for so much content, a larger one more of them, up to the share of a namespace: the memory
 /// of all requests is bounded, and large writes that hang leave permits for others.
 ///
-/// A write holds up to six times its content: the payload, read live if it is not kept, the request, and the answer as it
-/// was received and as it was parsed. With the default of `--writes`, four writes of 1.5 MiB run at a time: 36 MiB.
+/// A write holds up to six times its content: the payload, read live if it is not kept, the request, and the answer as
+/// it was received and as it was parsed. With the default of `--writes`, four writes of 1.5 MiB run at a time: 36 MiB.
 pub const BYTES_PER_PERMIT: usize = 64 * 1024;
 /// A create may find an object, which has to be recreated, and the create after that may find another one.
 const MAX_ATTEMPTS: usize = 4;
@@ -88,8 +88,8 @@ pub enum ApplyError {
     },
 }
 
-/// How a write ends. `Ok(None)`: the companion is right already, or the plan has changed since the write was queued, and
-/// the next reconcile handles it.
+/// How a write ends. `Ok(None)`: the companion is right already, or the plan has changed since the write was queued,
+/// and the next reconcile handles it.
 pub type WriteOutcome = Result<Option<Done>, ApplyError>;
 
 /// Which list was current when a request was sent about what this watch shows.
@@ -105,7 +105,8 @@ impl Sent {
     }
 
     /// Records what a request has shown or changed, unless a list has begun since it was sent. The list and the watch
-    /// after it show what is true. The answer may be from before a restore of etcd, and then nothing would ever replace it.
+    /// after it show what is true. The answer may be from before a restore of etcd, and then nothing would ever replace
+    /// it.
     pub fn record(self, world: &mut World, change: impl FnOnce(&mut World) -> Effect) -> Effect {
         if world.epoch(self.watch) == self.epoch { change(world) } else { Effect::default() }
     }
@@ -223,8 +224,8 @@ enum WriteStep {
 
 impl CompanionWrite {
     /// Decides now, not when the write was queued: content that was superseded meanwhile is never written. After a live
-    /// read, the companion is planned once more, with what was read. A source that has grown beyond the permits since it
-    /// was queued is enqueued because it has changed.
+    /// read, the companion is planned once more, with what was read. A source that has grown beyond the permits since
+    /// it was queued is enqueued because it has changed.
     pub fn start(
         keys: &Keys,
         world: &World,
@@ -390,8 +391,8 @@ impl CompanionWrite {
                 requeue_others(sent.record(world, |world| world.companion_vanished(at, &known.uid)));
                 return Ok(Next::Done(None));
             }
-            // Its marks say that it stays before they are taken off, so that other replicas see this: otherwise they would
-            // take it for a companion that somebody else took the marks off, and delete it when they lead.
+            // Its marks say that it stays before they are taken off, so that other replicas see this: otherwise they
+            // would take it for a companion that somebody else took the marks off, and delete it when they lead.
             (Action::Release { reason, known }, Some(marked)) if !known.keep => {
                 let stays = marked.companion().keep;
                 requeue_others(sent.record(world, |world| world.companion_written(marked)));

@@ -1,9 +1,9 @@
 //! Writes that wait for a worker: small changes first, fan-outs in turns, bounded in all and for each namespace.
 //!
-//! Every write that runs holds permits, more of them for large content, so the permits bound the memory that requests take.
-//! A write can hang for 30 s, for example in a slow admission webhook of one namespace, so no namespace gets more than a
-//! part of the permits. Fan-outs always leave some permits to small changes, and most of them while there are small changes:
-//! the API server still has to finish what it was sent before.
+//! Every write that runs holds permits, more of them for large content, so the permits bound the memory that requests
+//! take. A write can hang for 30 s, for example in a slow admission webhook of one namespace, so no namespace gets more
+//! than a part of the permits. Fan-outs always leave some permits to small changes, and most of them while there are
+//! small changes: the API server still has to finish what it was sent before.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -23,7 +23,8 @@ pub const fn namespace_limit(permits: usize) -> usize {
     permits.div_ceil(4)
 }
 
-/// A change whose writes fit into so many permits is small: an eighth of all, and two at least, because one write may hang.
+/// A change whose writes fit into so many permits is small: an eighth of all, and two at least, because one write may
+/// hang.
 fn small_change_permits(permits: usize) -> usize {
     permits.div_ceil(8).max(2)
 }

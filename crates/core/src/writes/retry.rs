@@ -207,7 +207,8 @@ impl RetryState {
         failed.chain(fights).collect()
     }
 
-    /// Whether nothing is in flight, no write has failed, and no heal is remembered. A heal is until it counts no longer.
+    /// Whether nothing is in flight, no write has failed, and no heal is remembered. A heal is until it counts no
+    /// longer.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.failed.is_empty() && self.heals.is_empty()
     }

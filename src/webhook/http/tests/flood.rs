@@ -9,8 +9,8 @@ const NAMESPACES: usize = 10_000;
 const SOURCES: usize = 5_000;
 const CONNECTIONS: usize = 40;
 const REVIEWS: usize = 30;
-/// The flood leaves the webhook idle most of the time, even on a slow machine, if its reviews are cheap. If each of them
-/// walked over all namespaces, `CONNECTIONS` walks would always be in progress, pause or not.
+/// The flood leaves the webhook idle most of the time, even on a slow machine, if its reviews are cheap. If each of
+/// them walked over all namespaces, `CONNECTIONS` walks would always be in progress, pause or not.
 const FLOOD_PAUSE: Duration = Duration::from_millis(500);
 const TIMEOUT: Duration = API_SERVER_TIMEOUT.saturating_mul(3);
 

@@ -26,8 +26,8 @@ const DIE_WITH_PARENT: &str = "setpriv --pdeathsig KILL --";
 /// The first process of the node: when it ends, all processes, mounts and the network of the node end. It mounts with
 /// `-n`, which leaves no entry in the machine's mount table.
 ///
-/// - kubelet, containerd and CNI write to `/run`, `/var/log` and `/var/lib/cni`. The last may not exist, so `/var/lib` is
-///   an overlay.
+/// - kubelet, containerd and CNI write to `/run`, `/var/log` and `/var/lib/cni`. The last may not exist, so `/var/lib`
+///   is an overlay.
 /// - The kubelet sets kernel parameters that do not belong to a namespace: files are mounted in their place.
 const INIT: &str = r#"
 mount -n -t tmpfs -o mode=755 run /run

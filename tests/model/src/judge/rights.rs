@@ -1,7 +1,7 @@
 //! Requests that the API server accepted although the webhook had to refuse them.
 //!
-//! The webhook may not have seen the last changes of sources and namespaces yet, so a request counts as wrong only if it was
-//! wrong in every state that they ever had.
+//! The webhook may not have seen the last changes of sources and namespaces yet, so a request counts as wrong only if
+//! it was wrong in every state that they ever had.
 
 use super::{Judge, Reading, State, Violation, has_marks, is_labelled, named_source};
 use crate::{

@@ -264,7 +264,8 @@ fn ca_that_api_servers_would_not_accept_is_restored_or_replaced() {
         assert_eq!(scenario.change(0), Due::Now(Change::RestoreCa(why)));
         assert!(same(&scenario.after(0), &ours));
     }
-    // It depends on the names that the webhooks call. What is remembered must be usable, too, or it is restored for ever.
+    // It depends on the names that the webhooks call. What is remembered must be usable, too, or it is restored for
+    // ever.
     let svc = CaSet::new(constrained_ca("svc"));
     let mut scenario = Scenario::of(&svc).remembering(&svc);
     scenario.names = SubjectNames::from(["lockstep.home.svc".to_owned()]);

@@ -100,8 +100,8 @@ fn render(keys: &Keys, policy: &Policy) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// Whether a list of targets wants a namespace, by the words of docs/reference.md. With consent, patterns and selectors do
-/// not reach the source's own namespace.
+/// Whether a list of targets wants a namespace, by the words of docs/reference.md. With consent, patterns and selectors
+/// do not reach the source's own namespace.
 fn wants(list: &str, namespace: &str, selected: bool, consent: bool) -> bool {
     let items: Vec<&str> = list.split(',').map(str::trim).filter(|item| !item.is_empty()).collect();
     let matches = |item: &str| glob(if item == "." { HOME } else { item }, namespace);

@@ -2,8 +2,8 @@
 //! for there.
 //!
 //! The leader's own knowledge decides: whatever else is in `deletes-held` is overwritten. A standby knows the hold from
-//! there. A hold that vanished, because somebody removed the annotation or the Lease, counts until its known end, unless a
-//! release of it is recorded.
+//! there. A hold that vanished, because somebody removed the annotation or the Lease, counts until its known end,
+//! unless a release of it is recorded.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -173,8 +173,8 @@ impl Brake {
         };
     }
 
-    /// Lets all deletes happen that are held, if somebody asked for that. After a takeover, some of them may not have been
-    /// found yet.
+    /// Lets all deletes happen that are held, if somebody asked for that. After a takeover, some of them may not have
+    /// been found yet.
     fn release(&mut self, seen: &HoldAnnotations, update: &mut HoldUpdate) {
         let Some(hold) = self.hold.as_mut().filter(|hold| !hold.released) else { return };
         let Some(release) = seen.release_of(&hold.facts) else { return };
