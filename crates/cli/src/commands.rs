@@ -11,7 +11,6 @@ mod lease_handle;
 pub mod migrate;
 pub mod output;
 mod plan;
-pub(crate) mod source_name;
 mod status;
 mod ui;
 

@@ -8,6 +8,7 @@
 //! | [`proposal`] | what would happen if an object were applied |
 //! | [`refusal`] | tries writes, and says which webhook has refused one |
 //! | [`rights`] | which rights somebody lacks |
+//! | [`source_name`] | how people name a source |
 //! | [`status`] | a source and each of its companions: what is right, what is not, and why; pure |
 //! | [`audit`] | what is not as sources ask for; pure |
 //! | [`check`] | whether Lockstep can be installed, or works once it is |
@@ -22,4 +23,5 @@ pub(crate) mod proposal;
 pub(crate) mod refusal;
 pub(crate) mod rights;
 pub(crate) mod snapshot;
+pub(crate) mod source_name;
 pub(crate) mod status;

@@ -6,9 +6,11 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     connection::{Connection, print_caveats},
     output::{Format, print, print_value},
+};
+use crate::inspect::{
+    explain::{explain, unlisted},
     source_name::SourceName,
 };
-use crate::inspect::explain::{explain, unlisted};
 use lockstep_core::keys;
 
 #[derive(Args)]

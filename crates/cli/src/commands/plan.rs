@@ -14,10 +14,12 @@ use serde_json::Value;
 use super::{
     connection::{Connection, print_caveats},
     output::{Format, exit_code, note, print, print_value},
-    source_name::SourceName,
     status::no_source,
 };
-use crate::inspect::proposal::{KeyDiff, Manifest, Proposal, pending, propose};
+use crate::inspect::{
+    proposal::{KeyDiff, Manifest, Proposal, pending, propose},
+    source_name::SourceName,
+};
 use lockstep_core::{keys, object::Kind, plan::outcome::Verb, text::some_of};
 
 const NOTHING: u8 = 0;

@@ -9,11 +9,11 @@ use tokio::task::JoinSet;
 use super::{
     connection::{Connected, Connection, print_caveats},
     output::{Format, Table, print, print_value},
-    source_name::SourceName,
 };
 use crate::inspect::{
     instance::{Instance, InstanceSummary, age},
     snapshot::Snapshot,
+    source_name::SourceName,
     status::{CompanionStatus, SourceStatus, statuses},
 };
 use lockstep_core::{keys, lease::lease_state::LeaseState, object::ObjectKey, text::shorten};

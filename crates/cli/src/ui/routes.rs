@@ -17,7 +17,10 @@ use http::{StatusCode, header::CONTENT_TYPE};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{Page, feed::Update, page_access::PageAccess};
-use crate::{commands::source_name::SourceName, inspect::explain, ui::page_access};
+use crate::{
+    inspect::{explain, source_name::SourceName},
+    ui::page_access,
+};
 use lockstep_core::object::names;
 
 const PAGE: &str = include_str!("page.html");
