@@ -268,7 +268,7 @@ pub fn plan_companion(world: &World, key: &ObjectKey, at: &ObjectKey, in_step: O
     let eligibility =
         wanted.map(|policy| world.namespaces().eligibility(&key.namespace, &at.namespace, &policy.targets));
     let there = world.companion(at);
-    let ours = there.filter(|found| found.source.as_ref() == Some(key));
+    let ours = there.filter(|found| found.state.source.as_ref() == Some(key));
     Planner { world, key, source: world.source(key), in_step }.decide(at, eligibility, ours, || there)
 }
 
@@ -303,8 +303,8 @@ impl Planner<'_> {
                 // It belongs to a source that had the name of this one and another UID. The marks that say so are ours
                 // only if we wrote them.
                 Some(found)
-                    if found.written_by_us
-                        && found.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)) =>
+                    if found.state.written_by_us
+                        && found.state.source_uid.is_some_and(|uid| uid != uid_digest(&source.uid)) =>
                 {
                     self.remove(at, ours, DeleteReason::SourceGone)
                 }
@@ -327,11 +327,12 @@ impl Planner<'_> {
                 Decision::Change(Action::DeleteLost { reason, lost: Box::new(lost.clone()) })
             });
         };
-        if found.terminating || self.world.namespaces().is_gone_or_terminating(&at.namespace) {
+        if found.state.terminating || self.world.namespaces().is_gone_or_terminating(&at.namespace) {
             return Decision::Nothing;
         }
         let known = Box::new(found.clone());
-        let stays = !self.refuses(at) && World::is_kept(self.source, found.source_uid, found.keep);
+        let stays =
+            !self.refuses(at) && World::is_kept(self.source, found.state.source_uid, found.state.keep);
         Decision::Change(if stays {
             Action::Release { reason, known }
         } else {
@@ -382,9 +383,9 @@ pub fn decide(
     if let Some(holder) = holder {
         return Decision::Trouble(Trouble::Conflict { at: at.clone(), holder });
     }
-    if found.terminating {
+    if found.state.terminating {
         // The companion is created again once it is deleted. Only a finalizer that somebody added can delay that.
-        return if found.finalizers {
+        return if found.state.finalizers {
             let reason = WriteReason::Healed(Heal::Finalizer);
             Decision::Change(Action::Update { reason, known: known() })
         } else {
@@ -392,13 +393,16 @@ pub fn decide(
         };
     }
     let Some(heal) = first_difference(source, at, found) else { return Decision::Nothing };
-    let edited = in_step || (found.content != desired.content && !found.intact);
+    let edited = in_step || (found.state.content != desired.content && !found.state.intact);
     write(if edited { WriteReason::Healed(heal) } else { WriteReason::SourceChanged })
 }
 
 /// Whether nothing but the consent of its namespace keeps a foreign object from being adopted.
 pub fn can_be_adopted(found: &Companion) -> bool {
-    found.controller_uid.is_none() && !found.is_source && !found.finalizers && !found.terminating
+    found.state.controller_uid.is_none()
+        && !found.state.is_source
+        && !found.state.finalizers
+        && !found.state.terminating
 }
 
 enum Ownership {
@@ -415,13 +419,17 @@ enum Ownership {
 /// companion, never a source. An object that names none may be a source, and then no ownerReference makes it a
 /// companion.
 fn ownership(source: &Source, found: &Companion, is_first_wanting: impl FnOnce() -> bool) -> Ownership {
-    match (&found.source, &found.controller_uid) {
+    match (&found.state.source, &found.state.controller_uid) {
         (Some(named), _) if *named == source.key => Ownership::Ours,
         (Some(named), _) => Ownership::Other(named.clone()),
-        (None, _) if found.is_source => Ownership::Foreign,
+        (None, _) if found.state.is_source => Ownership::Foreign,
         (None, Some(owner)) if **owner == *source.uid => Ownership::Ours,
-        (None, None) if found.labelled && found.written_by_us && is_first_wanting() => Ownership::Ours,
-        (None, None) if found.written_by_us && found.source_uid == Some(uid_digest(&source.uid)) => {
+        (None, None) if found.state.labelled && found.state.written_by_us && is_first_wanting() => {
+            Ownership::Ours
+        }
+        (None, None)
+            if found.state.written_by_us && found.state.source_uid == Some(uid_digest(&source.uid)) =>
+        {
             Ownership::Ours
         }
         (None, _) => Ownership::Foreign,
@@ -431,29 +439,30 @@ fn ownership(source: &Source, found: &Companion, is_first_wanting: impl FnOnce()
 /// The most serious difference between a companion and what its source wants; `None` when there is none.
 pub fn first_difference(source: &Source, at: &ObjectKey, found: &Companion) -> Option<Heal> {
     let desired = source.desired.as_ref().ok()?;
-    if found.content != desired.content {
-        Some(if found.type_ != desired.type_ {
+    if found.state.content != desired.content {
+        Some(if found.state.type_ != desired.type_ {
             Heal::Type
-        } else if found.immutable != desired.immutable {
+        } else if found.state.immutable != desired.immutable {
             Heal::Immutable
         } else {
             Heal::Content
         })
-    } else if !found.labelled {
+    } else if !found.state.labelled {
         Some(Heal::Label)
-    } else if found.marks != desired.marks {
+    } else if found.state.marks != desired.marks {
         Some(Heal::Marks)
-    } else if found.owners != source.expected_owners_digest(&at.namespace) {
+    } else if found.state.owners != source.expected_owners_digest(&at.namespace) {
         Some(Heal::Owner)
     } else {
-        found.finalizers.then_some(Heal::Finalizer)
+        found.state.finalizers.then_some(Heal::Finalizer)
     }
 }
 
 /// The API server lets no update change immutable content or a Secret's type: delete and create.
 pub fn must_recreate(source: &Source, found: &Companion) -> bool {
     source.desired.as_ref().is_ok_and(|desired| {
-        (found.immutable && found.content != desired.content) || found.type_ != desired.type_
+        (found.state.immutable && found.state.content != desired.content)
+            || found.state.type_ != desired.type_
     })
 }
 
@@ -510,7 +519,7 @@ impl Action {
             Self::Update { known, .. }
             | Self::Recreate { known, .. }
             | Self::Delete { known, .. }
-            | Self::Release { known, .. } => known.other_manager.as_deref(),
+            | Self::Release { known, .. } => known.state.other_manager.as_deref(),
         }
     }
 }

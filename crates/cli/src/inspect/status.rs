@@ -370,7 +370,7 @@ fn place_state(
         };
     };
     Some(match decision {
-        _ if found.terminating => PlaceState::BeingDeleted,
+        _ if found.state.terminating => PlaceState::BeingDeleted,
         _ if world.namespaces().is_gone_or_terminating(&at.namespace) => PlaceState::NamespaceTerminating,
         _ if source.is_none() && !snapshot.view.sees_sources(key.kind, &key.namespace) => PlaceState::NotSeen,
         Decision::Change(Action::Delete { reason, .. } | Action::Release { reason, .. }) => {
@@ -390,7 +390,7 @@ pub(super) fn wanted_state(
 ) -> PlaceState {
     let found = snapshot.object(world, at);
     match PlaceEffect::of(decision) {
-        None if found.is_some_and(|found| found.terminating) => PlaceState::BeingDeleted,
+        None if found.is_some_and(|found| found.state.terminating) => PlaceState::BeingDeleted,
         None => PlaceState::InStep,
         Some(PlaceEffect::Conflict(holder)) => PlaceState::Conflict(describe_holder(&holder)),
         Some(PlaceEffect::Change(Verb::Adopt, _)) => PlaceState::Adopting,

@@ -297,7 +297,7 @@ fn adoption(
     let extra: Vec<String> = data_keys(&object).difference(source_keys).cloned().collect();
     let observed = ObservedCompanion::read(context.keys, source.kind, object);
     let found = observed.companion();
-    let is_outdated = future.desired.as_ref().is_ok_and(|desired| desired.content != found.content);
+    let is_outdated = future.desired.as_ref().is_ok_and(|desired| desired.content != found.state.content);
     // `accept-adopt-from` is set before, and taken back afterwards.
     if !can_be_adopted(found) {
         Err(NotMovable::Bound { at })

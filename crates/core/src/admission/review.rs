@@ -273,7 +273,7 @@ impl<'a> Review<'a> {
         }
         let known = world.companion(&self.key).filter(|known| known.uid == *meta.uid);
         known
-            .and_then(|known| known.source.clone())
+            .and_then(|known| known.state.source.clone())
             .or_else(|| ObjectKey::parse(self.key.kind, meta.annotations.get(&keys.source)?))
     }
 
@@ -409,7 +409,7 @@ impl<'a> Review<'a> {
         };
         // The controller also deletes companions that remain from an earlier policy, or from an earlier source of
         // that name, even if they have lost our label, unless they are terminating anyway.
-        let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.terminating);
+        let labelled = world.companions_of(&self.key).filter(|(_, found)| !found.state.terminating);
         let leftover: BTreeSet<&ObjectKey> = labelled
             .map(|(at, _)| at)
             .chain(world.lost_with_known_uid(&self.key))

@@ -200,8 +200,8 @@ fn companions_are_deleted_when_their_source_is_deleted_or_unlabelled() {
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
     // The controller leaves these to the garbage collector.
-    assert!(cluster.companion(&home()).unwrap().source_owner.is_some());
-    assert!(cluster.companion(&away()).unwrap().source_owner.is_none());
+    assert!(cluster.companion(&home()).unwrap().state.source_owner.is_some());
+    assert!(cluster.companion(&away()).unwrap().state.source_owner.is_none());
 
     let (mut cluster, key) = mirrored();
     cluster.edit(&key, |object| object.metadata.labels.clear());
@@ -218,7 +218,7 @@ fn orphan_is_deleted_even_if_its_source_was_deleted_while_the_process_was_down()
     cluster.delete(&key);
     cluster.restart();
     assert!(cluster.all_sources().contains(&key));
-    assert!(cluster.companion(&home()).unwrap().source_owner.is_none());
+    assert!(cluster.companion(&home()).unwrap().state.source_owner.is_none());
     let gone = Delete(DeleteReason::SourceGone);
     expect(&cluster, &key, &[("away/colors-synced", gone), ("home/colors-synced", gone)]);
 }

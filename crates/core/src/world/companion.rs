@@ -1,6 +1,6 @@
 //! A companion, reduced to its identity and digests: memory does not grow with content.
 
-use std::{ops::Deref, sync::Arc};
+use std::sync::Arc;
 
 use super::packed::{Uid, Version};
 use crate::{
@@ -18,14 +18,14 @@ pub struct Companion {
     pub uid: Uid,
     pub resource_version: Version,
     /// Shared with the companions that are in the same state: usually all of the same source.
-    pub(super) state: Arc<CompanionState>,
+    pub state: Arc<CompanionState>,
     /// The list, or the watch that followed it, that showed it last; zero when none has.
     pub(super) epoch: u32,
     /// The list during or after which we wrote it; zero when we did not.
     pub(super) written_epoch: u32,
 }
 
-/// What companions of one source have in common while they are in step. A [`Companion`] derefs to it.
+/// What companions of one source have in common while they are in step.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CompanionState {
     /// The source it belongs to, known by its UID or else named by its annotation.
@@ -75,14 +75,6 @@ pub(crate) fn uid_digest(uid: &str) -> Digest {
     hasher.finish()
 }
 
-impl Deref for Companion {
-    type Target = CompanionState;
-
-    fn deref(&self) -> &CompanionState {
-        &self.state
-    }
-}
-
 impl Companion {
     /// Which of two states of it is the newer one.
     pub(super) fn version(&self) -> u64 {
@@ -91,13 +83,19 @@ impl Companion {
 
     /// Whether it has our label, names a source, or names the UID of one.
     pub(super) fn has_marks(&self) -> bool {
-        self.labelled || self.source.is_some() || self.source_uid.is_some()
+        self.state.labelled || self.state.source.is_some() || self.state.source_uid.is_some()
     }
 
     /// What decides whether a source that it does not name may have it.
     pub(super) fn availability(&self) -> (Option<&str>, [bool; 5]) {
-        let flags = [self.labelled, self.written_by_us, self.is_source, self.finalizers, self.terminating];
-        (self.controller_uid.as_deref(), flags)
+        let flags = [
+            self.state.labelled,
+            self.state.written_by_us,
+            self.state.is_source,
+            self.state.finalizers,
+            self.state.terminating,
+        ];
+        (self.state.controller_uid.as_deref(), flags)
     }
 }
 

@@ -113,8 +113,8 @@ impl Companions {
                 (slot, None)
             }
         };
-        let source = self.slots[slot as usize].1.source.clone();
-        let former = former.map(|former| former.source.clone());
+        let source = self.slots[slot as usize].1.state.source.clone();
+        let former = former.map(|former| former.state.source.clone());
         if former.as_ref() != Some(&source) {
             if let Some(former) = former.flatten() {
                 self.leave(&former, slot);
@@ -127,7 +127,7 @@ impl Companions {
 
     pub fn remove(&mut self, key: &ObjectKey) -> Option<Companion> {
         let slot = self.find(key)?;
-        if let Some(source) = self.slots[slot as usize].1.source.clone() {
+        if let Some(source) = self.slots[slot as usize].1.state.source.clone() {
             self.leave(&source, slot);
         }
         let hash = self.hasher.hash_one(key);
@@ -220,7 +220,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(companions.len(), expected.len());
-                let source_of = |found: &Companion| found.source.as_ref().map(ToString::to_string).unwrap_or_default();
+                let source_of = |found: &Companion| found.state.source.as_ref().map(ToString::to_string).unwrap_or_default();
                 let shown: BTreeMap<_, _> = companions.iter().map(|(key, found)| (key.clone(), source_of(found))).collect();
                 let all: BTreeMap<_, _> = expected.iter().map(|(key, source)| (key.clone(), (*source).to_owned())).collect();
                 prop_assert_eq!(&shown, &all);

@@ -64,12 +64,12 @@ pub struct LostCompanions {
 impl LostCompanion {
     /// A companion that was known.
     pub fn of(source: &ObjectKey, companion: &Companion, seen_by: SeenBy) -> Self {
-        let keep = companion.keep;
+        let keep = companion.state.keep;
         Self {
             uid: Some(companion.uid.clone()),
             keep,
             maybe_released: keep || seen_by == SeenBy::List,
-            ..Self::unseen(source.clone(), companion.source_uid)
+            ..Self::unseen(source.clone(), companion.state.source_uid)
         }
     }
 
@@ -98,12 +98,12 @@ impl LostCompanion {
     /// too. An object that names no source may have become a source.
     pub fn is(&self, object: &Companion) -> bool {
         let marked = self.source_uid.is_some()
-            && object.source_uid == self.source_uid
-            && object.written_by_us
-            && object.source.as_ref().is_none_or(|named| *named == self.source);
+            && object.state.source_uid == self.source_uid
+            && object.state.written_by_us
+            && object.state.source.as_ref().is_none_or(|named| *named == self.source);
         (self.has_uid_of(object) || marked)
-            && !object.terminating
-            && !(object.is_source && object.source.is_none())
+            && !object.state.terminating
+            && !(object.state.is_source && object.state.source.is_none())
     }
 }
 

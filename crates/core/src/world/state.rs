@@ -234,7 +234,7 @@ impl World {
         let counts = |source: &&ObjectKey| {
             self.source(source).is_some_and(|source| !source.terminating && self.is_eligible(source, at))
         };
-        let holder = self.companions.get(at).and_then(|companion| companion.source.as_ref());
+        let holder = self.companions.get(at).and_then(|companion| companion.state.source.as_ref());
         match holder.filter(counts) {
             Some(holder) => (Some(holder) != asking).then(|| holder.clone()),
             None => self.first_wanting(at, |source| Some(source) != asking && counts(&source)).cloned(),
@@ -293,11 +293,11 @@ impl World {
     /// The sources to reconcile when a companion has changed: its owner and its former owner. If it has no owner and
     /// that is new, or whether it can be adopted has changed, every source that wants it.
     fn affected(&self, at: &ObjectKey, former: Option<&Companion>, now: &Companion) -> Vec<ObjectKey> {
-        let former_owner = former.and_then(|former| former.source.as_ref());
-        let mut affected: BTreeSet<&ObjectKey> = former_owner.into_iter().chain(&now.source).collect();
+        let former_owner = former.and_then(|former| former.state.source.as_ref());
+        let mut affected: BTreeSet<&ObjectKey> = former_owner.into_iter().chain(&now.state.source).collect();
         let same =
-            |former: &Companion| former.source.is_none() && former.availability() == now.availability();
-        if now.source.is_none() && !former.is_some_and(same) {
+            |former: &Companion| former.state.source.is_none() && former.availability() == now.availability();
+        if now.state.source.is_none() && !former.is_some_and(same) {
             let wanting = self.wanted.sources_by_name(at).into_iter().flatten();
             affected.extend(wanting.filter(|source| self.wants_at(source, at)));
         }
@@ -481,7 +481,7 @@ impl World {
         let is_missing = |at: &ObjectKey| {
             at != key
                 && self.lost.get(at).is_none()
-                && self.companions.get(at).is_none_or(|found| found.source.is_none())
+                && self.companions.get(at).is_none_or(|found| found.state.source.is_none())
                 && self.is_eligible(former, at)
                 && !self.wants_at(key, at)
         };
@@ -543,8 +543,8 @@ impl World {
         let has_marks = companion.has_marks();
         // Nobody shares it yet.
         let state = Arc::make_mut(&mut companion.state);
-        let known = known.filter(|known| has_marks || !known.keep);
-        let known = known.and_then(|known| Some((known.source.as_ref()?, known.keep)));
+        let known = known.filter(|known| has_marks || !known.state.keep);
+        let known = known.and_then(|known| Some((known.state.source.as_ref()?, known.state.keep)));
         if let Some((source, keep)) = known.or(lost).or(deleted) {
             // Somebody removed what says so: that must not turn a release into a delete.
             state.keep |= keep && state.source.is_none();
@@ -563,7 +563,7 @@ impl World {
         companion.epoch = self.progress.epoch(WatchId::Companions(kind));
         self.progress.saw_version(kind, companion.version());
         if self.progress.tombstone(&key, &companion.uid).is_some() {
-            if !companion.terminating {
+            if !companion.state.terminating {
                 return Effect::default();
             }
             // This state is current: a finalizer delays the deletion.
@@ -579,12 +579,12 @@ impl World {
         companion.written_epoch = self.progress.epoch(WatchId::Companions(kind));
         let deleted = self.progress.tombstone(&key, &companion.uid).is_some()
             || (self.companions.get(&key).is_none() && self.progress.has_passed(kind, companion.version()));
-        if !deleted && !companion.labelled {
+        if !deleted && !companion.state.labelled {
             // No watch of ours would ever show the deletion of an object without our label.
             self.lose(&key, &companion, SeenBy::Watch);
         }
-        if deleted || !companion.labelled {
-            return Vec::from_iter(companion.source.clone()).into();
+        if deleted || !companion.state.labelled {
+            return Vec::from_iter(companion.state.source.clone()).into();
         }
         self.put_companion(key, companion)
     }
@@ -594,8 +594,8 @@ impl World {
         if let Some(known) = self.companions.get(&key) {
             let trusted = known.epoch == epoch || known.written_epoch == epoch;
             let same = known.resource_version == companion.resource_version
-                && (&known.uid, known.content, known.marks)
-                    == (&companion.uid, companion.content, companion.marks);
+                && (&known.uid, known.state.content, known.state.marks)
+                    == (&companion.uid, companion.state.content, companion.state.marks);
             let seen = known.epoch.max(companion.epoch);
             let written = known.written_epoch.max(companion.written_epoch);
             // An older state never replaces a newer one, and the watch event of our own write changes nothing.
@@ -661,8 +661,8 @@ impl World {
 
     fn companion_removed(&mut self, key: &ObjectKey, uid: &Uid, deleted: bool) -> Effect {
         if let Some(known) = self.companions.get(key).filter(|known| known.uid == *uid) {
-            let source = known.source.clone().filter(|_| deleted);
-            let tombstone = Tombstone { uid: uid.clone(), source, keep: known.keep };
+            let source = known.state.source.clone().filter(|_| deleted);
+            let tombstone = Tombstone { uid: uid.clone(), source, keep: known.state.keep };
             self.progress.add_tombstone(key, tombstone);
         }
         let effect = self.companion_vanished(key, uid);
@@ -673,14 +673,14 @@ impl World {
     fn forget_companion(&mut self, key: &ObjectKey, seen_by: SeenBy) -> Effect {
         let Some(companion) = self.companions.remove(key) else { return Effect::default() };
         self.lose(key, &companion, seen_by);
-        self.affected_by_removal(key, companion.source.as_ref()).into()
+        self.affected_by_removal(key, companion.state.source.as_ref()).into()
     }
 
     /// Remembers a companion that no watch shows any more. The namespace controller deletes companions for good. Before
     /// all namespaces are listed, a namespace that is not known may exist; those that do not are forgotten with the
     /// list.
     fn lose(&mut self, key: &ObjectKey, companion: &Companion, seen_by: SeenBy) {
-        let Some(source) = &companion.source else { return };
+        let Some(source) = &companion.state.source else { return };
         if !self.namespaces_listed || !self.namespaces.is_gone_or_terminating(&key.namespace) {
             let lost = LostCompanion::of(source, companion, seen_by);
             if self.task(key, &lost) != LostTask::Forget {

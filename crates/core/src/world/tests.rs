@@ -85,10 +85,10 @@ fn older_event_never_replaces_a_newer_state() {
     let mut world = known();
     let newer = see(&mut world, synced().data("sky", "red").version(12));
     assert_eq!(newer.requeue, [colors_key()]);
-    let content = world.companion(&synced_key()).unwrap().content;
+    let content = world.companion(&synced_key()).unwrap().state.content;
     assert_eq!(see(&mut world, synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
-    assert_eq!(world.companion(&synced_key()).unwrap().content, content);
+    assert_eq!(world.companion(&synced_key()).unwrap().state.content, content);
     // Nor does the end of an older state: the label was stripped, then we restored it.
     assert_eq!(see_deleted(&mut world, &synced().version(11)), Effect::default());
     assert_eq!(version(&world, &synced_key()).as_deref(), Some("12"));
@@ -117,7 +117,7 @@ fn companion_without_marks_that_a_finalizer_keeps_after_our_delete_is_still_know
     let held = || companion("away", "colors-synced").finalizer("example.com/f").version(11);
     let source_of = |world: &World| {
         let found = read_companion(Kind::ConfigMap, held().terminating().version(12).object());
-        world.identify(found).1.source.clone()
+        world.identify(found).1.state.source.clone()
     };
     let mut world = known();
     see(&mut world, held());
@@ -439,7 +439,7 @@ fn companion_released_by_another_replica_is_not_lost_even_if_its_source_is_creat
                 Kind::ConfigMap,
                 object("away", "colors-synced").uid(&synced().meta().uid).object(),
             ));
-            assert_eq!(found.source, None, "it is a foreign object");
+            assert_eq!(found.state.source, None, "it is a foreign object");
         }
     }
 }
@@ -482,7 +482,7 @@ fn companion_that_was_to_stay_is_not_taken_back_once_all_its_marks_are_gone() {
     let kept = || synced().annotate("when-removed", "keep");
     let bare = || object("away", "colors-synced").uid(&synced().meta().uid).version(13);
     let source_of = |world: &World, found: Object| {
-        world.identify(read_companion(Kind::ConfigMap, found)).1.source.clone()
+        world.identify(read_companion(Kind::ConfigMap, found)).1.state.source.clone()
     };
     let mut world = known();
     see_source(&mut world, colors().annotate("when-removed", "keep").version(11));
@@ -898,9 +898,9 @@ fn companion_keeps_its_other_manager_and_its_controller() {
     let draft = object("away", "x").written_by(manager).written_by("kubectl-edit");
     let (_, found) =
         world.identify(testing::read_companion(draft.kind, draft.controlled_by("Deployment", "d1").object()));
-    assert!(found.written_by_us && !found.labelled && found.source.is_none());
-    assert_eq!(found.other_manager.as_deref(), Some("kubectl-edit"));
-    assert_eq!(found.controller_uid.as_deref(), Some("d1"));
+    assert!(found.state.written_by_us && !found.state.labelled && found.state.source.is_none());
+    assert_eq!(found.state.other_manager.as_deref(), Some("kubectl-edit"));
+    assert_eq!(found.state.controller_uid.as_deref(), Some("d1"));
 }
 
 #[test]

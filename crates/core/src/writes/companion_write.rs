@@ -172,7 +172,7 @@ pub fn confirm_removals(
         // The garbage collector deletes what the source owned.
         (Err(Failure::NotFound), None) => {
             let ours = |(at, removal): &(ObjectKey, Removal)| {
-                let owned = world.companion(at).is_some_and(|known| known.source_owner.is_some());
+                let owned = world.companion(at).is_some_and(|known| known.state.source_owner.is_some());
                 !owned || *removal == Removal::Release
             };
             Ok(Confirmed { removals: removals.into_iter().filter(ours).collect(), unlabelled: false })
@@ -284,7 +284,7 @@ impl CompanionWrite {
             (Action::Delete { known, .. } | Action::Recreate { known, .. }, _) => {
                 CompanionRequest::delete(known)
             }
-            (Action::Release { known, .. }, _) if known.keep => {
+            (Action::Release { known, .. }, _) if known.state.keep => {
                 CompanionRequest::Patch(write_request::release(keys, known))
             }
             (Action::Release { known, .. }, _) => {
@@ -393,8 +393,8 @@ impl CompanionWrite {
             }
             // Its marks say that it stays before they are taken off, so that other replicas see this: otherwise they
             // would take it for a companion that somebody else took the marks off, and delete it when they lead.
-            (Action::Release { reason, known }, Some(marked)) if !known.keep => {
-                let stays = marked.companion().keep;
+            (Action::Release { reason, known }, Some(marked)) if !known.state.keep => {
+                let stays = marked.companion().state.keep;
                 requeue_others(sent.record(world, |world| world.companion_written(marked)));
                 return match world.companion(at).cloned() {
                     _ if !stays => Err(rewritten(at, Heal::Marks)),
@@ -403,7 +403,7 @@ impl CompanionWrite {
                 };
             }
             // An admission plugin has put our label back. The companion is known by its UID until it is gone.
-            (Action::Release { .. }, Some(released)) if released.companion().labelled => {
+            (Action::Release { .. }, Some(released)) if released.companion().state.labelled => {
                 sent.record(world, |world| world.companion_written(released));
                 return Err(rewritten(at, Heal::Label));
             }
@@ -415,8 +415,9 @@ impl CompanionWrite {
         };
         let stored = written.companion();
         let source = self.content.as_ref().map(|content| &content.source);
-        let difference =
-            source.and_then(|source| first_difference(source, at, stored)).filter(|_| !stored.terminating);
+        let difference = source
+            .and_then(|source| first_difference(source, at, stored))
+            .filter(|_| !stored.state.terminating);
         requeue_others(sent.record(world, |world| world.companion_written(written)));
         match difference {
             None => Ok(Next::Done(Some(Applied::from(reason)))),
@@ -434,7 +435,7 @@ impl CompanionWrite {
         match decide(world, source, at, Some(&companion), in_step) {
             Decision::Change(action) => Ok(Next::act(action)),
             Decision::Trouble(trouble) => Err(conflict(trouble)),
-            Decision::Nothing if companion.terminating => {
+            Decision::Nothing if companion.state.terminating => {
                 Err(ApplyError::Retry { trouble: None, policy: RetryPolicy::Error, failure: None })
             }
             Decision::Nothing => {

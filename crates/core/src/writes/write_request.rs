@@ -122,10 +122,10 @@ pub fn update(
 ) -> Operations {
     let content = &payload.content;
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
-    if known.finalizers {
+    if known.state.finalizers {
         ops.push(patch::add(&["metadata", "finalizers"], json!([])));
     }
-    if known.terminating {
+    if known.state.terminating {
         return Operations(ops);
     }
     let raw = |raw: Option<&RawValue>| json!(raw);
@@ -139,16 +139,16 @@ pub fn update(
     ops.push(patch::add(&["metadata", "ownerReferences"], json!(owners)));
 
     let none = RemovableKeys::default();
-    let extras = known.extras.as_deref().unwrap_or(&none);
-    set_map(&mut ops, "labels", &marks.labels, known.has_labels, &extras.labels);
-    set_map(&mut ops, "annotations", &marks.annotations, known.has_annotations, &extras.annotations);
+    let extras = known.state.extras.as_deref().unwrap_or(&none);
+    set_map(&mut ops, "labels", &marks.labels, known.state.has_labels, &extras.labels);
+    set_map(&mut ops, "annotations", &marks.annotations, known.state.has_annotations, &extras.annotations);
     Operations(ops)
 }
 
 /// Marks a companion in a known state as one that stays when its source is gone.
 pub(crate) fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
-    if !known.has_annotations {
+    if !known.state.has_annotations {
         ops.push(patch::add(&["metadata", "annotations"], json!({})));
     }
     let keep = json!(WhenRemoved::Keep.as_str());
@@ -162,17 +162,17 @@ pub(crate) fn mark_to_stay(keys: &Keys, known: &Companion) -> Operations {
 /// `managed` goes, too, or an object that somebody labelled as a source would become one without a review.
 pub fn release(keys: &Keys, known: &Companion) -> Operations {
     let mut ops = vec![patch::only_if_version(&known.resource_version.to_string())];
-    if let Some(position) = known.source_owner {
+    if let Some(position) = known.state.source_owner {
         ops.push(patch::remove(&["metadata", "ownerReferences", &position.to_string()]));
     }
     let none = RemovableKeys::default();
-    let extras = known.extras.as_deref().unwrap_or(&none);
-    if known.has_labels {
+    let extras = known.state.extras.as_deref().unwrap_or(&none);
+    if known.state.has_labels {
         let [companion, source_namespace, source_name] = keys.companion_labels();
         let labels = [companion, source_namespace, source_name, &keys.managed];
         clear_map(&mut ops, keys, "labels", &labels, &extras.labels);
     }
-    if known.has_annotations {
+    if known.state.has_annotations {
         clear_map(&mut ops, keys, "annotations", &keys.companion_annotations(), &extras.annotations);
     }
     Operations(ops)

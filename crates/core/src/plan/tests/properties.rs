@@ -48,7 +48,7 @@ fn unclear(cluster: &Cluster) -> Vec<ObjectKey> {
         ObjectKey::parse(at.kind, cluster.object(at)?.metadata.annotations.get(&full("source"))?)
     };
     let is_unclear = |at: &ObjectKey| {
-        cluster.companion(at).is_some_and(|found| !found.labelled || found.source != named(at))
+        cluster.companion(at).is_some_and(|found| !found.state.labelled || found.state.source != named(at))
             || cluster.is_known_by_entry_only(at)
     };
     everywhere().filter(is_unclear).collect()
@@ -230,7 +230,7 @@ proptest! {
             for (before, at) in before {
                 let after = cluster.object(&at).expect("a released companion stays");
                 assert_eq!(after.metadata.uid, before.metadata.uid, "{at}");
-                let digest = |object: Object| read_companion(at.kind, object).companion().content;
+                let digest = |object: Object| read_companion(at.kind, object).companion().state.content;
                 assert_eq!(digest(after), digest(before), "{at}");
                 assert!(cluster.companion(&at).is_none(), "{at} is still known");
             }

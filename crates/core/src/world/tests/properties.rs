@@ -179,8 +179,8 @@ proptest! {
             let found = world.companion(&key).unwrap();
             prop_assert_eq!(&found.uid.to_string(), &object.metadata.uid);
             prop_assert_eq!(&found.resource_version.to_string(), &object.metadata.resource_version);
-            prop_assert_eq!(found.content, Content::split(object).1.digest());
-            let source = found.source.as_ref().unwrap();
+            prop_assert_eq!(found.state.content, Content::split(object).1.digest());
+            let source = found.state.source.as_ref().unwrap();
             prop_assert!(world.companions_of(source).any(|(indexed, _)| *indexed == key));
             belonging += 1;
         }
