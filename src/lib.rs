@@ -1,6 +1,6 @@
 //! Lockstep keeps read-only companions of ConfigMaps and Secrets in step with their sources.
 //!
-//! The rest of the house: [`lockstep_core`] decides, [`lockstep_cluster`] talks to the API server, [`lockstep_cli`] has
+//! The other crates: [`lockstep_core`] decides, [`lockstep_cluster`] talks to the API server, [`lockstep_cli`] has
 //! the commands for people. `docs/architecture.md` has the whole picture.
 //!
 //! | module | what it does |

@@ -1,4 +1,4 @@
-//! How every part of Lockstep talks to the API server.
+//! The client of the API server, watches, informers, and the requests for the Lease.
 //!
 //! | module | job |
 //! | --- | --- |
